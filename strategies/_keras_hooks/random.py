@@ -1,0 +1,33 @@
+"""Random seeds: replicas draw differently, and the seeds they keep and save are one device's.
+
+A layer's seed state is the same on all replicas, so Dropout would drop the same positions of every replica's rows.
+The replica's index enters where a seed is used, not where it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.random import seed_generator
+
+from strategies import shares
+from strategies._keras_hooks.wrapping import wrap
+
+# Far apart, so that neighbouring replicas do not draw what neighbouring seeds draw: 2**32 / golden ratio.
+_STRIDE = 0x9E3779B9
+
+
+def install() -> None:
+    """Wraps the drawing of a seed."""
+    wrap(seed_generator.SeedGenerator, "next", _next)
+
+
+def _next(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+    seed = original(generator, *args, **kwargs)
+    share = shares.current()
+    if share is None or share.replica_id == 0:
+        return seed
+    offset = tf.constant([share.replica_id * _STRIDE % 2**31, 0], tf.int64)
+    return seed + tf.cast(offset, seed.dtype)

@@ -1,0 +1,118 @@
+"""The trainer: what ``compile``, ``fit``, ``evaluate``, ``predict`` and the ``*_on_batch`` methods need."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_tf_trainer
+from keras.src.trainers import trainer as keras_trainer
+
+from strategies import shares
+from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._tf_internals import DistributedVariable, PerReplicaSpec
+
+_ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+
+
+def install() -> None:
+    """Wraps the trainer's entries and three of its steps."""
+    wrap(keras_trainer.Trainer, "compile", _compile)
+    wrap(keras_trainer.Trainer, "get_metrics_result", _get_metrics_result)
+    wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build)
+    for name in _ENTRIES:
+        wrap(keras_tf_trainer.TensorFlowTrainer, name, _entry)
+
+
+def _entry(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    strategy = model.distribute_strategy
+    engine = engine_of(strategy)
+    if engine is None:
+        return original(model, *args, **kwargs)
+    _check(model, strategy)
+    with engine.driven_by_trainer():
+        return original(model, *args, **kwargs)
+
+
+def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    strategy = model.distribute_strategy
+    if engine_of(strategy) is None:
+        return original(model, *args, **kwargs)
+    asked = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    if asked.get("jit_compile") is True:
+        raise ValueError(
+            f"jit_compile=True cannot work under {type(strategy).__name__}: XLA compiles for one device and has no "
+            "operation that reduces gradients between devices here. Pass jit_compile=False (or leave it at 'auto'). "
+            "Received: jit_compile=True"
+        )
+    _check_part(strategy, "optimizer", asked.get("optimizer"))
+    for argument in ("metrics", "weighted_metrics"):
+        for metric in tf.nest.flatten(asked.get(argument)):
+            _check_part(strategy, "metric", metric)
+    # Outside the scope, Keras would make the optimizer and the metrics for one device.
+    with strategy.scope():
+        result = original(model, *args, **kwargs)
+    _check(model, strategy)
+    return result
+
+
+def _check(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Refuses, before any step runs, what was made outside the strategy's scope."""
+    if getattr(model, "jit_compile", False) is True:
+        raise ValueError(
+            f"model.jit_compile is True, which cannot work under {type(strategy).__name__}. "
+            "Compile the model with jit_compile=False."
+        )
+    if model._distribute_strategy is not strategy:
+        raise ValueError(_outside("model", model.name, strategy))
+    _check_part(strategy, "model", model)
+    _check_part(strategy, "optimizer", getattr(model, "optimizer", None))
+    for metric in getattr(model, "metrics", []):
+        _check_part(strategy, "metric", metric)
+
+
+def _check_part(strategy: tf.distribute.Strategy, kind: str, part: Any) -> None:
+    if not isinstance(part, (keras.Model, keras.Optimizer, keras.Metric)):
+        return
+    for variable in part.variables:
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        if not (isinstance(value, DistributedVariable) and value.distribute_strategy is strategy):
+            raise ValueError(_outside(kind, part.name, strategy, getattr(variable, "path", variable.name)))
+
+
+def _outside(kind: str, name: str, strategy: tf.distribute.Strategy, variable: str | None = None) -> str:
+    detail = "" if variable is None else f" Received a variable of one device only: {variable!r}."
+    return (
+        f"The {kind} {name!r} was not made under this {type(strategy).__name__}, so its variables would not be kept "
+        f"alike on its {strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the "
+        f"same strategy object as the rest of the model.{detail}"
+    )
+
+
+def _get_metrics_result(original: Callable[..., Any], model: Any) -> dict[str, Any]:
+    share = shares.current()
+    if share is None or share.num_replicas == 1:
+        return original(model)
+    # Read across replicas, or the logs of a batch would be those of one replica's rows.
+    return tf.distribute.get_replica_context().merge_call(lambda _: original(model))
+
+
+def _maybe_symbolic_build(
+    original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
+) -> Any:
+    if engine_of(model.distribute_strategy) is None or iterator is None:
+        return original(model, iterator=iterator, data_batch=data_batch)
+    # Keras draws a batch to learn its shape and dtype. A generator that can be read only once has lost it then.
+    specs = _replica_specs(iterator._distributed_dataset.element_spec)
+    return original(model, data_batch=specs)
+
+
+def _replica_specs(element_spec: Any) -> Any:
+    def one(spec: Any) -> Any:
+        spec = spec._value_specs[0] if isinstance(spec, PerReplicaSpec) else spec
+        return None if isinstance(spec, (tf.OptionalSpec, tf.NoneTensorSpec)) else spec
+
+    return keras.tree.map_structure(one, element_spec)

@@ -1,0 +1,47 @@
+"""How a function of Keras is wrapped: once, in place, and recognisably."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.engine import DataParallelExtended
+
+_MARK = "_keras_strategies_original"
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replaces ``owner.name`` by a function that calls ``wrapper(original, *args, **kwargs)``.
+
+    Args:
+        owner: class or module that defines ``name`` itself.
+        name: the attribute.
+        wrapper: takes the original function first, then what the caller passed.
+
+    Raises:
+        RuntimeError: if ``owner`` does not define ``name``: this Keras is not one this package was written for.
+    """
+    original = vars(owner).get(name)
+    if original is None:
+        raise RuntimeError(
+            f"{owner.__name__} has no `{name}` of its own, which keras-strategies hooks into. Install a Keras in the "
+            "range that `pip show keras-strategies` requires."
+        )
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(wrapped, _MARK, original)
+    setattr(owner, name, wrapped)
+
+
+def engine_of(strategy: tf.distribute.Strategy) -> DataParallelExtended | None:
+    """Returns the strategy's engine if the strategy is one of this package's, else None."""
+    extended = strategy.extended
+    return extended if isinstance(extended, DataParallelExtended) else None

@@ -1,0 +1,182 @@
+"""What the data-parallel strategies share, in terms of local devices and one gradient reduction.
+
+A step runs in four movements, all in one graph when the caller is a ``tf.function``:
+
+1. the batch is shared out and every replica learns what its rows weigh (``shares``);
+2. every replica computes its gradients from its rows;
+3. the gradients are summed, then every device runs the whole, unchanged Keras optimizer on its own components of
+   the variables, as one device would (``update_replicas``): clipping, loss-scale checks, accumulation, averages
+   and their conditionals all see the global gradient, and no replica has to meet another inside a conditional;
+4. state that replicas wrote for themselves is made to agree (``variables.agree``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies import inputs, shares, variables
+from strategies._tf_internals import (
+    Function,
+    PerReplica,
+    UpdateContext,
+    call_for_each_replica,
+    control_status_ctx,
+    get_update_replica_id,
+    select_replica,
+    tf_convert,
+)
+
+
+class DataParallelExtended:
+    """Mix-in before a ``StrategyExtended`` class of TensorFlow that has one local device per replica."""
+
+    _in_trainer: bool
+    _shares: list[shares.Share]
+    _written: dict[int, variables.ReplicaStateVariable]
+    _ever_written: weakref.WeakValueDictionary[int, variables.ReplicaStateVariable]
+    _lifted: weakref.WeakKeyDictionary[Any, Any]
+
+    def _start_engine(self) -> None:
+        self._in_trainer = False
+        self._shares = []
+        self._written = {}
+        self._ever_written = weakref.WeakValueDictionary()
+        self._lifted = weakref.WeakKeyDictionary()
+
+    # ---- running replicas
+
+    @contextlib.contextmanager
+    def driven_by_trainer(self) -> Iterator[None]:
+        """Marks what runs inside as driven by Keras' trainer rather than by the user's own loop."""
+        before, self._in_trainer = self._in_trainer, True
+        try:
+            yield
+        finally:
+            self._in_trainer = before
+
+    def _call_for_each_replica(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(fn, Function):
+            return self._run_step(fn, args, kwargs)
+        # The replicas have to be built inside the function's graph, not the function inside the replicas: two
+        # replicas cannot meet across the borders of two graphs. The clone keeps tf.function's arguments.
+        lifted = self._lifted.get(fn)
+        if lifted is None:
+
+            def replicas_inside(*args: Any, **kwargs: Any) -> Any:
+                return self._run_step(tf_convert(fn.python_function, control_status_ctx()), args, kwargs)
+
+            lifted = self._lifted[fn] = fn._clone(python_function=replicas_inside)
+        return lifted(*args, **kwargs)
+
+    @tf.autograph.experimental.do_not_convert
+    def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        strategy: Any = self._container_strategy()  # type: ignore[attr-defined]
+        num_replicas = strategy.num_replicas_in_sync
+        rows = shares.rows_of((args, kwargs), num_replicas)
+        if rows is None and self._in_trainer:
+            # train_on_batch and its kin hand over the plain batch.
+            args = inputs.share_out(args, num_replicas)
+            rows = shares.rows_of(args, num_replicas)
+        outer = self._shares, self._written
+        self._shares, self._written = shares.divide(rows, num_replicas, self._in_trainer), {}
+        if any(share.has_rows is not True for share in self._shares):
+            args, kwargs = shares.lend_rows((args, kwargs), num_replicas)
+
+        def replica(share: shares.Share, args: Any, kwargs: Any) -> Any:
+            shares.attach(share)
+            return fn(*args, **kwargs)
+
+        try:
+            outputs = call_for_each_replica(
+                strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs)
+            )
+            self._ever_written.update(self._written)
+            # Run eagerly, a replica may have called a function whose graph, and so its writes, is older.
+            written = dict(self._ever_written) if tf.executing_eagerly() else self._written
+            for variable in written.values():
+                variables.agree(variable, self._shares)
+            return shares.void_outputs(outputs, self._shares)
+        finally:
+            self._shares, self._written = outer
+
+    def note_replica_write(self, variable: variables.ReplicaStateVariable) -> None:
+        """Remembers that a replica wrote ``variable`` for itself in the running step."""
+        self._written[id(variable)] = variable
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        return variables.aware(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+
+    # ---- reducing and updating
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        share = shares.current()
+        if share is not None and share.has_rows is not True and reduce_op == tf.distribute.ReduceOp.SUM:
+            value = tf.nest.map_structure(lambda v: share.keep(v, tf.zeros_like(v)), value)
+        return super()._replica_ctx_all_reduce(reduce_op, value, options)  # type: ignore[misc]
+
+    def update_replicas(self, gradients: Sequence[Any], update: Callable[[list[Any]], Any]) -> Any:
+        """Sums ``gradients`` over the replicas and calls ``update`` with the sums once per local replica.
+
+        Call in cross-replica context. Inside ``update`` every variable of the strategy stands for the component
+        on that replica's device, and ops are placed there.
+
+        Args:
+            gradients: per variable a per-replica tensor or ``IndexedSlices``, a plain one that all replicas share
+                and that is the sum already, or None. Local shapes: those of the variables.
+            update: takes the summed gradients, in the same order.
+
+        Returns:
+            What ``update`` returned for the first replica.
+        """
+        summed = self._sum_gradients(list(gradients))
+        results = []
+        for r, device in enumerate(self.worker_devices):  # type: ignore[attr-defined]
+            with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
+                results.append(update(list(select_replica(r, summed))))
+        return results[0]
+
+    def _sum_gradients(self, gradients: list[Any]) -> list[Any]:
+        reducible = [i for i, g in enumerate(gradients) if isinstance(g, PerReplica)]
+        if not reducible:
+            return gradients
+        mine = self._without_borrowed([gradients[i] for i in reducible])
+        sums = self.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(g, g) for g in mine])  # type: ignore[attr-defined]
+        for i, total in zip(reducible, sums, strict=True):
+            gradients[i] = total
+        return gradients
+
+    def _without_borrowed(self, gradients: list[Any]) -> list[Any]:
+        """Zeroes the gradients of replicas without rows; the others pass through uncopied."""
+        lists = [[g.values[share.replica_id] for g in gradients] for share in self._shares]
+        for share, mine in zip(self._shares, lists, strict=True):
+            if share.has_rows is True:
+                continue
+            if share.has_rows is False:
+                lists[share.replica_id] = _zeros(mine)
+            else:
+                lists[share.replica_id] = tf.cond(share.has_rows, lambda m=mine: m, lambda m=mine: _zeros(m))
+        return [PerReplica(tuple(per_replica)) for per_replica in zip(*lists, strict=True)]
+
+    def _use_merge_call(self) -> bool:
+        # While one replica's components are updated there is nobody to merge with: Keras then calls directly.
+        return get_update_replica_id() is None and super()._use_merge_call()  # type: ignore[misc]
+
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        r = get_update_replica_id()
+        if r is None:
+            return super()._update(var, fn, args, kwargs, group)  # type: ignore[misc]
+        return fn(var._get_replica(r), *select_replica(r, args), **select_replica(r, kwargs))
+
+
+def _zeros(gradients: list[Any]) -> list[Any]:
+    return [
+        tf.IndexedSlices(tf.zeros_like(g.values), g.indices, g.dense_shape)
+        if isinstance(g, tf.IndexedSlices)
+        else tf.zeros_like(g)
+        for g in gradients
+    ]

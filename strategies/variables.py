@@ -1,0 +1,77 @@
+"""Variables with one component per replica, as TensorFlow has them, that know whose writes count.
+
+Two kinds of variable may be written by a replica for itself:
+
+* metric state (``synchronization=ON_READ``): the components are summed or averaged when read outside a replica.
+  A replica without rows must add nothing.
+* state of layers without aggregation (BatchNormalization's moving statistics, SpectralNormalization's vectors):
+  each replica writes what it saw. The engine makes the components agree before the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies import shares
+from strategies._tf_internals import MirroredVariable, SyncOnReadVariable
+
+
+class ReplicaStateVariable(MirroredVariable):
+    """A mirrored variable that reports to its strategy when a replica writes it for itself."""
+
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        # Integers are counters and random seeds, which advance alike on all replicas without being averaged.
+        if self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating:
+            self.distribute_strategy.extended.note_replica_write(self)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class MetricVariable(SyncOnReadVariable):
+    """A synchronised-on-read variable to which a replica without rows adds nothing."""
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns ``value``; a replica without rows of its own keeps what it has."""
+        return super().assign(self._counted(value, lambda: self.read_value()), *args, **kwargs)
+
+    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds ``value``; a replica without rows of its own adds 0."""
+        return super().assign_add(
+            self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs
+        )
+
+    def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Subtracts ``value``; a replica without rows of its own subtracts 0."""
+        return super().assign_sub(
+            self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs
+        )
+
+    def _counted(self, value: Any, otherwise: Callable[[], tf.Tensor]) -> Any:
+        share = shares.current()
+        if share is None or share.has_rows is True:
+            return value
+        return share.keep(tf.cast(value, self.dtype), otherwise())
+
+
+def aware(variable: Any) -> Any:
+    """Returns ``variable``'s components in the class of this file that replaces TensorFlow's, if one does."""
+    for theirs, ours in ((MirroredVariable, ReplicaStateVariable), (SyncOnReadVariable, MetricVariable)):
+        if type(variable) is theirs:
+            return ours(variable.distribute_strategy, variable.values, variable.aggregation)
+    return variable
+
+
+def agree(variable: ReplicaStateVariable, replica_shares: list[shares.Share]) -> None:
+    """Sets all components of ``variable`` to their mean, each weighing what its replica's rows weigh.
+
+    Written as ``first + sum(weight * (other - first))``: components that are equal already stay bit for bit.
+    """
+    first, *others = (component.read_value() for component in variable.values)
+    mean = first
+    for share, other in zip(replica_shares[1:], others, strict=True):
+        mean += tf.math.multiply_no_nan(other - first, tf.cast(share.weight, first.dtype))
+    for component in variable.values:
+        with tf.device(component.device):
+            component.assign(mean)
