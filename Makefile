@@ -1,0 +1,77 @@
+# Everything runs in a virtual environment of its own, made on the first call and reused after that.
+#
+#   make mnist                      train handwritten digits on two devices
+#   make mnist ARGS="--epochs=2"    the same with further flags
+#   make test ARGS="-k mesh -x"     some of the tests
+#   make test VENV=/elsewhere PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+# One empty file per finished step of the setup: what is older than its inputs is done again.
+READY_VENV := $(VENV)/.ready-venv
+READY_RUN := $(VENV)/.ready-run
+READY_DEV := $(VENV)/.ready-dev
+READY_HOROVOD := $(VENV)/.ready-horovod
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup mnist test lint ruff mypy format clean
+
+help: ## show this list
+	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
+	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+mnist: $(READY_RUN) ## train handwritten digits on two devices
+	$(BIN)/python examples/mnist/main.py --devices=2 $(ARGS)
+
+test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: ruff mypy ## check style and types
+
+ruff: $(READY_DEV) ## check style only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+mypy: $(READY_DEV) ## check types only
+	$(BIN)/mypy
+
+format: $(READY_DEV) ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(READY_HOROVOD) ## install everything, train and test nothing
+
+clean: ## remove the virtual environment and the caches of the tools; finished Horovod wheels stay
+	@# VENV may be any path: only what is a virtual environment goes.
+	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find strategies keras_ext examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY_VENV):
+	@command -v $(PYTHON) > /dev/null || { \
+	  echo "There is no $(PYTHON) here. Install Python 3.11 or newer, or name it: make PYTHON=/path/to/python3"; \
+	  exit 1; } >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed. $(PYTHON) is: $$($(PYTHON) --version)."; \
+	  echo "Name a newer one: make PYTHON=/path/to/python3"; exit 1; } >&2
+	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || { \
+	  echo "$(PYTHON) has no module venv. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The editable installation keeps sources and environment in step: a changed source needs no reinstallation.
+$(READY_RUN): $(READY_VENV) pyproject.toml
+	$(BIN)/python -m pip install --editable '.[examples]'
+	@touch $@
+
+$(READY_DEV): $(READY_VENV) pyproject.toml
+	$(BIN)/python -m pip install --editable '.[examples,horovod,dev]'
+	@touch $@ $(READY_RUN)
+
+$(READY_HOROVOD): $(READY_DEV) strategies/install_horovod.py strategies/_horovod_recipe.py
+	$(BIN)/python -m strategies.install_horovod
+	@touch $@

@@ -1,0 +1,192 @@
+"""What Horovod is built from and with, as data and checks: versions, tools, flags, the wheel's folder.
+
+`install_horovod` does the building. Nothing here writes a file or needs more than the standard library.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+HOROVOD_VERSION = "0.28.1"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+CMAKE_FILE = "horovod/tensorflow/CMakeLists.txt"
+UNBUILDABLE_SOURCE = "xla_mpi_ops.cc"
+
+# The `horovod` extra in pyproject.toml gives their versions; a test keeps the two lists the same.
+BUILD_PACKAGES = ("cloudpickle", "packaging", "psutil", "pyyaml", "setuptools", "wheel")
+SETUPTOOLS_MAJORS = range(65, 81)
+
+# C++17 is what TensorFlow's headers need, 3.13 what Horovod's CMake files ask for.
+MINIMUM_TOOLS = {"g++": (8, 0), "cmake": (3, 13)}
+DEBIAN_PACKAGES = {"g++": "g++", "cmake": "cmake", "make": "make", "mpicxx": "libopenmpi-dev openmpi-bin"}
+
+_BUILD_FLAGS = {
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    # Gloo's own CMake files name a version that CMake 4 refuses without this.
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+}
+_BACKEND_FLAGS = {
+    "gloo": {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITHOUT_MPI": "1"},
+    # Both: `horovodrun --gloo` then still works.
+    "mpi": {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1"},
+}
+
+
+class InstallError(Exception):
+    """Horovod cannot be built or installed here; the message says why and how to mend it."""
+
+
+def recipe_id(backend: str) -> str:
+    """Eight hex digits that change whenever this file would build something else from the same versions."""
+    parts = [HOROVOD_VERSION, SDIST_SHA256, UNBUILDABLE_SOURCE, _BUILD_FLAGS, _BACKEND_FLAGS[backend]]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
+
+def local_version(tensorflow_version: str, backend: str) -> str:
+    """The part after `+` in the installed version: what this Horovod was built for, as pip spells it.
+
+    Example: ``tf2.21.0.gloo.r1f2e3d4c``.
+    """
+    tensorflow = re.sub(r"[^a-z0-9]+", ".", tensorflow_version.lower())
+    return f"tf{tensorflow}.{backend}.r{recipe_id(backend)}"
+
+
+def cache_key(tensorflow_version: str, backend: str) -> str:
+    """The name of the folder that keeps the wheel: everything that decides whether a wheel fits."""
+    libc = "".join(platform.libc_ver())
+    python = sys.implementation.cache_tag
+    version = f"{HOROVOD_VERSION}+{local_version(tensorflow_version, backend)}"
+    return f"{version}-{python}-{sysconfig.get_platform()}-{libc}"
+
+
+def default_wheel_dir(environ: Mapping[str, str]) -> Path:
+    """`keras-strategies/horovod` in the user's cache folder: `$XDG_CACHE_HOME`, else `~/.cache`."""
+    base = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "keras-strategies" / "horovod"
+
+
+def patch_cmake(text: str) -> str:
+    """Horovod's CMake file for TensorFlow without the one source that does not compile.
+
+    Raises:
+        InstallError: if not exactly one line names that source, so the tree is not the pristine one.
+    """
+    lines = text.splitlines(keepends=True)
+    kept = [line for line in lines if UNBUILDABLE_SOURCE not in line]
+    num_dropped = len(lines) - len(kept)
+    if num_dropped != 1:
+        raise InstallError(
+            f"{CMAKE_FILE} should name {UNBUILDABLE_SOURCE} in one line. Received: {num_dropped} such lines. "
+            f"The sources are not those of Horovod {HOROVOD_VERSION}, or were changed before."
+        )
+    return "".join(kept)
+
+
+def check_tools(backend: str, path: str | None = None) -> dict[str, str]:
+    """Finds the compilers on `path` (default: $PATH) and returns where each is.
+
+    Raises:
+        InstallError: if one is missing or too old, naming all of them and the Debian packages.
+    """
+    names = ["g++", "cmake", "make"] + (["mpicxx"] if backend == "mpi" else [])
+    found = {name: shutil.which(name, path=path) for name in names}
+    missing = [name for name, where in found.items() if where is None]
+    if missing:
+        packages = " ".join(DEBIAN_PACKAGES[name] for name in missing)
+        raise InstallError(
+            f"Building Horovod needs {', '.join(names)}. Not found on PATH: {', '.join(missing)}. "
+            f"On Debian or Ubuntu: apt-get install {packages}"
+        )
+    tools = {name: where for name, where in found.items() if where is not None}
+    for name, minimum in MINIMUM_TOOLS.items():
+        # g++ prints several numbers with --version: the distributor's first, then its own.
+        flag = "-dumpfullversion" if name == "g++" else "--version"
+        output = subprocess.run([tools[name], flag], capture_output=True, text=True, check=False).stdout
+        match = re.search(r"(\d+)\.(\d+)", output)
+        if match is None or (int(match[1]), int(match[2])) < minimum:
+            received = match[0] if match else repr(output)
+            raise InstallError(
+                f"Building Horovod needs {name} {minimum[0]}.{minimum[1]} or newer. Received: {received} "
+                f"({tools[name]}). Install a newer one and put it first on PATH."
+            )
+    return tools
+
+
+def check_python() -> str:
+    """Checks the Python packages that the build imports and returns TensorFlow's version.
+
+    Raises:
+        InstallError: if one is missing or outside the range that builds, with the command that installs it.
+    """
+    tensorflow = installed_version("tensorflow") or installed_version("tensorflow-cpu")
+    if tensorflow is None:
+        raise InstallError(
+            f"Horovod is built against the installed TensorFlow, and {sys.executable} has none. "
+            "Install it first: python -m pip install tensorflow"
+        )
+    if importlib.util.find_spec("pip") is None:
+        raise InstallError(f"{sys.executable} has no pip. Install it: python -m ensurepip")
+    setuptools = f"setuptools>={SETUPTOOLS_MAJORS.start},<{SETUPTOOLS_MAJORS.stop}"
+    wrong: dict[str, str | None] = {}
+    for name in BUILD_PACKAGES:
+        version = installed_version(name)
+        if name == "setuptools" and int((version or "0").split(".")[0]) not in SETUPTOOLS_MAJORS:
+            wrong[setuptools] = version
+        elif version is None:
+            wrong[name] = None
+    if wrong:
+        received = ", ".join(f"{name} (is {version or 'missing'})" for name, version in wrong.items())
+        names = " ".join(f"'{name}'" for name in wrong)
+        raise InstallError(
+            f"Building Horovod needs these Python packages as well: {received}. "
+            f"Install them: python -m pip install {names}"
+        )
+    return tensorflow
+
+
+def build_environment(
+    backend: str, tensorflow: str, tools: Mapping[str, str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The build's environment: `environ` without what would steer Horovod's build or make elsewhere.
+
+    Raises:
+        InstallError: if `environ` asks for a GPU build, which is not made here.
+    """
+    gpu = sorted(name for name in environ if name.startswith("HOROVOD_GPU"))
+    if gpu:
+        received = ", ".join(f"{name}={environ[name]}" for name in gpu)
+        raise InstallError(
+            f"This installs Horovod's CPU version only. Received: {received}. Unset {' and '.join(gpu)}."
+        )
+    # make's own variables come from the `make` that called us: its job server does not reach this far down.
+    clean = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("HOROVOD_") and name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH")
+    }
+    flags = (
+        _BUILD_FLAGS | _BACKEND_FLAGS[backend] | {"HOROVOD_LOCAL_VERSION": local_version(tensorflow, backend)}
+    )
+    num_jobs = len(os.sched_getaffinity(0))
+    return (
+        clean | flags | {"CXX": tools["g++"], "HOROVOD_CMAKE": tools["cmake"], "MAKEFLAGS": f"-j{num_jobs}"}
+    )
+
+
+def installed_version(package: str) -> str | None:
+    """The version of `package` in this environment, None if it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

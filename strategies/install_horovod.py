@@ -1,0 +1,184 @@
+"""Builds Horovod against the installed TensorFlow and installs it: ``python -m strategies.install_horovod``.
+
+Horovod's last release does not compile against TensorFlow 2.16 and later as it stands: one of its source
+files, for XLA custom calls on GPUs, includes headers that TensorFlow no longer ships. The build here leaves
+that file out. It makes the CPU version, over Gloo or over Gloo and MPI. The finished wheel is kept in the
+user's cache folder and installed from there the next time the same versions meet.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from strategies._horovod_recipe import (
+    CMAKE_FILE,
+    HOROVOD_VERSION,
+    SDIST_SHA256,
+    InstallError,
+    build_environment,
+    cache_key,
+    check_python,
+    check_tools,
+    default_wheel_dir,
+    installed_version,
+    local_version,
+    patch_cmake,
+)
+
+_LOG_LINES_SHOWN = 30
+
+
+def build_wheel(folder: Path, environment: Mapping[str, str], log: Path) -> Path:
+    """Downloads Horovod's sources into the empty `folder`, patches and builds them; returns the wheel.
+
+    What the build prints goes to `log`. A second build in one source tree fails, so `folder` serves once.
+
+    Raises:
+        InstallError: if a step fails.
+    """
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{SDIST_SHA256}\n")
+    # The build imports TensorFlow, so it runs in this environment and not in an isolated one.
+    common = ["--no-deps", "--no-build-isolation"]
+    download = ["download", "--no-binary=horovod", "--require-hashes", f"--requirement={requirement}"]
+    # Without the local version: pip refuses sources that call themselves other than what it asked for.
+    plain = {name: value for name, value in environment.items() if name != "HOROVOD_LOCAL_VERSION"}
+    _pip([*download, *common, f"--dest={folder / 'sdist'}"], plain, log)
+    with tarfile.open(next((folder / "sdist").glob("horovod-*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    tree = folder / f"horovod-{HOROVOD_VERSION}"
+    cmake_file = tree / CMAKE_FILE
+    cmake_file.write_text(patch_cmake(cmake_file.read_text()))
+    _pip(["wheel", *common, f"--wheel-dir={folder / 'wheel'}", str(tree)], environment, log)
+    return next((folder / "wheel").glob("horovod-*.whl"))
+
+
+def cached_wheel(kept: Path, environment: Mapping[str, str], *, force: bool) -> Path:
+    """The wheel in the folder `kept`, built first if there is none or if `force`.
+
+    The wheel appears there in one step, so a build that dies leaves nothing that looks like one.
+
+    Raises:
+        InstallError: if the build fails; its log then stays in `kept`.
+    """
+    wheel = next(kept.glob("*.whl"), None)
+    if wheel is not None and not force:
+        print(f"Using the wheel built before: {wheel}")
+        return wheel
+    print(f"Building Horovod {HOROVOD_VERSION} in a temporary folder; this takes some minutes.", flush=True)
+    log = kept / "failed-build.log"
+    log.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="horovod-build-") as folder:
+        built = build_wheel(Path(folder), environment, log)
+        wheel = kept / built.name
+        partial = wheel.with_suffix(".partial")
+        shutil.copyfile(built, partial)
+        partial.replace(wheel)
+    log.unlink()
+    return wheel
+
+
+def install(wheel: Path, backend: str) -> None:
+    """Installs `wheel` into this environment and imports it once, in another process.
+
+    Raises:
+        InstallError: if pip refuses it or the import fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "install.log"
+        _pip(["install", "--no-deps", "--force-reinstall", str(wheel)], os.environ, log)
+        code = f"import horovod.tensorflow as hvd; assert hvd.{backend}_built()"
+        # -P: a folder named horovod where we happen to stand must not be taken for the package.
+        if _run([sys.executable, "-P", "-c", code], os.environ, log) != 0:
+            raise InstallError(f"{_tail(log)}\n{wheel.name} does not work here. Build it anew with --force.")
+
+
+@contextlib.contextmanager
+def _locked(kept: Path) -> Iterator[None]:
+    """Holds the folder against other runs: the second waits, then finds the first one's wheel."""
+    kept.mkdir(parents=True, exist_ok=True)
+    with (kept / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Another run is building in {kept}; waiting for it.", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _pip(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    command = [sys.executable, "-m", "pip", "--no-input", *arguments]
+    if _run(command, environment, log) != 0:
+        raise InstallError(
+            f"{_tail(log)}\npip {arguments[0]} failed. Its last lines are above; all of it: {log}"
+        )
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+    """Runs to the end, output appended to `log`; what it started ends with it, also when we are stopped."""
+    with log.open("a") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            return process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parses the flags, builds if needed, installs, and says what it did.
+
+    Raises:
+        SystemExit: with the message of an InstallError.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m strategies.install_horovod", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--mpi", action="store_true", help="build for MPI (tried: Open MPI) beside Gloo")
+    parser.add_argument(
+        "--force", action="store_true", help="build anew even if a finished wheel or Horovod is there"
+    )
+    parser.add_argument(
+        "--wheel-dir", type=Path, help="where finished wheels are kept (default: the user's cache)"
+    )
+    flags = parser.parse_args(argv)
+    backend = "mpi" if flags.mpi else "gloo"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped by SIGTERM."))
+    try:
+        tensorflow = check_python()
+        wanted = f"{HOROVOD_VERSION}+{local_version(tensorflow, backend)}"
+        if installed_version("horovod") == wanted and not flags.force:
+            print(f"Horovod {wanted} is installed already. Nothing to do.")
+            return
+        environment = build_environment(backend, tensorflow, check_tools(backend), os.environ)
+        kept = (flags.wheel_dir or default_wheel_dir(os.environ)) / cache_key(tensorflow, backend)
+        with _locked(kept):
+            install(cached_wheel(kept, environment, force=flags.force), backend)
+    except InstallError as error:
+        raise SystemExit(f"install_horovod: {error}") from None
+    print(f"Installed Horovod {wanted}.")
+
+
+if __name__ == "__main__":
+    main()

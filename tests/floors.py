@@ -1,0 +1,204 @@
+"""The rooms of the code base and what each may import, and a checker that reads imports without running them.
+
+A module belongs to the first room that names it or a package above it. Imports inside functions and under
+`if TYPE_CHECKING` count like any other.
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("strategies", "keras_ext", "examples", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Room:
+    """A group of modules with the same rights.
+
+    `third_party` lists what may be imported from outside, `rooms` the rooms of ours that may be, by name (its
+    own name lets the room's modules import each other). A room with `public_only` may import the names in
+    the `__all__` of `strategies` and `keras_ext` beside that.
+    """
+
+    name: str
+    floor: int
+    modules: tuple[str, ...]
+    third_party: tuple[str, ...] = ()
+    rooms: tuple[str, ...] = ()
+    public_only: bool = False
+
+
+PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py")
+
+# In the order in which they are tried: the exceptions before the packages that contain them.
+ROOMS = (
+    Room("pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets"), ("numpy",)),
+    Room("schedule", 0, ("keras_ext.pipeline.schedule", "keras_ext.pipeline.partition"), ("numpy",)),
+    Room("setup", 0, ("strategies.install_horovod", "strategies._horovod_recipe"), rooms=("setup",)),
+    Room("internals", 1, ("strategies._tf_internals",), ("numpy", "tensorflow")),
+    Room(
+        "horovod",
+        1,
+        ("strategies.collectives.horovod",),
+        ("numpy", "tensorflow", "horovod"),
+        ("pure", "internals", "interface", "transport"),
+    ),
+    Room("interface", 1, ("strategies.collectives.base",), ("numpy", "tensorflow"), ("pure",)),
+    Room(
+        "transport",
+        1,
+        ("strategies.collectives",),
+        ("numpy", "tensorflow"),
+        ("pure", "internals", "interface", "transport", "horovod"),
+    ),
+    Room(
+        "keras hooks",
+        2,
+        ("strategies._keras_hooks",),
+        ("numpy", "tensorflow", "keras"),
+        ("pure", "internals", "interface", "transport", "engine", "keras hooks"),
+    ),
+    Room(
+        "engine",
+        2,
+        ("strategies.engine", "strategies.inputs", "strategies.shares", "strategies.variables"),
+        ("numpy", "tensorflow"),
+        ("pure", "internals", "interface", "transport", "keras hooks", "engine"),
+    ),
+    Room(
+        "strategy",
+        3,
+        (
+            "strategies.mirrored",
+            "strategies.multi_worker_mirrored",
+            "strategies.horovod",
+            "strategies.launch",
+        ),
+        ("numpy", "tensorflow"),
+        ("pure", "internals", "interface", "transport", "horovod", "keras hooks", "engine"),
+    ),
+    Room("front door", 3, ("strategies",), rooms=("pure", "interface", "transport", "strategy")),
+    Room(
+        "layers",
+        4,
+        ("keras_ext",),
+        ("numpy", "keras"),
+        ("pure", "schedule", "interface", "layers"),
+        public_only=True,
+    ),
+    Room("programs", 5, ("examples", "benchmarks"), PROGRAM_PACKAGES, ("programs",), public_only=True),
+)
+
+# Whoever imports these must be in the room named, whatever else the table lets it do.
+RESERVED = {
+    "horovod": "horovod",
+    "tensorflow.python": "internals",
+    "keras.src": "keras hooks",
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every Python file of ours outside the tests, with its dotted name."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def program_folders() -> frozenset[str]:
+    """The folders of examples and benchmarks: their programs import their own parts as `mnist.data`."""
+    return frozenset(
+        path.name for package in ("examples", "benchmarks") for path in (ROOT / package).glob("*/")
+    )
+
+
+def room_of(module: str) -> Room | None:
+    """The room that `module` belongs to, None if nobody gave it one.
+
+    The front door is `strategies/__init__.py` alone: a new file beside it has to be placed in the table.
+    """
+    for room in ROOMS:
+        for name in room.modules:
+            if module == name or (name != "strategies" and module.startswith(f"{name}.")):
+                return room
+    return None
+
+
+def public_names(package: str) -> frozenset[str]:
+    """The names in `__all__` of the package's `__init__.py`; none if it has no such list."""
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+                return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that `source` imports; `from a import b` counts as `a.b`."""
+    nodes = list(ast.walk(ast.parse(source)))
+    bound = {
+        alias.asname or alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    }
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            origin = node.module or ""
+            if node.level:
+                drop = node.level - is_package
+                base = module.split(".")
+                origin = ".".join(base[: len(base) - drop] + ([node.module] if node.module else []))
+            for alias in node.names:
+                yield node.lineno, f"{origin}.{alias.name}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            if node.args and isinstance(node.args[0], ast.Constant):
+                yield node.lineno, str(node.args[0].value)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in bound & {
+            "strategies",
+            "keras_ext",
+        }:
+            # `import strategies` and then `strategies.mesh`: the same as importing it.
+            yield node.lineno, ast.unparse(node)
+
+
+def violations(module: str, source: str, *, known: Iterable[str], is_package: bool = False) -> Iterator[str]:
+    """What `source`, as the file of `module`, imports against the table: one sentence each.
+
+    `known` are the dotted names of all modules of ours, by which a module and a name in it are told apart.
+    """
+    room = room_of(module)
+    if room is None:
+        yield f"{module} belongs to no room: name it in ROOMS"
+        return
+    known = frozenset(known)
+    for line, target in imports(source, module, is_package=is_package):
+        if target.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        reason = _forbidden(room, target, known)
+        if reason:
+            yield f"{module}:{line} ({room.name}, floor {room.floor}) imports {target}: {reason}"
+
+
+def _forbidden(room: Room, target: str, known: frozenset[str]) -> str | None:
+    for name, owner in RESERVED.items():
+        if f"{target}.".startswith(f"{name}."):
+            return None if room.name == owner else f"only the room '{owner}' may"
+    top = target.partition(".")[0]
+    if room.name == "programs" and top in program_folders():
+        return None
+    if top not in PACKAGES:
+        return None if top in room.third_party else f"allowed from outside are {list(room.third_party)}"
+    origin = target if target in known else target.rpartition(".")[0] or target
+    owner_room = room_of(origin)
+    if owner_room is not None and owner_room.name in room.rooms:
+        return None
+    if room.public_only and origin == top and top in ("strategies", "keras_ext"):
+        is_public = target == top or target.rpartition(".")[2] in public_names(top)
+        return None if is_public else f"it is not in {top}.__all__"
+    return f"allowed are the rooms {list(room.rooms)}"

@@ -1,0 +1,129 @@
+"""Imports go down only, and every module has its room; the table is in floors.py."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.floors import ROOMS, ROOT, modules, room_of, violations
+
+KNOWN = frozenset(name for name, _ in modules()) | {
+    "keras_ext.pipeline.schedule",
+    "keras_ext.tensor.dense",
+    "strategies.collectives.base",
+    "strategies.collectives.horovod",
+    "strategies.collectives.tf_runtime",
+    "strategies.engine",
+    "strategies.launch",
+    "strategies.mesh",
+    "strategies.mirrored",
+    "strategies.multi_worker_mirrored",
+}
+
+FORBIDDEN = [
+    ("strategies.mesh", "import tensorflow as tf"),
+    ("strategies.mesh", "import keras"),
+    ("strategies.cluster", "def f():\n    from tensorflow import config"),
+    ("strategies.cluster", "from strategies import engine"),
+    ("strategies.cluster", "from .mesh import DeviceMesh"),
+    ("keras_ext.pipeline.schedule", "import keras"),
+    ("strategies.install_horovod", "import numpy"),
+    ("strategies.collectives.tf_runtime", "import horovod.tensorflow as hvd"),
+    ("strategies.collectives.tf_runtime", "import importlib\nimportlib.import_module('horovod')"),
+    ("strategies.collectives.tf_runtime", "from strategies.engine import Engine"),
+    ("strategies.engine", "from tensorflow.python.distribute import values"),
+    ("strategies.engine", "from tensorflow import python"),
+    ("strategies.engine", "import tensorflow.python.framework.ops"),
+    ("strategies.engine", "import keras"),
+    ("strategies.engine", "from strategies import MirroredStrategy"),
+    ("strategies.mirrored", "from keras.src import backend"),
+    ("strategies.mirrored", "from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy"),
+    ("strategies.horovod", "import horovod.tensorflow"),
+    ("strategies.launch", "from .mirrored import MirroredStrategy"),
+    ("keras_ext.tensor.dense", "import tensorflow as tf"),
+    ("keras_ext.tensor.dense", "import jax"),
+    ("keras_ext.tensor.dense", "from keras.src import layers"),
+    ("keras_ext.tensor.dense", "from strategies.engine import Engine"),
+    ("keras_ext.tensor.dense", "from strategies.collectives.tf_runtime import TFCollectives"),
+    ("examples.mnist.train", "from strategies.mesh import DeviceMesh"),
+    ("examples.mnist.train", "import strategies\nstrategies.engine.Engine"),
+    ("examples.mnist.train", "from strategies import _private"),
+    ("examples.mnist.train", "from keras import src"),
+    ("strategies.nobody_placed_this", "import os"),
+]
+
+ALLOWED = [
+    ("strategies.mesh", "from __future__ import annotations\nimport itertools\nimport numpy as np"),
+    ("strategies._tf_internals", "from tensorflow.python.distribute import values"),
+    ("strategies.collectives.horovod", "import horovod.tensorflow as hvd\nfrom .base import Collectives"),
+    ("strategies.collectives.tf_runtime", "from strategies.mesh import DeviceMesh\nimport tensorflow as tf"),
+    ("strategies._keras_hooks.trainer", "from keras.src import backend\nimport keras"),
+    ("strategies.mirrored", "from strategies import engine\nfrom strategies.collectives import tf_runtime"),
+    ("strategies", "from strategies.mirrored import MirroredStrategy"),
+    ("keras_ext.tensor.dense", "import keras\nfrom keras import ops\nfrom strategies.mesh import DeviceMesh"),
+    ("keras_ext.tensor.dense", "from strategies.collectives.base import Collectives"),
+    ("keras_ext.pipeline.model", "from keras_ext.pipeline.schedule import actions\nfrom . import stage"),
+    ("examples.mnist.train", "import keras\nimport strategies\nfrom absl import flags"),
+    ("examples.mnist.train", "strategies = []\nstrategies.append(1)"),
+]
+
+
+@pytest.mark.parametrize(("module", "path"), [pytest.param(*place, id=place[0]) for place in modules()])
+def test_imports_go_down_only(module: str, path: Path) -> None:
+    is_package = path.name == "__init__.py"
+    found = list(violations(module, path.read_text(), known=KNOWN, is_package=is_package))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("module", "source"), FORBIDDEN)
+def test_checker_reports(module: str, source: str) -> None:
+    assert list(violations(module, source, known=KNOWN))
+
+
+@pytest.mark.parametrize(("module", "source"), ALLOWED)
+def test_checker_passes(module: str, source: str) -> None:
+    assert not list(violations(module, source, known=KNOWN))
+
+
+def test_rooms_import_from_their_own_floor_or_below() -> None:
+    floors = {room.name: room.floor for room in ROOMS}
+    assert len(floors) == len(ROOMS)
+    for room in ROOMS:
+        assert all(floors[name] <= room.floor for name in room.rooms), room
+
+
+def test_strategies_never_import_each_other() -> None:
+    strategy = next(room for room in ROOMS if room.name == "strategy")
+    assert "strategy" not in strategy.rooms
+    assert all(room_of(module) is strategy for module in strategy.modules)
+
+
+def repository_files() -> Iterator[Path]:
+    """The files that are or would be committed: no environments, caches, build outputs or git's own."""
+    skipped = {".git", "__pycache__", "build", "dist", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+    for folder, subfolders, names in os.walk(ROOT):
+        here = Path(folder)
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if name not in skipped
+            and not name.endswith(".egg-info")
+            and not (here / name / "pyvenv.cfg").exists()
+        ]
+        yield from (here / name for name in names)
+
+
+# Written in two halves, so that this file is not its own first finding.
+HOSTS = ["pypi" + ".org", "python" + "hosted.org", "anaconda" + ".org", "test" + ".pypi"]
+MACHINE_PATH = re.compile(rb"(?<![\w.])/" + rb"work/")
+
+
+def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
+    found = []
+    for path in repository_files():
+        text = path.read_bytes()
+        found += [f"{path.relative_to(ROOT)}: {host}" for host in HOSTS if host.encode() in text]
+        found += [f"{path.relative_to(ROOT)}: {match[0]!r}" for match in MACHINE_PATH.finditer(text)]
+    assert not found, "\n".join(found)
