@@ -1,0 +1,67 @@
+"""Which gradients share one all-reduce, and in what order the all-reduces start. Pure: no imports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel as one flat tensor.
+
+    Args:
+        indices: positions in the list of gradients, in the order in which they are laid end to end.
+        dtype: the one dtype of all of them.
+        num_bytes: the sum of their sizes.
+    """
+
+    indices: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+
+
+def make_buckets(sizes_bytes: Sequence[int], dtypes: Sequence[str], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Group gradients into buckets of at most `bucket_bytes`, in the order in which they become complete.
+
+    Backpropagation makes the gradient of the variable created last first, so gradients are taken from the end
+    of the list to its start. A bucket can start once its lowest index is there: buckets come by falling
+    lowest index. The outcome depends on the arguments alone, so that all ranks agree on it without talking.
+
+    Args:
+        sizes_bytes: size of each gradient in bytes, in creation order of the variables; 0 is allowed.
+        dtypes: dtype name of each gradient.
+        bucket_bytes: the most one bucket may hold; a larger gradient stands alone.
+
+    Returns:
+        Buckets in which each index occurs exactly once. Empty for no gradients.
+
+    Raises:
+        ValueError: `bucket_bytes` below 1, a negative size, or lists of different lengths.
+
+    Source: the order is that of gradient bucketing in PyTorch DDP (Li et al., arXiv:2006.15704, sec. 3.2).
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes must be at least 1 byte. Received: {bucket_bytes}.")
+    if len(sizes_bytes) != len(dtypes):
+        raise ValueError(
+            f"Give one dtype for each gradient. Received: {len(sizes_bytes)} sizes and {len(dtypes)} dtypes."
+        )
+    for index, size in enumerate(sizes_bytes):
+        if size < 0:
+            raise ValueError(
+                f"A gradient's size in bytes cannot be negative. Received: {size} at index {index}."
+            )
+
+    done: list[Bucket] = []
+    # One open bucket per dtype: layers that alternate between dtypes would else never fill one.
+    open_buckets: dict[str, Bucket] = {}
+    for index in reversed(range(len(sizes_bytes))):
+        dtype, size = dtypes[index], sizes_bytes[index]
+        current = open_buckets.pop(dtype, Bucket((), dtype, 0))
+        if current.indices and current.num_bytes + size > bucket_bytes:
+            done.append(current)
+            current = Bucket((), dtype, 0)
+        open_buckets[dtype] = Bucket((*current.indices, index), dtype, current.num_bytes + size)
+    done.extend(open_buckets.values())
+    return tuple(sorted(done, key=lambda bucket: -bucket.indices[-1]))

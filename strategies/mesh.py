@@ -1,0 +1,306 @@
+"""Named axes over the devices of one process, over processes, or over both. Pure: numpy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+#: The axes a mesh may have: replicas of the model, stages of one replica, shards of one layer.
+AXES = ("data", "pipe", "tensor")
+
+_REST = -1
+
+
+@dataclass(frozen=True)
+class DeviceMesh:
+    """A grid of coordinates, row-major, whose last axis varies fastest.
+
+    Every coordinate has a flat index ``0 .. size - 1``, one process (`ranks[index]`) and one device of that
+    process (`devices[index]`). Axes stand in the order they were asked for: put the axis that talks most
+    ("tensor", as a rule) last, so that its members lie next to each other and inside one process.
+
+    Make one with `from_devices` or `from_processes`. A mesh is a value: it compares and hashes by content.
+
+    Args:
+        axis_names: names out of `AXES`, each once.
+        axis_sizes: one positive size for each name.
+        ranks: the owning process of each flat index.
+        devices: the device name of each flat index, unique within its process.
+    """
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    devices: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in self.axis_names:
+            _check_axis(name)
+        if len(self.axis_names) != len(self.axis_sizes) or len(set(self.axis_names)) != len(self.axis_names):
+            raise ValueError(
+                f"A mesh needs each axis once and one size for each. Received: {self.axis_names} with sizes "
+                f"{self.axis_sizes}."
+            )
+        if not self.ranks or len(self.ranks) != self.size or len(self.devices) != self.size:
+            raise ValueError(
+                f"A mesh of sizes {self.axis_sizes} has {self.size} coordinates and needs a rank and a "
+                f"device for each. Received: {len(self.ranks)} ranks and {len(self.devices)} devices."
+            )
+        members = list(zip(self.ranks, self.devices, strict=True))
+        for member in members:
+            if members.count(member) > 1:
+                raise ValueError(
+                    f"Device {member[1]!r} of process {member[0]} is named {members.count(member)} times in "
+                    f"the mesh; name each device once. Received: {list(self.devices)}."
+                )
+
+    @classmethod
+    def from_devices(cls, devices: Sequence[str], axes: Mapping[str, int] | None = None) -> DeviceMesh:
+        """A mesh over the devices of this one process.
+
+        Args:
+            devices: device names, in the order in which they fill the grid.
+            axes: size of each axis, in the order of the grid; one of them may be -1, "what is left".
+                None means all on "data".
+
+        Raises:
+            ValueError: an unknown axis, a size that is not positive, two -1, sizes that do not multiply to
+                the number of devices, a device named twice, no device.
+        """
+        if isinstance(devices, str):
+            raise ValueError(f"Expected a sequence of device names. Received: the string {devices!r}.")
+        if not devices:
+            raise ValueError("A mesh needs at least one device. Received: no devices.")
+        sizes = resolve_sizes(axes, len(devices))
+        return cls(tuple(sizes), tuple(sizes.values()), (0,) * len(devices), tuple(devices))
+
+    @classmethod
+    def from_processes(
+        cls,
+        num_processes: int,
+        axes: Mapping[str, int] | None = None,
+        *,
+        local_devices: Sequence[str] = ("",),
+    ) -> DeviceMesh:
+        """A mesh over `num_processes` processes with `local_devices` each, filled process by process.
+
+        Each process must own a box of the grid (`box`): flat indices in a row that form a product of ranges.
+
+        Args:
+            num_processes: the world size.
+            axes: as in `from_devices`; the sizes multiply to `num_processes * len(local_devices)`.
+            local_devices: device names inside one process, alike in all; one unnamed device if left out.
+
+        Raises:
+            ValueError: as `from_devices`, and where a process would own something that is no box.
+        """
+        if num_processes < 1 or not local_devices:
+            raise ValueError(
+                f"A mesh needs at least one process with at least one device. Received: "
+                f"num_processes={num_processes}, local_devices={list(local_devices)}."
+            )
+        num_local = len(local_devices)
+        sizes = resolve_sizes(axes, num_processes * num_local)
+        if not _is_box(num_local, tuple(sizes.values())):
+            raise ValueError(
+                f"With {num_local} devices per process, filled in the order {tuple(sizes)}, a process would "
+                f"own no box of the mesh {sizes}. Make the product of the last axes' sizes divide {num_local}, or "
+                f"be divided by it: reorder the axes or change their sizes."
+            )
+        ranks = tuple(rank for rank in range(num_processes) for _ in local_devices)
+        return cls(tuple(sizes), tuple(sizes.values()), ranks, tuple(local_devices) * num_processes)
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates."""
+        return math.prod(self.axis_sizes)
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes that own a part of the mesh."""
+        return len(set(self.ranks))
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of whole copies of the model: the size of the data axis."""
+        return self.axis_size("data")
+
+    def axis_size(self, axis: str) -> int:
+        """The size of `axis`: 1 where the mesh does not have it."""
+        _check_axis(axis)
+        return self.axis_sizes[self.axis_names.index(axis)] if axis in self.axis_names else 1
+
+    def coordinates(self, index: int) -> dict[str, int]:
+        """The position on every axis of a flat index."""
+        self._check_index(index)
+        position = np.unravel_index(index, self.axis_sizes)
+        return {name: int(i) for name, i in zip(self.axis_names, position, strict=True)}
+
+    def position(self, index: int, axis: str) -> int:
+        """The position of a flat index along one axis: 0 where the mesh does not have that axis."""
+        _check_axis(axis)
+        return self.coordinates(index).get(axis, 0)
+
+    def index(self, coordinates: Mapping[str, int]) -> int:
+        """The flat index at `coordinates`; every axis longer than 1 must be given."""
+        for name, position in coordinates.items():
+            if not 0 <= position < self.axis_size(name):
+                raise ValueError(
+                    f"Position {position} is outside axis {name!r} of size {self.axis_size(name)}. "
+                    f"Received: {dict(coordinates)} in mesh {self.axes}."
+                )
+        missing = [name for name, size in self.axes.items() if size > 1 and name not in coordinates]
+        if missing:
+            raise ValueError(
+                f"Add a position on {missing}. Received: {dict(coordinates)} in mesh {self.axes}."
+            )
+        flat = 0
+        for name, size in self.axes.items():
+            flat = flat * size + coordinates.get(name, 0)
+        return flat
+
+    def index_of(self, device: str, rank: int = 0) -> int:
+        """The flat index of a device of a process."""
+        for index, member in enumerate(zip(self.ranks, self.devices, strict=True)):
+            if member == (rank, device):
+                return index
+        raise ValueError(
+            f"Device {device!r} of process {rank} is not in the mesh. It has: {list(self.devices)}."
+        )
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Name and size of every axis, outermost first."""
+        return dict(zip(self.axis_names, self.axis_sizes, strict=True))
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """All sets of flat indices that differ only along `axis`, each in the order of that axis.
+
+        Groups are ordered by their first member; every flat index is in exactly one. An axis the mesh does
+        not have gives groups of one.
+        """
+        _check_axis(axis)
+        if axis not in self.axis_names:
+            return tuple((index,) for index in range(self.size))
+        grid = np.arange(self.size).reshape(self.axis_sizes)
+        rows = np.moveaxis(grid, self.axis_names.index(axis), -1).reshape(-1, self.axis_size(axis))
+        return tuple(tuple(int(i) for i in row) for row in rows)
+
+    def group(self, index: int, axis: str) -> tuple[int, ...]:
+        """The group along `axis` that holds a flat index."""
+        self._check_index(index)
+        return next(group for group in self.groups(axis) if index in group)
+
+    def neighbour(self, index: int, axis: str, offset: int = 1, *, ring: bool = False) -> int | None:
+        """The flat index `offset` steps along `axis`; None beyond an end, unless `ring`."""
+        group = self.group(index, axis)
+        target = group.index(index) + offset
+        if ring:
+            return group[target % len(group)]
+        return group[target] if 0 <= target < len(group) else None
+
+    def replica(self, replica: int) -> tuple[str, ...]:
+        """The devices that hold copy number `replica` of the model, in row-major order of the other axes."""
+        grid = self.grid()
+        if not 0 <= replica < len(grid):
+            raise ValueError(f"The mesh {self.axes} has replicas 0 to {len(grid) - 1}. Received: {replica}.")
+        return grid[replica]
+
+    def grid(self) -> tuple[tuple[str, ...], ...]:
+        """Device names as ``[data][rest]``; the gradients of one column are reduced together."""
+        columns = self.groups("data")
+        return tuple(tuple(self.devices[c[r]] for c in columns) for r in range(self.num_replicas))
+
+    def local_indices(self, rank: int) -> tuple[int, ...]:
+        """The flat indices that process `rank` owns, ascending."""
+        owned = tuple(index for index, owner in enumerate(self.ranks) if owner == rank)
+        if not owned:
+            raise ValueError(
+                f"Process {rank} owns no part of the mesh; its processes are {sorted(set(self.ranks))}."
+            )
+        return owned
+
+    def box(self, rank: int) -> dict[str, range]:
+        """The range of positions on every axis whose product is what process `rank` owns."""
+        owned = [self.coordinates(index) for index in self.local_indices(rank)]
+        low = {name: min(c[name] for c in owned) for name in self.axis_names}
+        high = {name: max(c[name] for c in owned) + 1 for name in self.axis_names}
+        return {name: range(low[name], high[name]) for name in self.axis_names}
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self.size:
+            raise ValueError(
+                f"The mesh {self.axes} has flat indices 0 to {self.size - 1}. Received: {index}."
+            )
+
+
+def resolve_sizes(axes: Mapping[str, int] | None, num_devices: int) -> dict[str, int]:
+    """The sizes of `axes` with -1 filled in, so that they multiply to `num_devices`.
+
+    Args:
+        axes: size of each axis; None or empty means ``{"data": num_devices}``.
+        num_devices: what the sizes must multiply to.
+
+    Raises:
+        ValueError: an unknown axis, a size neither positive nor -1, two -1, or no way to fit; the last
+            names the nearest sizes that fit.
+    """
+    sizes = dict(axes) if axes else {"data": _REST}
+    for name, size in sizes.items():
+        _check_axis(name)
+        if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != _REST):
+            raise ValueError(
+                f"The size of mesh axis {name!r} must be a positive integer, or -1 for what is left. "
+                f"Received: {size!r} in {sizes}."
+            )
+    rest = [name for name, size in sizes.items() if size == _REST]
+    if len(rest) > 1:
+        raise ValueError(f"Only one mesh axis may be -1 (what is left). Received: {sizes}.")
+    named = math.prod(size for size in sizes.values() if size != _REST)
+    if num_devices % named or (not rest and named != num_devices):
+        fit = _nearest_fit(sizes, num_devices)
+        raise ValueError(
+            f"Mesh axes {sizes} need {'a multiple of ' if rest else ''}{named} devices. "
+            f"Received: {num_devices}. Nearest sizes that fit: {fit}."
+        )
+    return {name: num_devices // named if size == _REST else size for name, size in sizes.items()}
+
+
+def _check_axis(axis: str) -> None:
+    if axis not in AXES:
+        raise ValueError(f"Unknown mesh axis; the axes are {list(AXES)}. Received: {axis!r}.")
+
+
+def _is_box(num_local: int, sizes: tuple[int, ...]) -> bool:
+    """Whether every run of `num_local` flat indices is a product of ranges."""
+    inner = 1
+    for size in reversed(sizes):
+        if num_local <= inner * size:
+            return num_local % inner == 0 and size % (num_local // inner) == 0
+        inner *= size
+    return False
+
+
+def _nearest_fit(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
+    """The sizes with product `num_devices` nearest to the wanted ones; ties keep the earlier axes larger."""
+
+    def distance(candidate: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        wanted = zip(candidate, sizes.values(), strict=True)
+        changed = sum(abs(have - want) for have, want in wanted if want != _REST)
+        return changed, tuple(-size for size in candidate)
+
+    best = min(_factorings(num_devices, len(sizes)), key=distance)
+    return dict(zip(sizes, best, strict=True))
+
+
+def _factorings(number: int, length: int) -> Iterator[tuple[int, ...]]:
+    if length == 1:
+        yield (number,)
+        return
+    for first in range(1, number + 1):
+        if number % first == 0:
+            for others in _factorings(number // first, length - 1):
+                yield (first, *others)
