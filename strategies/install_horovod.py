@@ -58,7 +58,8 @@ def build_wheel(folder: Path, environment: Mapping[str, str], log: Path) -> Path
     tree = folder / f"horovod-{HOROVOD_VERSION}"
     cmake_file = tree / CMAKE_FILE
     cmake_file.write_text(patch_cmake(cmake_file.read_text()))
-    _pip(["wheel", *common, f"--wheel-dir={folder / 'wheel'}", str(tree)], environment, log)
+    # Without pip's cache: it would keep a second copy, filed under a temporary folder nobody asks for again.
+    _pip(["wheel", "--no-cache-dir", *common, f"--wheel-dir={folder / 'wheel'}", str(tree)], environment, log)
     return next((folder / "wheel").glob("horovod-*.whl"))
 
 

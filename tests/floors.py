@@ -46,7 +46,13 @@ ROOMS = (
         ("numpy", "tensorflow", "horovod"),
         ("pure", "internals", "interface", "transport"),
     ),
-    Room("interface", 1, ("strategies.collectives.base",), ("numpy", "tensorflow"), ("pure",)),
+    Room(
+        "interface",
+        1,
+        ("strategies.collectives.base",),
+        ("numpy", "tensorflow"),
+        ("pure", "internals", "transport"),
+    ),
     Room(
         "transport",
         1,

@@ -1,11 +1,15 @@
 """The parts of the Horovod installation that need no build: keys, checks, the patch, the environment."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 
 from strategies import _horovod_recipe as recipe
@@ -190,6 +194,37 @@ class TestCache:
         wheel = install_horovod.cached_wheel(tmp_path, {}, force=True)
         assert wheel.read_text() == "built"
         assert list(tmp_path.iterdir()) == [wheel]
+
+
+class TestProcesses:
+    def test_a_second_run_waits_for_the_first(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        order = []
+
+        def second() -> None:
+            with install_horovod._locked(tmp_path):
+                order.append("second")
+
+        with install_horovod._locked(tmp_path):
+            thread = threading.Thread(target=second, daemon=True)
+            thread.start()
+            thread.join(timeout=0.3)
+            order.append("first")
+        thread.join(timeout=30)
+        assert order == ["first", "second"]
+        assert "waiting for it" in capsys.readouterr().out
+
+    def test_what_a_command_leaves_running_ends_with_it(self, tmp_path: Path) -> None:
+        child = tmp_path / "child"
+        command = ["sh", "-c", f"sleep 1000 & echo $! > {child}; exit 3"]
+        assert install_horovod._run(command, os.environ, tmp_path / "log") == 3
+        # The killed child belongs to init now, which collects it in its own time.
+        deadline = time.monotonic() + 30
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while psutil.Process(int(child.read_text())).status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
 
 class TestMain:
