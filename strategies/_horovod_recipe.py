@@ -23,7 +23,7 @@ UNBUILDABLE_SOURCE = "xla_mpi_ops.cc"
 
 # The `horovod` extra in pyproject.toml gives their versions; a test keeps the two lists the same.
 BUILD_PACKAGES = ("cloudpickle", "packaging", "psutil", "pyyaml", "setuptools", "wheel")
-SETUPTOOLS_MAJORS = range(65, 81)
+SETUPTOOLS_MAJORS = range(65, 85)
 
 # C++17 is what TensorFlow's headers need, 3.13 what Horovod's CMake files ask for.
 MINIMUM_TOOLS = {"g++": (8, 0), "cmake": (3, 13)}

@@ -45,6 +45,8 @@ def build_wheel(folder: Path, environment: Mapping[str, str], log: Path) -> Path
     Raises:
         InstallError: if a step fails.
     """
+    # pip's and the compiler's own temporary files too go when `folder` goes, also after a kill.
+    environment = {**environment, "TMPDIR": str(folder)}
     requirement = folder / "requirement.txt"
     requirement.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{SDIST_SHA256}\n")
     # The build imports TensorFlow, so it runs in this environment and not in an isolated one.

@@ -122,10 +122,10 @@ class TestPython:
         ("versions", "message"),
         [
             ({}, "Install it first: python -m pip install tensorflow"),
-            ({"tensorflow": "2.21.0"}, r"install 'cloudpickle' .* 'setuptools>=65,<81' 'wheel'"),
+            ({"tensorflow": "2.21.0"}, r"install 'cloudpickle' .* 'setuptools>=65,<85' 'wheel'"),
             (
-                dict.fromkeys(recipe.BUILD_PACKAGES, "81.0") | {"tensorflow": "2.21.0"},
-                r"setuptools>=65,<81 \(is 81\.0\)\. Install them: python -m pip install 'setuptools>=65,<81'",
+                dict.fromkeys(recipe.BUILD_PACKAGES, "85.0") | {"tensorflow": "2.21.0"},
+                r"setuptools>=65,<85 \(is 85\.0\)\. Install them: python -m pip install 'setuptools>=65,<85'",
             ),
         ],
     )
