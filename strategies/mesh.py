@@ -107,8 +107,8 @@ class DeviceMesh:
         if not _is_box(num_local, tuple(sizes.values())):
             raise ValueError(
                 f"With {num_local} devices per process, filled in the order {tuple(sizes)}, a process would "
-                f"own no box of the mesh {sizes}. Make the product of the last axes' sizes divide {num_local}, or "
-                f"be divided by it: reorder the axes or change their sizes."
+                f"own no box of the mesh {sizes}. Make the product of the last axes' sizes divide "
+                f"{num_local}, or be divided by it: reorder the axes or change their sizes."
             )
         ranks = tuple(rank for rank in range(num_processes) for _ in local_devices)
         return cls(tuple(sizes), tuple(sizes.values()), ranks, tuple(local_devices) * num_processes)

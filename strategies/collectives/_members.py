@@ -1,0 +1,93 @@
+"""What one member of a group does in each collective: tensors of any shape, on top of `_wire`'s vectors."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from strategies.collectives import _wire
+from strategies.collectives._wire import Group, Shape
+
+_MERGE_OPS = {"sum": "Add", "min": "Min", "max": "Max"}
+
+
+def all_reduce(value: tf.Tensor, group: Group, ordinal: int, op: str) -> tf.Tensor:
+    """`S` -> `S`."""
+    reduced = _wire.reduce(tf.reshape(value, [-1]), group, ordinal, _MERGE_OPS[op])
+    return tf.reshape(reduced, _wire.shape_of(value))
+
+
+def all_gather(value: tf.Tensor, group: Group, ordinal: int, dim: int, sizes: tf.Tensor | None) -> tf.Tensor:
+    """`[.., d, ..]` -> `[.., sum of sizes, ..]`; `sizes` is int32 `[n]`, None where all are `d`."""
+    if sizes is None:
+        return _join(_wire.gather(_wire.flatten(value), group, ordinal), value, dim, group.size)
+    sent = _pad_dim(value, dim, tf.reduce_max(sizes))
+    rows = _wire.gather(_wire.flatten(sent), group, ordinal)
+    parts = [_wire.restore(rows[i], _wire.shape_of(sent), value.dtype) for i in range(group.size)]
+    return tf.concat([_slice_dim(part, dim, sizes[i]) for i, part in enumerate(parts)], dim)
+
+
+def gather_size(value: tf.Tensor, group: Group, ordinal: int, dim: int) -> tf.Tensor:
+    """Int32 `[n]`: every member's size along `dim`."""
+    return _wire.gather(tf.shape(value)[dim : dim + 1], group, ordinal)[:, 0]
+
+
+def reduce_scatter(
+    value: tf.Tensor, group: Group, ordinal: int, dim: int, sizes: tf.Tensor | None, position: int
+) -> tf.Tensor:
+    """`[.., sum of sizes, ..]` -> the member's part of the sum, `[.., sizes[position], ..]`."""
+    # TensorFlow has no CPU kernel for reduce-scatter: all-to-all and a local sum move the same bytes.
+    if sizes is None:
+        parts = _split(value, dim, group.size)
+    else:
+        longest = tf.reduce_max(sizes)
+        pieces = tf.split(value, sizes, dim, num=group.size)
+        parts = tf.stack([_pad_dim(piece, dim, longest) for piece in pieces])
+    rows = _wire.exchange(tf.reshape(parts, [group.size, -1]), group, ordinal)
+    total = tf.reshape(tf.reduce_sum(rows, axis=0), _wire.shape_of(parts)[1:])
+    return total if sizes is None else _slice_dim(total, dim, sizes[position])
+
+
+def broadcast(value: tf.Tensor, group: Group, ordinal: int, is_root: bool) -> tf.Tensor:
+    """`S` -> `S`."""
+    if not is_root:
+        return receive(_wire.shape_of(value), value.dtype, group, ordinal)
+    with tf.control_dependencies([_wire.send(_wire.flatten(value), group, ordinal)]):
+        return tf.identity(value)
+
+
+def receive(shape: Shape | tf.Tensor, dtype: tf.DType, group: Group, ordinal: int) -> tf.Tensor:
+    """A tensor of `shape` from the one member that sends."""
+    return _wire.restore(_wire.recv(_wire.num_elements(shape), dtype, group, ordinal), shape, dtype)
+
+
+def all_to_all(value: tf.Tensor, group: Group, ordinal: int, split_dim: int, concat_dim: int) -> tf.Tensor:
+    """`[.., s, .., c, ..]` -> `[.., s / n, .., c * n, ..]`."""
+    parts = _split(value, split_dim, group.size)
+    rows = _wire.exchange(_wire.flatten_rows(parts), group, ordinal)
+    return _join(rows, parts[0], concat_dim, group.size)
+
+
+def _split(value: tf.Tensor, dim: int, num_parts: int) -> tf.Tensor:
+    """`[.., n * d, ..]` -> `[n, .., d, ..]`."""
+    shape = _wire.shape_of(value)
+    parted = tf.reshape(value, [*shape[:dim], num_parts, shape[dim] // num_parts, *shape[dim + 1 :]])
+    return tf.transpose(parted, [dim, *range(dim), *range(dim + 1, len(shape) + 1)]) if dim else parted
+
+
+def _join(rows: tf.Tensor, part: tf.Tensor, dim: int, num_parts: int) -> tf.Tensor:
+    """`[n, k]`, each row a flattened value like `part` `[.., d, ..]` -> `[.., n * d, ..]`."""
+    shape = _wire.shape_of(part)
+    parts = _wire.restore(rows, [num_parts, *shape], part.dtype)
+    if dim:
+        parts = tf.transpose(parts, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
+    return tf.reshape(parts, [*shape[:dim], num_parts * shape[dim], *shape[dim + 1 :]])
+
+
+def _pad_dim(value: tf.Tensor, dim: int, size: tf.Tensor) -> tf.Tensor:
+    paddings = [[0, 0]] * value.shape.rank
+    paddings[dim] = [0, size - tf.shape(value)[dim]]
+    return tf.pad(value, paddings)
+
+
+def _slice_dim(value: tf.Tensor, dim: int, size: tf.Tensor) -> tf.Tensor:
+    return value[(slice(None),) * dim + (slice(size),)]

@@ -1,0 +1,150 @@
+"""Collectives between devices of this one process, as ordinary TensorFlow ops."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from strategies.collectives import checks
+from strategies.collectives.base import Collectives
+from strategies.collectives.channel import Channel
+from strategies.collectives.transport import Op, Pairs
+from strategies.mesh import DeviceMesh
+
+
+class LoopbackCollectives(Collectives):
+    """All coordinates of the mesh belong to this process; TensorFlow's executor moves the tensors.
+
+    No collectives runtime, so nothing to time out, and calls need no common order. Sums are taken in the
+    order of the axis, so that all members get the same bits.
+
+    Args:
+        mesh: a mesh of one process, with a device name for each coordinate.
+
+    Raises:
+        ValueError: a mesh of several processes.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        if mesh.num_processes != 1:
+            raise ValueError(
+                f"Loopback serves the devices of one process; use TensorFlowCollectives or Horovod between "
+                f"processes. Received: a mesh over {mesh.num_processes} processes."
+            )
+        super().__init__(mesh, mesh.ranks[0])
+        # Which member adds up is turned from call to call, so that no device does the work of all.
+        self._turn = itertools.count()
+
+    def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
+        results: dict[int, tf.Tensor] = {}
+        for group in self.mesh.groups(axis):
+            with tf.device(self._device(group[next(self._turn) % len(group)])):
+                total = _combine([values[i] for i in group], op)
+            results.update((i, total) for i in group)
+        return self._on_devices(lambda _, i: tf.identity(results[i]))
+
+    def _all_gather(
+        self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
+    ) -> list[tf.Tensor]:
+        return self._on_devices(lambda _, i: tf.concat([values[j] for j in self.mesh.group(i, axis)], dim))
+
+    def _reduce_scatter(
+        self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
+    ) -> list[tf.Tensor]:
+        num_parts = self.mesh.axis_size(axis)
+        parts = self._on_devices(
+            lambda i, _: tf.split(values[i], num_parts if sizes is None else sizes[i], dim, num=num_parts)
+        )
+        return self._on_devices(
+            lambda _, i: tf.add_n([parts[j][self.mesh.position(i, axis)] for j in self.mesh.group(i, axis)])
+        )
+
+    def _broadcast(self, values: list[tf.Tensor], axis: str, root: int) -> list[tf.Tensor]:
+        return self._on_devices(lambda _, i: tf.identity(values[self.mesh.group(i, axis)[root]]))
+
+    def _all_to_all(
+        self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int
+    ) -> list[tf.Tensor]:
+        parts = self._on_devices(lambda i, _: tf.split(values[i], self.mesh.axis_size(axis), split_dim))
+        return self._on_devices(
+            lambda _, i: tf.concat(
+                [parts[j][self.mesh.position(i, axis)] for j in self.mesh.group(i, axis)], concat_dim
+            )
+        )
+
+    def _permute(self, values: list[tf.Tensor], axis: str, pairs: Pairs) -> list[tf.Tensor]:
+        source_of = {target: source for source, target in pairs}
+
+        def receive(_: int, index: int) -> tf.Tensor:
+            source = source_of.get(self.mesh.position(index, axis))
+            if source is None:
+                return tf.zeros_like(values[index])
+            return tf.identity(values[self.mesh.group(index, axis)[source]])
+
+        return self._on_devices(receive)
+
+    def _exchange_sizes(self, values: list[tf.Tensor], axis: str, dim: int) -> list[tf.Tensor] | None:
+        static = [value.shape[dim] for value in values]
+        if None not in static and all(
+            len({static[i] for i in group}) == 1 for group in self.mesh.groups(axis)
+        ):
+            return None
+        sizes = self._on_devices(lambda i, _: tf.shape(values[i])[dim])
+        return self._on_devices(lambda _, i: tf.stack([sizes[j] for j in self.mesh.group(i, axis)]))
+
+    def _channel(self, axis: str, source: int, target: int, num_messages: int) -> Channel:
+        groups = self.mesh.groups(axis)
+        return _LoopbackChannel([self._device(group[target]) for group in groups], num_messages)
+
+
+class _LoopbackChannel(Channel):
+    """Messages wait in a table between send and recv; in program order a send comes first."""
+
+    def __init__(self, target_devices: Sequence[str], num_messages: int) -> None:
+        self._devices = list(target_devices)
+        self._num_messages = num_messages
+        self._sent: dict[int, list[tf.Tensor]] = {}
+        self._send_tags: set[int] = set()
+
+    def send(self, values: Sequence[tf.Tensor], tag: int = 0) -> list[tf.Tensor]:
+        tensors = checks.check_values(values, len(self._devices), arithmetic=False)
+        checks.check_tag(tag, self._num_messages, self._send_tags, "a send")
+        self._sent[tag] = tensors
+        return tensors
+
+    def recv(
+        self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0
+    ) -> list[tf.Tensor]:
+        checks.check_shape_count(len(shapes), len(self._devices))
+        if tag not in self._sent:
+            raise ValueError(
+                f"Nothing waits under tag {tag}: inside one process send before you receive, and receive "
+                f"once. Waiting tags: {sorted(self._sent)}."
+            )
+        received = []
+        for device, value, shape in zip(self._devices, self._sent.pop(tag), shapes, strict=True):
+            expected = tf.TensorShape(None if isinstance(shape, tf.Tensor) else shape)
+            if value.dtype != dtype or not expected.is_compatible_with(value.shape):
+                raise ValueError(
+                    f"Expected {dtype} of shape {expected} under tag {tag}, but {value.dtype} of shape "
+                    f"{value.shape} was sent."
+                )
+            with tf.device(device):
+                received.append(tf.stop_gradient(value))
+        return received
+
+
+def _combine(values: Sequence[tf.Tensor], op: Op) -> tf.Tensor:
+    if op == "sum":
+        return tf.add_n(values)
+    pick: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = tf.minimum if op == "min" else tf.maximum
+    return _fold(pick, values)
+
+
+def _fold(pick: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], values: Iterable[tf.Tensor]) -> tf.Tensor:
+    result, *others = values
+    for other in others:
+        result = pick(result, other)
+    return result

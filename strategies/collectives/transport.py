@@ -1,0 +1,86 @@
+"""What a transport has to provide, and nothing else: the exchanges themselves."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import tensorflow as tf
+
+from strategies.collectives.channel import Channel
+from strategies.mesh import DeviceMesh
+
+Op = Literal["sum", "mean", "min", "max"]
+Pairs = Sequence[tuple[int, int]]
+
+
+class Transport(abc.ABC):
+    """The part of `Collectives` that differs between implementations.
+
+    Values are checked and off the tape when they come here; an axis may have one member. Shapes are those of
+    the public methods of the same name.
+
+    Args:
+        mesh: the grid of coordinates.
+        rank: this process' rank in the mesh.
+    """
+
+    def __init__(self, mesh: DeviceMesh, rank: int = 0) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.local_indices = mesh.local_indices(rank)
+
+    @abc.abstractmethod
+    def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
+        """all_reduce with op sum, min or max."""
+
+    @abc.abstractmethod
+    def _all_gather(
+        self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
+    ) -> list[tf.Tensor]:
+        """all_gather; `sizes` holds for each local value its group's sizes along `dim`, None if equal."""
+
+    @abc.abstractmethod
+    def _reduce_scatter(
+        self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
+    ) -> list[tf.Tensor]:
+        """reduce_scatter with op sum into parts of the given `sizes`, equal ones if None."""
+
+    @abc.abstractmethod
+    def _broadcast(self, values: list[tf.Tensor], axis: str, root: int) -> list[tf.Tensor]:
+        """As the public method."""
+
+    @abc.abstractmethod
+    def _all_to_all(
+        self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int
+    ) -> list[tf.Tensor]:
+        """As the public method."""
+
+    @abc.abstractmethod
+    def _permute(self, values: list[tf.Tensor], axis: str, pairs: Pairs) -> list[tf.Tensor]:
+        """As the public method."""
+
+    @abc.abstractmethod
+    def _exchange_sizes(self, values: list[tf.Tensor], axis: str, dim: int) -> list[tf.Tensor] | None:
+        """For each local value, int32 `[n]`: its group's sizes along `dim`. None if known to be equal."""
+
+    @abc.abstractmethod
+    def _channel(self, axis: str, source: int, target: int, num_messages: int) -> Channel:
+        """As the public method."""
+
+    def _device(self, local: int) -> str:
+        """The device of local coordinate number `local`, as ``tf.device`` takes it."""
+        return self.mesh.devices[self.local_indices[local]]
+
+    def _on_devices(self, make: Callable[[int, int], tf.Tensor]) -> list[tf.Tensor]:
+        """``make(local number, flat index)`` for every local coordinate, on its device."""
+        made = []
+        for local, index in enumerate(self.local_indices):
+            with tf.device(self._device(local)):
+                made.append(make(local, index))
+        return made
+
+    def _cut(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        # Off the tape: a transport's ops may have no gradient of their own, or another one than the adjoint.
+        return self._on_devices(lambda local, _: tf.stop_gradient(values[local]))

@@ -1,0 +1,36 @@
+"""The contract over TensorFlow's collective runtime, between eight devices of this process."""
+
+import functools
+import math
+
+import pytest
+
+from strategies.collectives import Collectives, TensorFlowCollectives
+from strategies.mesh import DeviceMesh
+from tests.strategies.collectives.contract import CollectivesContract
+from tests.strategies.collectives.test_loopback import device_names
+
+
+@functools.cache
+def make_collectives(axes: tuple[tuple[str, int], ...], reverse: bool) -> TensorFlowCollectives:
+    """One instance per mesh for all tests, so that its eager functions are traced once."""
+    devices = device_names(math.prod(size for _, size in axes), reverse)
+    return TensorFlowCollectives(DeviceMesh.from_devices(devices, dict(axes)), timeout_seconds=60)
+
+
+class TestTensorFlowRuntime(CollectivesContract):
+    def make(self, axes: dict[str, int], *, reverse: bool = False) -> Collectives:
+        return make_collectives(tuple(axes.items()), reverse)
+
+
+def test_refused_construction() -> None:
+    mesh = DeviceMesh.from_devices(["CPU:0", "CPU:77"])
+    with pytest.raises(ValueError, match="no device 'CPU:77'"):
+        TensorFlowCollectives(mesh)
+    mesh = DeviceMesh.from_devices(["CPU:0", "CPU:1"])
+    with pytest.raises(ValueError, match="timeout_seconds=-1"):
+        TensorFlowCollectives(mesh, timeout_seconds=-1)
+    with pytest.raises(ValueError, match="Process 1 owns no part"):
+        TensorFlowCollectives(mesh, rank=1)
+    with pytest.raises(ValueError, match=r"Make channels inside a tf\.function"):
+        TensorFlowCollectives(mesh).channel("data", 0, 1)
