@@ -113,11 +113,12 @@ class DataParallelExtended:
 
     # ---- reducing and updating
 
-    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        share = shares.current()
-        if share is not None and share.has_rows is not True and reduce_op == tf.distribute.ReduceOp.SUM:
-            value = tf.nest.map_structure(lambda v: share.keep(v, tf.zeros_like(v)), value)
-        return super()._replica_ctx_all_reduce(reduce_op, value, options)  # type: ignore[misc]
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        values, destinations = zip(*value_destination_pairs, strict=True)
+        if reduce_op == tf.distribute.ReduceOp.SUM:
+            values = self._without_borrowed(values)
+        pairs = list(zip(values, destinations, strict=True))
+        return super()._batch_reduce_to(reduce_op, pairs, options)  # type: ignore[misc]
 
     def update_replicas(self, gradients: Sequence[Any], update: Callable[[list[Any]], Any]) -> Any:
         """Sums ``gradients`` over the replicas and calls ``update`` with the sums once per local replica.
@@ -142,25 +143,30 @@ class DataParallelExtended:
 
     def _sum_gradients(self, gradients: list[Any]) -> list[Any]:
         reducible = [i for i, g in enumerate(gradients) if isinstance(g, PerReplica)]
-        if not reducible:
-            return gradients
-        mine = self._without_borrowed([gradients[i] for i in reducible])
-        sums = self.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(g, g) for g in mine])  # type: ignore[attr-defined]
-        for i, total in zip(reducible, sums, strict=True):
-            gradients[i] = total
+        if reducible:
+            pairs = [(gradients[i], gradients[i]) for i in reducible]
+            sums = self.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)  # type: ignore[attr-defined]
+            for i, total in zip(reducible, sums, strict=True):
+                gradients[i] = total
         return gradients
 
-    def _without_borrowed(self, gradients: list[Any]) -> list[Any]:
-        """Zeroes the gradients of replicas without rows; the others pass through uncopied."""
-        lists = [[g.values[share.replica_id] for g in gradients] for share in self._shares]
-        for share, mine in zip(self._shares, lists, strict=True):
-            if share.has_rows is True:
-                continue
+    def _without_borrowed(self, values: Sequence[Any]) -> list[Any]:
+        """Zeroes what replicas without rows would add to sums; the rest passes through uncopied."""
+        values = list(values)
+        mine = [i for i, v in enumerate(values) if isinstance(v, PerReplica) and len(v.values) == len(self._shares)]
+        if not mine or all(share.has_rows is True for share in self._shares):
+            return values
+        per_replica = []
+        for share in self._shares:
+            local = [values[i].values[share.replica_id] for i in mine]
             if share.has_rows is False:
-                lists[share.replica_id] = _zeros(mine)
-            else:
-                lists[share.replica_id] = tf.cond(share.has_rows, lambda m=mine: m, lambda m=mine: _zeros(m))
-        return [PerReplica(tuple(per_replica)) for per_replica in zip(*lists, strict=True)]
+                local = _zeros(local)
+            elif share.has_rows is not True:
+                local = tf.cond(share.has_rows, lambda kept=local: kept, lambda kept=local: _zeros(kept))
+            per_replica.append(local)
+        for i, components in zip(mine, zip(*per_replica, strict=True), strict=True):
+            values[i] = PerReplica(components)
+        return values
 
     def _use_merge_call(self) -> bool:
         # While one replica's components are updated there is nobody to merge with: Keras then calls directly.
@@ -173,10 +179,10 @@ class DataParallelExtended:
         return fn(var._get_replica(r), *select_replica(r, args), **select_replica(r, kwargs))
 
 
-def _zeros(gradients: list[Any]) -> list[Any]:
+def _zeros(values: list[Any]) -> list[Any]:
     return [
-        tf.IndexedSlices(tf.zeros_like(g.values), g.indices, g.dense_shape)
-        if isinstance(g, tf.IndexedSlices)
-        else tf.zeros_like(g)
-        for g in gradients
+        tf.IndexedSlices(tf.zeros_like(v.values), v.indices, v.dense_shape)
+        if isinstance(v, tf.IndexedSlices)
+        else tf.zeros_like(v)
+        for v in values
     ]

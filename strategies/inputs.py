@@ -44,11 +44,11 @@ def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
         )
 
     def share(*element: Any) -> Any:
-        shared = share_out(element, num_replicas)
-        return shared if len(shared) > 1 else shared[0]
+        shared = tf.nest.flatten(share_out(element, num_replicas))
+        return tf.nest.pack_sequence_as(dataset.element_spec, shared)
 
     # On the threads of the pipeline and ahead of the step, so that no replica waits for the slicing.
-    return dataset.map(share, deterministic=True).prefetch(PREFETCH_BATCHES)
+    return dataset.map(share).prefetch(PREFETCH_BATCHES)
 
 
 def is_distributed(dataset: tf.data.Dataset) -> bool:

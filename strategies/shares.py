@@ -167,21 +167,22 @@ def void_outputs(structure: Any, shares: Sequence[Share]) -> Any:
     """Makes what replicas without rows return count for nothing.
 
     A borrowed row's output (first dimension 1) is cut to no rows, so that gathering skips it; any other number
-    becomes 0, so that summing skips it.
+    becomes 0, so that summing skips it. Scalars that Keras' trainer averages stay: losses among them weigh 0 already.
     """
     if all(share.has_rows is True for share in shares):
         return structure
 
     def void(share: Share, value: Any) -> Any:
-        if share.has_rows is True or not isinstance(value, tf.Tensor):
+        if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
+            return value
+        if share.has_rows is True or (share.in_trainer and value.shape.rank == 0):
             return value
         if value.shape.rank == 0:
-            return value if value.dtype == tf.string else share.keep(value, tf.zeros_like(value))
+            return share.keep(value, tf.zeros_like(value))
 
         def nothing() -> tf.Tensor:
             rows = tf.shape(value)[0]
-            blank = value if value.dtype == tf.string else tf.zeros_like(value)
-            return blank[: tf.where(tf.equal(rows, 1), 0, rows)]
+            return tf.zeros_like(value)[: tf.where(tf.equal(rows, 1), 0, rows)]
 
         if share.has_rows is False:
             return nothing()

@@ -19,7 +19,19 @@ from strategies import shares
 from strategies._tf_internals import MirroredVariable, SyncOnReadVariable
 
 
-class ReplicaStateVariable(MirroredVariable):
+class _ReadableNumber:
+    """``float(optimizer.learning_rate)`` and the like, as plain variables have them; TensorFlow's mirrored do not."""
+
+    numpy: Callable[[], Any]
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+
+class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     """A mirrored variable that reports to its strategy when a replica writes it for itself."""
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
@@ -29,7 +41,7 @@ class ReplicaStateVariable(MirroredVariable):
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class MetricVariable(SyncOnReadVariable):
+class MetricVariable(_ReadableNumber, SyncOnReadVariable):
     """A synchronised-on-read variable to which a replica without rows adds nothing."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
+from keras.src.metrics import reduction_metrics as keras_mean
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies import shares
@@ -36,6 +37,7 @@ def install() -> None:
     wrap(keras_loss, "scale_loss_for_distribution", _scale)
     wrap(keras_loss, "unscale_loss_for_distribution", _unscale)
     wrap(keras_loss, "reduce_weighted_values", _reduce)
+    wrap(keras_mean.Mean, "update_state", _update_mean)
     wrap(keras_trainer.Trainer, "compute_loss", _compute_loss)
     wrap(keras_trainer.Trainer, "_compute_loss", _compute_loss_for_keras)
 
@@ -87,6 +89,18 @@ def _unscale(original: Callable[..., Any], value: Any) -> Any:
     if share.raw_losses and not isinstance(share.weight, float):
         return _mean_form(value, share)
     return value
+
+
+def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """A mean of losses, one per step: every replica counts, since a replica without rows says 0 in mean form."""
+    share = shares.current()
+    if share is None or share.has_rows is True or sample_weight is not None or len(values.shape):
+        return original(metric, values, sample_weight)
+    shares.attach(dataclasses.replace(share, has_rows=True))
+    try:
+        return original(metric, values)
+    finally:
+        shares.attach(share)
 
 
 def _reduce(

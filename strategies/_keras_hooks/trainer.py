@@ -19,12 +19,12 @@ _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pr
 
 
 def install() -> None:
-    """Wraps the trainer's entries and three of its steps."""
-    wrap(keras_trainer.Trainer, "compile", _compile)
-    wrap(keras_trainer.Trainer, "get_metrics_result", _get_metrics_result)
-    wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build)
+    """Wraps the trainer's entries and what they call."""
+    wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
+    wrap(keras_trainer.Trainer, "get_metrics_result", _read_across_replicas)
+    wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build, in_step=False)
     for name in _ENTRIES:
-        wrap(keras_tf_trainer.TensorFlowTrainer, name, _entry)
+        wrap(keras_tf_trainer.TensorFlowTrainer, name, _entry, in_step=False)
 
 
 def _entry(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,6 +72,7 @@ def _check(model: Any, strategy: tf.distribute.Strategy) -> None:
     _check_part(strategy, "optimizer", getattr(model, "optimizer", None))
     for metric in getattr(model, "metrics", []):
         _check_part(strategy, "metric", metric)
+        _watch_result(metric)
 
 
 def _check_part(strategy: tf.distribute.Strategy, kind: str, part: Any) -> None:
@@ -92,12 +93,18 @@ def _outside(kind: str, name: str, strategy: tf.distribute.Strategy, variable: s
     )
 
 
-def _get_metrics_result(original: Callable[..., Any], model: Any) -> dict[str, Any]:
+def _watch_result(metric: keras.Metric) -> None:
+    """Wraps the ``result`` of the metric's class, for steps that read metrics themselves."""
+    owner = next(cls for cls in type(metric).__mro__ if "result" in vars(cls))
+    wrap(owner, "result", _read_across_replicas)
+
+
+def _read_across_replicas(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
     share = shares.current()
-    if share is None or share.num_replicas == 1:
-        return original(model)
-    # Read across replicas, or the logs of a batch would be those of one replica's rows.
-    return tf.distribute.get_replica_context().merge_call(lambda _: original(model))
+    if share is None or share.num_replicas == 1 or not share.in_trainer:
+        return original(owner, *args, **kwargs)
+    # Read by one replica, the metric would be that of its rows.
+    return tf.distribute.get_replica_context().merge_call(lambda _: original(owner, *args, **kwargs))
 
 
 def _maybe_symbolic_build(

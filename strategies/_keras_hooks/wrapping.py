@@ -13,13 +13,15 @@ from strategies.engine import DataParallelExtended
 _MARK = "_keras_strategies_original"
 
 
-def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = True) -> None:
     """Replaces ``owner.name`` by a function that calls ``wrapper(original, *args, **kwargs)``.
 
     Args:
         owner: class or module that defines ``name`` itself.
         name: the attribute.
         wrapper: takes the original function first, then what the caller passed.
+        in_step: whether it is called inside a step. AutoGraph, which converts a user's step, then leaves it alone,
+            as it leaves Keras' own functions alone.
 
     Raises:
         RuntimeError: if ``owner`` does not define ``name``: this Keras is not one this package was written for.
@@ -37,8 +39,9 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 
-    setattr(wrapped, _MARK, original)
-    setattr(owner, name, wrapped)
+    hooked = tf.autograph.experimental.do_not_convert(wrapped) if in_step else wrapped
+    setattr(hooked, _MARK, original)
+    setattr(owner, name, hooked)
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> DataParallelExtended | None:

@@ -1,0 +1,21 @@
+"""Collects what the parity tests measure; `--parity-table FILE` writes it as a page."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.strategies.parity.table import Table
+
+
+@pytest.fixture(scope="session")
+def parity_table(request: pytest.FixtureRequest) -> Iterator[Table]:
+    table = Table()
+    yield table
+    path = request.config.getoption("--parity-table")
+    if path is not None:
+        from tests.strategies.parity.test_parity import SECTIONS
+
+        table.write(pathlib.Path(path), SECTIONS, (2, 4))

@@ -1,0 +1,183 @@
+"""MirroredStrategy: what it refuses, and that several of them live in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from tests.strategies.parity.harness import features
+
+
+def mirrored(num_replicas: int = 2, **kwargs: Any) -> strategies.MirroredStrategy:
+    return strategies.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)], **kwargs)
+
+
+def linear(**kwargs: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(**({"optimizer": keras.optimizers.SGD(0.1), "loss": "mse"} | kwargs))
+    return model
+
+
+X = features(10, 3)
+Y = X.sum(axis=1, keepdims=True)
+
+
+class TestConstruction:
+    def test_takes_all_logical_cpus_without_gpus(self) -> None:
+        assert strategies.MirroredStrategy().num_replicas_in_sync == 8
+
+    def test_is_tensorflows(self) -> None:
+        strategy = mirrored()
+        assert isinstance(strategy, tf.distribute.MirroredStrategy)
+        assert strategy.num_replicas_in_sync == 2
+        assert strategy.cluster_resolver is None
+
+    def test_one_replica(self) -> None:
+        with mirrored(1).scope():
+            model = linear()
+        plain = linear()
+        assert model.fit(X, Y, verbose=0, shuffle=False).history == plain.fit(X, Y, verbose=0, shuffle=False).history
+
+    @pytest.mark.parametrize(
+        ("devices", "mesh", "says"),
+        [
+            (["CPU:0", "CPU:0"], None, "named twice"),
+            (["CPU:0", "/device:CPU:0"], None, "named twice"),
+            (["CPU:0", "CPU:99"], None, "CPU:99"),
+            (["CPU:0", "GPU:0"], None, "GPU:0"),
+            ([], None, "empty"),
+            (["CPU:0", "NPU:one"], None, "NPU:one"),
+            (["CPU:0", "CPU:1"], {"data": 3}, "2 devices"),
+            (["CPU:0", "CPU:1"], {"data": 0}, "0"),
+            (["CPU:0", "CPU:1"], {"dat": 2}, "dat"),
+            (["CPU:0", "CPU:1"], {"data": 1, "tensor": 2}, "tensor"),
+        ],
+    )
+    def test_refuses(self, devices: list[str], mesh: dict[str, int] | None, says: str) -> None:
+        with pytest.raises(ValueError, match=says):
+            strategies.MirroredStrategy(devices, mesh=mesh)
+
+    @pytest.mark.parametrize("mesh", [{"data": 2}, {"data": -1}, {"data": 2, "pipe": 1}])
+    def test_takes_a_mesh_that_fits(self, mesh: dict[str, int]) -> None:
+        assert mirrored(2, mesh=mesh).num_replicas_in_sync == 2
+
+    @pytest.mark.parametrize(
+        "ops", [tf.distribute.HierarchicalCopyAllReduce(), tf.distribute.ReductionToOneDevice()], ids=["copy", "one"]
+    )
+    def test_takes_cross_device_ops(self, ops: tf.distribute.CrossDeviceOps) -> None:
+        with mirrored(2, cross_device_ops=ops).scope():
+            model = linear()
+        plain = linear()
+        model.fit(X, Y, verbose=0, shuffle=False)
+        plain.fit(X, Y, verbose=0, shuffle=False)
+        np.testing.assert_allclose(model.get_weights()[0], plain.get_weights()[0], atol=1e-6)
+
+
+class TestRefusedBeforeAnyStep:
+    def test_jit_compile(self) -> None:
+        with mirrored().scope(), pytest.raises(ValueError, match="jit_compile=False"):
+            linear(jit_compile=True)
+
+    def test_jit_compile_set_later(self) -> None:
+        with mirrored().scope():
+            model = linear()
+        model.jit_compile = True
+        with pytest.raises(ValueError, match="jit_compile=False"):
+            model.fit(X, Y, verbose=0)
+
+    def test_optimizer_made_outside(self) -> None:
+        optimizer = keras.optimizers.Adam()
+        with mirrored().scope(), pytest.raises(ValueError, match=r"optimizer 'adam' was not made under .*with strategy.scope"):
+            linear(optimizer=optimizer)
+
+    def test_optimizer_of_another_strategy(self) -> None:
+        with mirrored().scope():
+            optimizer = keras.optimizers.Adam()
+        with mirrored().scope(), pytest.raises(ValueError, match="same strategy object"):
+            linear(optimizer=optimizer)
+
+    def test_metric_made_outside(self) -> None:
+        metric = keras.metrics.AUC(name="area")
+        with mirrored().scope(), pytest.raises(ValueError, match="metric 'area' was not made"):
+            linear(metrics=[metric])
+
+    def test_model_made_outside(self) -> None:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="lonely")
+        with mirrored().scope(), pytest.raises(ValueError, match="model 'lonely' was not made"):
+            model.compile("sgd", "mse")
+
+    def test_model_fitted_in_a_foreign_scope(self) -> None:
+        model = linear()
+        with mirrored().scope(), pytest.raises(ValueError, match="was not made under"):
+            model.fit(X, Y, verbose=0)
+
+    def test_layer_made_outside(self) -> None:
+        layer = keras.layers.Dense(1)
+        layer.build((None, 3))
+        with mirrored().scope(), pytest.raises(ValueError, match="dense"):
+            keras.Sequential([keras.Input((3,)), layer]).compile("sgd", "mse")
+
+    def test_dataset_without_batches(self) -> None:
+        with pytest.raises(ValueError, match="batch"):
+            mirrored().experimental_distribute_dataset(tf.data.Dataset.range(4))
+
+
+class TestForgiven:
+    def test_compiled_outside_the_scope(self) -> None:
+        with mirrored().scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+        plain = linear(optimizer="sgd", metrics=["mae"])
+        received = model.evaluate(X[:7], Y[:7], verbose=0)
+        assert received == pytest.approx(plain.evaluate(X[:7], Y[:7], verbose=0), abs=1e-6)
+
+    def test_learning_rate_reads_as_a_number(self) -> None:
+        with mirrored().scope():
+            model = linear()
+        assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
+        assert int(model.optimizer.iterations) == 0
+
+
+class TestSeveralInOneProcess:
+    def test_of_different_sizes_one_after_the_other(self) -> None:
+        plain = linear()
+        plain.fit(X, Y, verbose=0, shuffle=False, epochs=2)
+        for num_replicas in (2, 4, 3, 2):
+            with mirrored(num_replicas).scope():
+                model = linear()
+            model.fit(X, Y, verbose=0, shuffle=False, epochs=2)
+            np.testing.assert_allclose(model.get_weights()[0], plain.get_weights()[0], atol=1e-6)
+
+    def test_used_in_turn(self) -> None:
+        models = []
+        for num_replicas in (2, 3):
+            with mirrored(num_replicas).scope():
+                models.append(linear())
+        for _ in range(2):
+            for model in models:
+                model.fit(X, Y, verbose=0, shuffle=False)
+        np.testing.assert_allclose(models[0].get_weights()[0], models[1].get_weights()[0], atol=1e-6)
+
+    def test_nested_scopes_are_refused_by_tensorflow(self) -> None:
+        with mirrored(2).scope(), pytest.raises(RuntimeError, match=r"Mixing different tf\.distribute\.Strategy"), mirrored(4).scope():
+            pass
+
+    def test_made_after_tensorflow_has_run(self) -> None:
+        linear().fit(X, Y, verbose=0)
+        with mirrored().scope():
+            model = linear()
+        model.fit(X, Y, verbose=0)
+
+    def test_stock_strategy_beside_ours_is_untouched(self) -> None:
+        mirrored()
+        stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+        with stock.scope():
+            model = linear()
+        weight = model.layers[0].kernel.value
+        assert type(weight).__module__.startswith("tensorflow")
+        model.fit(X, Y, verbose=0, batch_size=10, shuffle=False)
