@@ -1,0 +1,1 @@
+"""Handwritten digits: the smallest whole program on top of keras-strategies."""

@@ -1,0 +1,80 @@
+"""Trains a digit classifier under a strategy: `python examples/mnist/main.py --devices=2`."""
+
+import dataclasses
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags, logging
+
+_EXAMPLES = Path(__file__).resolve().parents[1]
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string(
+    "data_dir",
+    None,
+    "Folder with the four MNIST files (IDX, plain or gzip). Default: the best that is on this machine.",
+)
+flags.DEFINE_enum("strategy", "mirrored", ["mirrored"], "How the devices work together.")
+flags.DEFINE_integer(
+    "devices",
+    None,
+    "Number of GPUs, or of logical CPU devices where there is none. Default: all GPUs, or one CPU device.",
+    lower_bound=1,
+)
+flags.DEFINE_integer("epochs", 10, "Times to go through the training images.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 64, "Global batch size: images in one step on all devices.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 2e-3, "Learning rate of Adam.", lower_bound=0.0)
+flags.DEFINE_float(
+    "dropout", 0.25, "Share of the features dropped in training.", lower_bound=0.0, upper_bound=0.9
+)
+flags.DEFINE_integer("seed", 0, "Seed of the weights, the order of the images and dropout.", lower_bound=0)
+flags.DEFINE_string("tensorboard_dir", None, "Folder for TensorBoard's logs.")
+flags.DEFINE_string("save", None, "Path, ending in .keras, to save the trained model to.")
+flags.DEFINE_integer(
+    "verbose", 1, "Keras' output: 0 none, 1 a progress bar, 2 a line per epoch.", lower_bound=0, upper_bound=2
+)
+
+
+def main(argv: list[str]) -> None:
+    """Runs what the flags say and prints the result as the last line."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Only flags are understood, received {argv[1:]}.")
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.INFO)
+    from mnist import data, idx
+
+    try:
+        digits = data.load(FLAGS.data_dir)
+    except idx.DataError as error:
+        sys.exit(f"error: {error}")
+
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # TensorFlow takes seconds to import: only now, so that a wrong flag or file is answered at once.
+    import tensorflow as tf
+
+    from mnist import train
+
+    # TensorFlow has a line for every variable that it copies to the devices.
+    tf.get_logger().setLevel("WARNING")
+    values: dict[str, Any] = {
+        field.name: FLAGS[field.name].value for field in dataclasses.fields(train.Options)
+    }
+    try:
+        result = train.run(train.Options(**values), digits)
+    except train.OptionError as error:
+        sys.exit(f"error: {error}")
+    print(result, flush=True)
+
+
+if __name__ == "__main__":
+    # Seen from the folder above, the example is the package `mnist`, and its `train` is nobody else's.
+    sys.path.insert(0, str(_EXAMPLES))
+    # In a clone with nothing installed, the library is the clone's own. An installed one comes first:
+    # it is what the user means to run, and the clone's may be of another version.
+    if importlib.util.find_spec("strategies") is None:
+        sys.path.append(str(_EXAMPLES.parent))
+    app.run(main)

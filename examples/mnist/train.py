@@ -1,0 +1,170 @@
+"""Trains the digit classifier under a strategy: devices, input, fit, result."""
+
+import importlib.util
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+import strategies
+from mnist import data
+from mnist.model import build_model
+from mnist.throughput import Throughput
+
+_log = logging.getLogger(__name__)
+
+
+class OptionError(ValueError):
+    """An option asks for what this machine does not have; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run can be told; `main.py` has a flag for each, with the same name and default."""
+
+    strategy: str = "mirrored"
+    devices: int | None = None
+    epochs: int = 10
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+    dropout: float = 0.25
+    seed: int = 0
+    tensorboard_dir: str | None = None
+    save: str | None = None
+    verbose: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has reached; `str` is one line of `key=value` for a log parser."""
+
+    test_accuracy: float
+    test_loss: float
+    images_per_second: float
+    epochs: int
+    devices: int
+    seconds: float
+    # Keras' logs by name, one value per epoch.
+    history: dict[str, list[float]]
+
+    def __str__(self) -> str:
+        return (
+            f"result test_accuracy={self.test_accuracy:.4f} test_loss={self.test_loss:.4f} "
+            f"images_per_second={self.images_per_second:.0f} epochs={self.epochs} devices={self.devices} "
+            f"seconds={self.seconds:.1f}"
+        )
+
+
+def run(options: Options, digits: data.Digits) -> Result:
+    """Trains and evaluates as `options` say; call it before anything else has started TensorFlow.
+
+    Raises:
+        OptionError: More GPUs asked for than there are, a path that cannot be written, TensorBoard missing.
+    """
+    start = time.perf_counter()
+    # What can be refused is refused before the training, not after it.
+    _check_outputs(options)
+    devices = choose_devices(options.devices)
+    keras.utils.set_random_seed(options.seed)
+    strategy = make_strategy(options.strategy, devices)
+    with strategy.scope():
+        model = build_model(options.dropout)
+        model.compile(
+            optimizer=keras.optimizers.Adam(options.learning_rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    throughput = Throughput(num_images=len(digits.train.labels), batch_size=options.batch_size)
+    callbacks: list[keras.callbacks.Callback] = [throughput]
+    if options.tensorboard_dir is not None:
+        callbacks.append(keras.callbacks.TensorBoard(options.tensorboard_dir))
+    test_set = make_dataset(digits.test, options.batch_size)
+    history = model.fit(
+        make_dataset(digits.train, options.batch_size, shuffle_seed=options.seed),
+        validation_data=test_set,
+        epochs=options.epochs,
+        callbacks=callbacks,
+        shuffle=False,  # The dataset shuffles itself.
+        verbose=options.verbose,
+    )
+    logs: dict[str, float] = model.evaluate(test_set, return_dict=True, verbose=0)
+    if options.save is not None:
+        model.save(options.save)
+        _log.info("saved: %s", options.save)
+    return Result(
+        test_accuracy=logs["accuracy"],
+        test_loss=logs["loss"],
+        images_per_second=throughput.images_per_second,
+        epochs=options.epochs,
+        devices=len(devices),
+        seconds=time.perf_counter() - start,
+        history=history.history,
+    )
+
+
+def make_strategy(name: str, devices: list[str]) -> tf.distribute.Strategy:
+    """The strategy of that name over those devices."""
+    if name == "mirrored":
+        return strategies.MirroredStrategy(devices)
+    raise OptionError(f"--strategy: expected 'mirrored', received {name!r}.")
+
+
+def choose_devices(num_devices: int | None) -> list[str]:
+    """That many GPUs, or that many logical CPU devices where there is no GPU.
+
+    None is all GPUs, or one CPU device. Logical devices share the machine's cores: they show that several
+    devices give the numbers of one, and are no faster. They can only be made before TensorFlow has started.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        count = len(gpus) if num_devices is None else num_devices
+        if count > len(gpus):
+            raise OptionError(
+                f"--devices: at most {len(gpus)}, the number of GPUs here, received {count}. "
+                f"Ask for fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to use logical CPU devices."
+            )
+        _log.info("devices: %d of %d GPU(s)", count, len(gpus))
+        return [f"GPU:{index}" for index in range(count)]
+    count = 1 if num_devices is None else num_devices
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if len(tf.config.get_logical_device_configuration(cpu) or [None]) < count:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    _log.info("devices: no GPU here, so %d logical CPU device(s), which share this machine's cores", count)
+    return [f"CPU:{index}" for index in range(count)]
+
+
+def make_dataset(split: data.Split, batch_size: int, shuffle_seed: int | None = None) -> tf.data.Dataset:
+    """Global batches of (images, labels), the last one as large as what is left.
+
+    With `shuffle_seed` every epoch has another order, and every run the same orders on any number of devices.
+    """
+    dataset = tf.data.Dataset.from_tensor_slices((split.images, split.labels))
+    if shuffle_seed is not None:
+        dataset = dataset.shuffle(len(split.labels), seed=shuffle_seed)
+    return dataset.batch(batch_size).prefetch(2)
+
+
+def _check_outputs(options: Options) -> None:
+    if options.tensorboard_dir is not None and importlib.util.find_spec("tensorboard") is None:
+        raise OptionError("--tensorboard_dir: tensorboard is not installed. Run `pip install tensorboard`.")
+    if options.tensorboard_dir is not None:
+        _make_folder("--tensorboard_dir", Path(options.tensorboard_dir))
+    if options.save is not None:
+        path = Path(options.save)
+        if path.suffix != ".keras" or path.is_dir():
+            raise OptionError(f"--save: expected the path of a file that ends in .keras, received {path}.")
+        _make_folder("--save", path.parent)
+
+
+def _make_folder(flag: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{flag}: cannot make the folder {folder} ({error.strerror})"
+        raise OptionError(f"{reason}. Name one that can be written.") from error
+    if not os.access(folder, os.W_OK):
+        raise OptionError(f"{flag}: the folder {folder} is not writable. Name one that is.")

@@ -1,0 +1,78 @@
+"""`python examples/mnist/main.py` as a user runs it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examples import EXAMPLES
+
+MAIN = EXAMPLES / "mnist" / "main.py"
+
+
+def run(arguments: list[str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """The finished program, with an empty Keras cache, so that it finds the digits of scikit-learn."""
+    environment = {**os.environ, "KERAS_HOME": str(tmp_path / "keras")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=EXAMPLES.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_trains_the_digits_of_scikit_learn(tmp_path: Path) -> None:
+    save, logs = tmp_path / "digits.keras", tmp_path / "logs"
+    flags = ["--devices=2", "--epochs=4", f"--save={save}", f"--tensorboard_dir={logs}"]
+    done = run([str(MAIN), *flags], tmp_path)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    match = re.fullmatch(
+        r"result test_accuracy=(\S+) test_loss=\S+ images_per_second=(\d+) epochs=4 devices=2 seconds=\S+",
+        last,
+    )
+    assert match, last
+    assert float(match[1]) >= 0.92
+    assert int(match[2]) > 0
+    assert "Epoch 4/4" in done.stdout
+    assert "23/23" in done.stdout
+    assert "data: the digits inside scikit-learn" in done.stderr
+    assert "devices: no GPU here, so 2 logical CPU device(s)" in done.stderr
+    assert "UserWarning" not in done.stderr
+    assert save.is_file()
+    assert (logs / "train").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--data_dir=nowhere", "error: nowhere: not a directory"),
+        ("--save=digits.h5", "error: --save: expected the path of a file that ends in .keras"),
+        ("--devices=0", "flag --devices=0"),
+        ("--strategy=ring", "flag --strategy=ring"),
+        ("digits", "Only flags are understood, received ['digits']"),
+    ],
+)
+def test_refuses_in_one_line(tmp_path: Path, flag: str, reason: str) -> None:
+    done = run([str(MAIN), flag], tmp_path)
+    assert done.returncode != 0
+    assert done.stdout.count("result") == 0
+    assert sum(reason in line for line in (done.stderr + done.stdout).splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_every_option_has_a_flag_with_its_default(tmp_path: Path) -> None:
+    # In a process of its own: flags are global, and another example's may have the same names.
+    program = (
+        "import dataclasses, sys; sys.path.insert(0, 'examples'); from mnist import main, train; "
+        "fields = dataclasses.fields(train.Options); "
+        "print([field.name for field in fields if main.FLAGS[field.name].default != field.default])"
+    )
+    done = run(["-c", program], tmp_path)
+    assert done.stdout == "[]\n", done.stderr
