@@ -1,0 +1,289 @@
+"""Who this process is and who the others are, read once from an environment. Pure: standard library only."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+#: Port of the first process of a Slurm node; TensorFlow's SlurmClusterResolver uses the same.
+SLURM_PORT = 8888
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """This process among all processes of the job.
+
+    Args:
+        rank: 0 to `world_size` - 1; rank 0 is the one that writes files.
+        world_size: the number of processes that train together.
+        local_rank: position among the processes of this node.
+        local_size: the number of processes of this node.
+        node_rank: which node this is.
+        addresses: "host:port" of every process by rank; empty where the launcher keeps them to itself.
+        source: what it was read from: "TF_CONFIG", "HOROVOD", "OMPI", "SLURM", or "" for a single process.
+        is_evaluator: a process outside of the training job that only evaluates; a world of its own.
+
+    Raises:
+        ValueError: a rank outside of its world.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node_rank: int = 0
+    addresses: tuple[str, ...] = ()
+    source: str = ""
+    is_evaluator: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, size in (
+            ("rank", self.rank, self.world_size),
+            ("local rank", self.local_rank, self.local_size),
+        ):
+            if not 0 <= value < size:
+                raise ValueError(
+                    f"{self.source or 'The cluster'}: the {name} must be between 0 and {size - 1}. "
+                    f"Received: {name} {value} of {size}."
+                )
+        if self.local_size > self.world_size or (self.addresses and len(self.addresses) != self.world_size):
+            raise ValueError(
+                f"{self.source or 'The cluster'}: {self.local_size} processes on this node and "
+                f"{len(self.addresses)} addresses do not fit a world of {self.world_size}."
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Cluster:
+        """Read what the launcher has written.
+
+        TF_CONFIG and the variables of horovodrun and mpirun come from the program's own launcher and must
+        agree where several are set; Slurm's are looked at only where none of those is, because they are also
+        set around other launchers. Nothing set means a single process.
+
+        Args:
+            environment: variables by name; ``os.environ`` if None.
+
+        Raises:
+            ValueError: variables that are malformed, incomplete or contradict each other.
+        """
+        variables = os.environ if environment is None else environment
+        found = [c for c in (_tf_config(variables), _horovod(variables), _open_mpi(variables)) if c]
+        for other in found[1:]:
+            if (found[0].rank, found[0].world_size) != (other.rank, other.world_size):
+                raise ValueError(
+                    f"The environment contradicts itself; start the program by one launcher, or unset the "
+                    f"variables of the other. Received: rank {found[0].rank} of {found[0].world_size} from "
+                    f"{found[0].source}, rank {other.rank} of {other.world_size} from {other.source}."
+                )
+        return found[0] if found else _slurm(variables) or cls()
+
+
+def _tf_config(variables: Mapping[str, str]) -> Cluster | None:
+    text = variables.get("TF_CONFIG", "")
+    if not text.strip():
+        return None
+
+    def refuse(what: str) -> ValueError:
+        example = (
+            '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+        )
+        return ValueError(f"TF_CONFIG {what}. Write it like {example}. Received: {text}")
+
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise refuse(f"is not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise refuse("is not a JSON object")
+    if not config.get("cluster"):
+        return Cluster(source="TF_CONFIG")
+    jobs, task = config["cluster"], config.get("task")
+    if not isinstance(jobs, dict) or not isinstance(task, dict):
+        raise refuse("needs an object 'cluster' and an object 'task'")
+    for job, hosts in jobs.items():
+        if job not in ("chief", "worker", "evaluator"):
+            raise refuse(f"names job {job!r}; only chief, worker and evaluator are served")
+        if not isinstance(hosts, list) or not all(isinstance(h, str) and _is_address(h) for h in hosts):
+            raise refuse(f"needs a list of 'host:port' for job {job!r}")
+    kind, index = task.get("type"), task.get("index")
+    if isinstance(index, str) and index.isdigit():
+        index = int(index)
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise refuse("needs a task with a whole number as its 'index'")
+    if kind == "evaluator":
+        return Cluster(source="TF_CONFIG", is_evaluator=True)
+    if kind not in jobs or not 0 <= index < len(jobs[kind]):
+        raise refuse(f"has no task {kind!r} number {index} in its cluster")
+    if len(jobs.get("chief", [])) > 1:
+        raise refuse("may name one chief only")
+
+    chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
+    addresses = tuple(chiefs + workers)
+    if len(set(addresses)) != len(addresses):
+        raise refuse("gives two tasks the same address")
+    rank = index + (len(chiefs) if kind == "worker" else 0)
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    return Cluster(
+        rank=rank,
+        world_size=len(addresses),
+        local_rank=hosts[:rank].count(hosts[rank]),
+        local_size=hosts.count(hosts[rank]),
+        node_rank=list(dict.fromkeys(hosts)).index(hosts[rank]),
+        addresses=addresses,
+        source="TF_CONFIG",
+    )
+
+
+def _is_address(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isdigit() and 0 < int(port) < 65536
+
+
+def _horovod(variables: Mapping[str, str]) -> Cluster | None:
+    if "HOROVOD_RANK" not in variables and "HOROVOD_SIZE" not in variables:
+        return None
+    number = _numbers(variables, "HOROVOD", "Start the program by horovodrun")
+    return Cluster(
+        rank=number("HOROVOD_RANK"),
+        world_size=number("HOROVOD_SIZE"),
+        local_rank=number("HOROVOD_LOCAL_RANK"),
+        local_size=number("HOROVOD_LOCAL_SIZE"),
+        node_rank=number("HOROVOD_CROSS_RANK"),
+        source="HOROVOD",
+    )
+
+
+def _open_mpi(variables: Mapping[str, str]) -> Cluster | None:
+    if "OMPI_COMM_WORLD_RANK" not in variables:
+        return None
+    number = _numbers(variables, "OMPI", "Start the program by mpirun")
+    rank, local_size = number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_LOCAL_SIZE")
+    return Cluster(
+        rank=rank,
+        world_size=number("OMPI_COMM_WORLD_SIZE"),
+        local_rank=number("OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_size=local_size,
+        # Open MPI tells no node number (its NODE_RANK counts inside a node); it fills node after node.
+        node_rank=rank // max(1, local_size),
+        source="OMPI",
+    )
+
+
+def _slurm(variables: Mapping[str, str]) -> Cluster | None:
+    if "SLURM_PROCID" not in variables:
+        return None
+    number = _numbers(variables, "SLURM", "Start the program by srun")
+    rank = number("SLURM_PROCID")
+    in_step = "SLURM_STEP_ID" in variables or "SLURM_STEPID" in variables or rank > 0
+    size = number("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS")
+    if not in_step and size > 1:
+        # In a batch script the variables look like rank 0 of all, but nobody has started the others.
+        raise ValueError(
+            f"Slurm allotted {size} tasks but this process was not started by srun (SLURM_STEP_ID is not "
+            f"set): the others would be waited for in vain. Start it with srun, or unset SLURM_PROCID."
+        )
+    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    nodes = expand_hosts(next((variables[name] for name in names if name in variables), ""))
+    tasks_name = next(
+        (n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if n in variables), ""
+    )
+    counts = expand_counts(variables[tasks_name]) if tasks_name else ()
+    if not counts:
+        even = size % max(1, len(nodes)) == 0
+        counts = (size // max(1, len(nodes)),) * max(1, len(nodes)) if even else ()
+    if sum(counts) != size or (nodes and len(counts) != len(nodes)):
+        raise ValueError(
+            f"Slurm's variables contradict each other: {size} tasks, nodes {list(nodes)}, tasks per node "
+            f"{list(counts)} ({tasks_name or 'SLURM_TASKS_PER_NODE is not set'})."
+        )
+    node_rank = number("SLURM_NODEID") if "SLURM_NODEID" in variables else _node_of(rank, counts)
+    if not 0 <= node_rank < len(counts):
+        raise ValueError(f"Slurm: node {node_rank} is not among {len(counts)} nodes. Check SLURM_NODEID.")
+    first = sum(counts[:node_rank])
+    addresses = tuple(
+        f"{node}:{SLURM_PORT + i}" for node, count in zip(nodes, counts, strict=False) for i in range(count)
+    )
+    return Cluster(
+        rank=rank,
+        world_size=size,
+        local_rank=number("SLURM_LOCALID") if "SLURM_LOCALID" in variables else rank - first,
+        local_size=counts[node_rank],
+        node_rank=node_rank,
+        addresses=addresses,
+        source="SLURM",
+    )
+
+
+def _node_of(rank: int, counts: tuple[int, ...]) -> int:
+    for node, _ in enumerate(counts):
+        if rank < sum(counts[: node + 1]):
+            return node
+    return len(counts)
+
+
+def _numbers(variables: Mapping[str, str], source: str, remedy: str) -> Callable[[str], int]:
+    def number(name: str) -> int:
+        value = variables.get(name, "")
+        if not value.strip().isdigit():
+            raise ValueError(
+                f"{source}: {name} must be a whole number. {remedy}, which sets all of its variables, or set "
+                f"it. Received: {value!r}."
+            )
+        return int(value)
+
+    return number
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The names meant by a list such as ``node[01-03,7],gpu1``, in its order.
+
+    Source: Slurm's manual page of ``scontrol show hostnames``.
+
+    Args:
+        text: names and bracketed ranges, separated by commas; leading zeros set the width. Several brackets
+            in one name multiply. An empty text has no names.
+
+    Raises:
+        ValueError: brackets that do not match, or a range that is none.
+    """
+    # A comma separates names only outside of brackets.
+    names = re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]])+", text)
+    if ",".join(names) != text.strip(",") or any(not name.strip() for name in names):
+        raise ValueError(f"This is no list of host names such as 'node[01-03,7],gpu1'. Received: {text!r}.")
+    return tuple(host for name in names for host in _expand_name(name.strip(), text))
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """The counts meant by ``2(x3),1``: ``(2, 2, 2, 1)`` (Slurm's manual page of srun).
+
+    Raises:
+        ValueError: anything else.
+    """
+    counts: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", item)
+        if not match:
+            raise ValueError(f"This is no list of counts such as '2(x3),1'. Received: {text!r}.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts)
+
+
+def _expand_name(name: str, text: str) -> list[str]:
+    pieces = re.split(r"(\[[^\[\]]*\])", name)
+    choices = [_expand_ranges(p[1:-1], text) if p.startswith("[") else [p] for p in pieces]
+    return ["".join(parts) for parts in itertools.product(*choices)]
+
+
+def _expand_ranges(ranges: str, text: str) -> list[str]:
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip())
+        if not match or int(match[1]) > int(match[2] or match[1]):
+            raise ValueError(f"{item!r} is no number or rising range of numbers. Received: {text!r}.")
+        width = len(match[1])
+        numbers += [f"{n:0{width}d}" for n in range(int(match[1]), int(match[2] or match[1]) + 1)]
+    return numbers
