@@ -52,7 +52,7 @@ class TestConstruction:
             (["CPU:0", "GPU:0"], None, "GPU:0"),
             ([], None, "empty"),
             (["CPU:0", "NPU:one"], None, "NPU:one"),
-            (["CPU:0", "CPU:1"], {"data": 3}, "2 devices"),
+            (["CPU:0", "CPU:1"], {"data": 3}, "need 3 devices"),
             (["CPU:0", "CPU:1"], {"data": 0}, "0"),
             (["CPU:0", "CPU:1"], {"dat": 2}, "dat"),
             (["CPU:0", "CPU:1"], {"data": 1, "tensor": 2}, "tensor"),
