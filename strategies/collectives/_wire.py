@@ -157,9 +157,7 @@ def gather(vector: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
     count = num_elements(shape_of(vector))
     length, size_class = padded_length(count)
     sent = _pad(vector[tf.newaxis], length)[0]
-    result = tf.raw_ops.CollectiveGatherV2(
-        input=sent, ordering_token=[], **group.options(ordinal, size_class)
-    )
+    result = tf.raw_ops.CollectiveGatherV2(input=sent, ordering_token=[], **group.options(ordinal, size_class))
     rows = tf.reshape(_independent(result), [group.size, length])
     return group.from_wire(rows)[:, :count]
 
@@ -169,9 +167,7 @@ def exchange(rows: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
     count = num_elements(shape_of(rows)[1:])
     length, size_class = padded_length(count)
     sent = group.to_wire(_pad(rows, length))
-    result = tf.raw_ops.CollectiveAllToAllV2(
-        input=sent, ordering_token=[], **group.options(ordinal, size_class)
-    )
+    result = tf.raw_ops.CollectiveAllToAllV2(input=sent, ordering_token=[], **group.options(ordinal, size_class))
     return group.from_wire(_independent(result))[:, :count]
 
 
@@ -186,7 +182,5 @@ def recv(count: int | tf.Tensor, dtype: tf.DType, group: Group, ordinal: int) ->
     """The `[count]` elements, of flattened `dtype`, that another member sends."""
     length, size_class = padded_length(count)
     wire_dtype = {tf.bool: tf.int32, tf.bfloat16: tf.float16}.get(dtype, dtype)
-    result = tf.raw_ops.CollectiveBcastRecvV2(
-        T=wire_dtype, shape=[length], **group.options(ordinal, size_class)
-    )
+    result = tf.raw_ops.CollectiveBcastRecvV2(T=wire_dtype, shape=[length], **group.options(ordinal, size_class))
     return _independent(result)[:count]

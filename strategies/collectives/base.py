@@ -10,6 +10,8 @@ from strategies.collectives import checks
 from strategies.collectives.channel import Channel
 from strategies.collectives.transport import Op, Pairs, Transport
 
+__all__ = ["Channel", "Collectives", "Op", "Pairs"]
+
 
 class Collectives(Transport):
     """Exchange of tensors along one axis of a mesh, from the view of one process.
@@ -250,16 +252,12 @@ class Collectives(Transport):
         def backward(upstream: list[tf.Tensor], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             return self._gather(upstream, axis, dim, sizes, True)
 
-        return self._apply(
-            lambda v: self._reduce_scatter(v, axis, dim, sizes), backward, values, differentiable
-        )
+        return self._apply(lambda v: self._reduce_scatter(v, axis, dim, sizes), backward, values, differentiable)
 
     def _extreme_gradient(
         self, inputs: list[tf.Tensor], outputs: Sequence[tf.Tensor], total: list[tf.Tensor], axis: str
     ) -> list[tf.Tensor]:
-        holds = self._on_devices(
-            lambda local, _: tf.cast(inputs[local] == outputs[local], total[local].dtype)
-        )
+        holds = self._on_devices(lambda local, _: tf.cast(inputs[local] == outputs[local], total[local].dtype))
         num_ties = self.all_reduce(holds, axis, differentiable=False)
         return self._on_devices(lambda local, _: holds[local] * total[local] / num_ties[local])
 

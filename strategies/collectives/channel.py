@@ -25,9 +25,7 @@ class Channel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def recv(
-        self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0
-    ) -> list[tf.Tensor]:
+    def recv(self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0) -> list[tf.Tensor]:
         """Receive what the peers send under `tag`.
 
         Args:

@@ -13,14 +13,13 @@ _OPS = ("sum", "mean", "min", "max")
 def check_values(values: Sequence[tf.Tensor], num_local: int, arithmetic: bool) -> list[tf.Tensor]:
     """The values as tensors: one per local coordinate, of one supported dtype."""
     if isinstance(values, tf.Tensor) or len(values) != num_local:
-        received = (
-            f"one tensor of shape {values.shape}" if isinstance(values, tf.Tensor) else f"{len(values)}"
-        )
+        received = f"one tensor of shape {values.shape}" if isinstance(values, tf.Tensor) else f"{len(values)}"
         raise ValueError(
-            f"Give a list with one value for each coordinate this process owns: {num_local}. "
-            f"Received: {received}."
+            f"Give a list with one value for each coordinate this process owns: {num_local}. Received: {received}."
         )
     tensors = [tf.convert_to_tensor(value) for value in values]
+    if not tensors:  # the process owns no end of a channel
+        return tensors
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
         raise ValueError(
@@ -29,8 +28,7 @@ def check_values(values: Sequence[tf.Tensor], num_local: int, arithmetic: bool) 
     allowed = _ARITHMETIC if arithmetic else (*_ARITHMETIC, tf.bool)
     if tensors[0].dtype not in allowed:
         raise ValueError(
-            f"Cast the values to one of {[dtype.name for dtype in allowed]}. "
-            f"Received: {tensors[0].dtype.name}."
+            f"Cast the values to one of {[dtype.name for dtype in allowed]}. Received: {tensors[0].dtype.name}."
         )
     return tensors
 
@@ -39,9 +37,7 @@ def check_shapes(tensors: Sequence[tf.Tensor], axis: str, free_dim: int | None) 
     """Members of one group have one shape, except along `free_dim`."""
     shapes = [tensor.shape for tensor in tensors]
     if any(shape.rank is None for shape in shapes):
-        raise ValueError(
-            f"The number of dimensions must be known; call set_shape. Received shapes: {shapes}."
-        )
+        raise ValueError(f"The number of dimensions must be known; call set_shape. Received shapes: {shapes}.")
     for shape in shapes[1:]:
         same = shape.rank == shapes[0].rank
         for dim, (one, other) in enumerate(zip(shapes[0], shape, strict=False)):
@@ -102,9 +98,7 @@ def check_pairs(pairs: Sequence[tuple[int, int]], size: int, axis: str) -> None:
         check_position(target, size, axis)
     for side, positions in (("sends", [s for s, _ in pairs]), ("receives", [t for _, t in pairs])):
         if len(set(positions)) != len(positions):
-            raise ValueError(
-                f"A position {side} twice; each may once at most. Received pairs: {list(pairs)}."
-            )
+            raise ValueError(f"A position {side} twice; each may once at most. Received pairs: {list(pairs)}.")
 
 
 def check_tag(tag: int, num_messages: int, used: set[int], what: str) -> None:

@@ -64,9 +64,7 @@ class LoopbackCollectives(Collectives):
     def _broadcast(self, values: list[tf.Tensor], axis: str, root: int) -> list[tf.Tensor]:
         return self._on_devices(lambda _, i: tf.identity(values[self.mesh.group(i, axis)[root]]))
 
-    def _all_to_all(
-        self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int
-    ) -> list[tf.Tensor]:
+    def _all_to_all(self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int) -> list[tf.Tensor]:
         parts = self._on_devices(lambda i, _: tf.split(values[i], self.mesh.axis_size(axis), split_dim))
         return self._on_devices(
             lambda _, i: tf.concat(
@@ -87,9 +85,7 @@ class LoopbackCollectives(Collectives):
 
     def _exchange_sizes(self, values: list[tf.Tensor], axis: str, dim: int) -> list[tf.Tensor] | None:
         static = [value.shape[dim] for value in values]
-        if None not in static and all(
-            len({static[i] for i in group}) == 1 for group in self.mesh.groups(axis)
-        ):
+        if None not in static and all(len({static[i] for i in group}) == 1 for group in self.mesh.groups(axis)):
             return None
         sizes = self._on_devices(lambda i, _: tf.shape(values[i])[dim])
         return self._on_devices(lambda _, i: tf.stack([sizes[j] for j in self.mesh.group(i, axis)]))
@@ -114,9 +110,7 @@ class _LoopbackChannel(Channel):
         self._sent[tag] = tensors
         return tensors
 
-    def recv(
-        self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0
-    ) -> list[tf.Tensor]:
+    def recv(self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0) -> list[tf.Tensor]:
         checks.check_shape_count(len(shapes), len(self._devices))
         if tag not in self._sent:
             raise ValueError(

@@ -103,9 +103,7 @@ class TensorFlowCollectives(Collectives):
     ) -> list[tf.Tensor]:
         def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             link, counts = self._links(axis), self._sizes_in(tensors)
-            return self._on_devices(
-                lambda i, index: _members.all_gather(tensors[i], *link[index], dim, counts[i])
-            )
+            return self._on_devices(lambda i, index: _members.all_gather(tensors[i], *link[index], dim, counts[i]))
 
         return self._run(body, [*values, *(sizes or [])], axis, "all_gather", dim)
 
@@ -126,16 +124,12 @@ class TensorFlowCollectives(Collectives):
         def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             link = self._links(axis)
             return self._on_devices(
-                lambda i, index: _members.broadcast(
-                    tensors[i], *link[index], self.mesh.position(index, axis) == root
-                )
+                lambda i, index: _members.broadcast(tensors[i], *link[index], self.mesh.position(index, axis) == root)
             )
 
         return self._run(body, values, axis, "broadcast", root)
 
-    def _all_to_all(
-        self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int
-    ) -> list[tf.Tensor]:
+    def _all_to_all(self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int) -> list[tf.Tensor]:
         def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             link = self._links(axis)
             return self._on_devices(
@@ -279,9 +273,7 @@ class _RuntimeChannel(Channel):
                 sent.append(_wire.send(_wire.flatten(value), group, ordinal + tag))
         return sent
 
-    def recv(
-        self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0
-    ) -> list[tf.Tensor]:
+    def recv(self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0) -> list[tf.Tensor]:
         checks.check_shape_count(len(shapes), len(self._receives))
         checks.check_tag(tag, self._num_messages, self._recv_tags, "a receive")
         received = []
@@ -300,9 +292,14 @@ def _with_slash(device: str) -> str:
 def _find_device(device: str) -> str:
     """The full name of a device of this process: a short name can mean another task's device in a cluster."""
     wanted = tf.DeviceSpec.from_string(_with_slash(device))
-    names = [logical.name for logical in tf.config.list_logical_devices()]
-    for name in names:
+    with tf.init_scope():
+        here = tf.DeviceSpec.from_string(tf.constant(0).device)
+    own = []
+    for name in (logical.name for logical in tf.config.list_logical_devices()):
         spec = tf.DeviceSpec.from_string(name)
-        if (spec.device_type, spec.device_index) == (wanted.device_type, wanted.device_index):
-            return name
-    raise ValueError(f"This process has no device {device!r}. It has: {names}.")
+        # In a cluster the list also has the other tasks' devices; without one, names carry no task.
+        if spec.job is None or (spec.job, spec.task) == (here.job, here.task):
+            own.append(name)
+            if (spec.device_type, spec.device_index) == (wanted.device_type, wanted.device_index):
+                return name
+    raise ValueError(f"This process has no device {device!r}. It has: {own}.")

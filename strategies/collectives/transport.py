@@ -52,9 +52,7 @@ class Transport(abc.ABC):
         """As the public method."""
 
     @abc.abstractmethod
-    def _all_to_all(
-        self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int
-    ) -> list[tf.Tensor]:
+    def _all_to_all(self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int) -> list[tf.Tensor]:
         """As the public method."""
 
     @abc.abstractmethod

@@ -21,7 +21,7 @@ from tests.strategies.collectives.reference import (
     EXCHANGE,
     FLOATS,
     LOWEST,
-    MESHES,
+    MODES_AND_CASES,
     ROOT,
     SCATTER,
     SQUARE,
@@ -56,9 +56,7 @@ class CollectivesContract:
         specs = [tf.TensorSpec([None] * value.shape.rank, value.dtype) for value in values]
         return tf.function(function, input_signature=[specs], autograph=False)(values)
 
-    def check(
-        self, collectives: Collectives, mode: str, case: Case, axis: str, dtype: str = "float32"
-    ) -> None:
+    def check(self, collectives: Collectives, mode: str, case: Case, axis: str, dtype: str = "float32") -> None:
         """Values and gradients against one device."""
         method, kwargs, shape = case
         mesh, local = collectives.mesh, collectives.local_indices
@@ -82,16 +80,20 @@ class CollectivesContract:
             np.testing.assert_allclose(output, expected[i], rtol=1e-6, err_msg=f"value of {i}")
             np.testing.assert_allclose(gradient, expected_gradients[i], rtol=1e-6, err_msg=f"gradient of {i}")
 
-    @pytest.mark.parametrize("case", CASES, ids=ids)
+    @pytest.mark.parametrize(("mode", "case"), MODES_AND_CASES, ids=ids)
     def test_values_and_gradients(self, mode: str, case: Case) -> None:
         self.check(self.make(SQUARE), mode, case, "data")
 
-    @pytest.mark.parametrize("axes", MESHES, ids=str)
-    def test_every_axis_of_every_mesh_and_any_order_of_devices(self, axes: dict[str, int]) -> None:
-        collectives = self.make(axes, reverse=True)
-        for axis in axes:
-            for case in (UNEQUAL, SCATTER, EXCHANGE, SWAP):
+    def test_every_axis_of_a_cube(self) -> None:
+        collectives = self.make(CUBE)
+        for axis in CUBE:
+            for case in (UNEQUAL, EXCHANGE):
                 self.check(collectives, "graph", case, axis)
+
+    def test_longer_axis_and_any_order_of_devices(self) -> None:
+        collectives = self.make({"data": 4}, reverse=True)
+        for case in (UNEQUAL, SCATTER, EXCHANGE, SWAP):
+            self.check(collectives, "graph", case, "data")
 
     @pytest.mark.parametrize("case", CASES[::4], ids=ids)
     def test_an_axis_the_mesh_does_not_have_is_a_group_of_one(self, case: Case) -> None:
@@ -101,7 +103,7 @@ class CollectivesContract:
 
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_float_dtypes(self, dtype: str) -> None:
-        for case in (SUM, UNEQUAL, SCATTER, ROOT, EXCHANGE, SWAP):
+        for case in (SUM, UNEQUAL, EXCHANGE, SWAP):
             self.check(self.make(SQUARE), "graph", case, "data", dtype)
 
     @pytest.mark.parametrize("dtype", ["int32", "int64", "bool"])
@@ -113,9 +115,7 @@ class CollectivesContract:
 
         @tf.function(autograph=False)
         def step() -> dict[str, Tensors]:
-            return {
-                ids(case): getattr(collectives, case[0])(mine[ids(case)], "data", **case[1]) for case in cases
-            }
+            return {ids(case): getattr(collectives, case[0])(mine[ids(case)], "data", **case[1]) for case in cases}
 
         outputs = step()
         for case in cases:
@@ -231,7 +231,7 @@ class CollectivesContract:
 
         def step(mine: Tensors) -> Tensors:
             total = mine
-            for _ in range(6):
+            for _ in range(3):
                 total = collectives.all_reduce(total, "data", "mean")
                 total = collectives.permute(total, "tensor", [(0, 1), (1, 0)])
             body = lambda *loop: tuple(collectives.all_reduce(list(loop), "pipe"))  # noqa: E731
@@ -241,6 +241,8 @@ class CollectivesContract:
         expected = reference(collectives.mesh, "all_reduce", values, "data", op="mean")
         for _ in range(3):
             expected = reference(collectives.mesh, "all_reduce", expected, "pipe")
+        # Three swaps are one.
+        expected = reference(collectives.mesh, "permute", expected, "tensor", pairs=[(0, 1), (1, 0)])
         for _ in range(2):
             outputs = self.run("graph", step, [values[i] for i in collectives.local_indices])
             for i, output in zip(collectives.local_indices, outputs, strict=True):
@@ -273,9 +275,7 @@ class CollectivesContract:
             arrived, returned = step(tf.constant(num_rows))
             for tag in range(3):
                 for i, value in zip(lasts, arrived[tag], strict=True):
-                    np.testing.assert_array_equal(
-                        value, values[mesh.group(i, "pipe")[0]][:num_rows] * (tag + 1.0)
-                    )
+                    np.testing.assert_array_equal(value, values[mesh.group(i, "pipe")[0]][:num_rows] * (tag + 1.0))
                 for i, value in zip(firsts, returned[tag], strict=True):
                     np.testing.assert_array_equal(value, values[i][:num_rows] * (tag + 1.0) * 2)
 

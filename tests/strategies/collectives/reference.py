@@ -13,7 +13,6 @@ from strategies.mesh import DeviceMesh
 Tensors = list[Any]
 CUBE = {"data": 2, "pipe": 2, "tensor": 2}
 SQUARE = {"data": 2, "tensor": 2}
-MESHES = [{"data": 4}, {"tensor": 2, "data": 2}, CUBE]
 FLOATS = ["float16", "bfloat16", "float64"]
 
 
@@ -90,9 +89,17 @@ CASES: list[Case] = [
 ]
 
 SUM, LOWEST, UNEQUAL, SCATTER, ROOT, EXCHANGE, SWAP = (CASES[i] for i in (0, 2, 7, 10, 13, 15, 18))
+#: Traced functions are slow to make: unknown sizes are tried with one case for each way to move data.
+MODES_AND_CASES = [
+    *(("eager", case) for case in CASES),
+    *(("graph", case) for case in CASES),
+    *(("dynamic", case) for case in (LOWEST, UNEQUAL, CASES[9], SCATTER, ROOT, EXCHANGE, SWAP)),
+]
 
 
-def ids(case: Case) -> str:
+def ids(case: Case | str) -> str:
+    if isinstance(case, str):
+        return case
     method, kwargs, shape = case
     return f"{method}-{kwargs}-{shape(1)}".replace(" ", "")
 

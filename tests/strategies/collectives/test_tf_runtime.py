@@ -2,6 +2,9 @@
 
 import functools
 import math
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -34,3 +37,33 @@ def test_refused_construction() -> None:
         TensorFlowCollectives(mesh, rank=1)
     with pytest.raises(ValueError, match=r"Make channels inside a tf\.function"):
         TensorFlowCollectives(mesh).channel("data", 0, 1)
+
+
+def test_a_receive_that_nobody_sends_to_fails_in_time() -> None:
+    # In a process of its own: after one failed collective TensorFlow fails all later ones.
+    program = """
+        import time
+
+        import tensorflow as tf
+
+        from strategies.collectives import TensorFlowCollectives
+        from strategies.mesh import DeviceMesh
+        from tests import conftest
+
+        mesh = DeviceMesh.from_devices(["CPU:0", "CPU:1"], {"pipe": 2})
+        collectives = TensorFlowCollectives(mesh, timeout_seconds=1)
+
+        @tf.function
+        def step():
+            return collectives.channel("pipe", 0, 1).recv([[2]], tf.float32)
+
+        start = time.monotonic()
+        try:
+            step()
+        except tf.errors.DeadlineExceededError:
+            print("failed after", round(time.monotonic() - start), "s")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "failed after" in done.stdout, done.stdout + done.stderr
+    assert int(done.stdout.split()[2]) <= 10

@@ -1,0 +1,37 @@
+"""The contract between two processes, of which this is one: run by `test_two_processes`, never collected.
+
+Each process owns half of the coordinates, as two or four devices. TF_CONFIG says which half.
+"""
+
+import functools
+import math
+
+import tensorflow as tf
+
+from strategies.cluster import Cluster
+from strategies.collectives import Collectives, TensorFlowCollectives
+from strategies.mesh import DeviceMesh
+from tests.strategies.collectives.contract import CollectivesContract
+
+
+@functools.cache
+def start_runtime() -> Cluster:
+    """Start TensorFlow's collective runtime, which only tf.distribute's strategy does."""
+    tf.distribute.MultiWorkerMirroredStrategy()
+    return Cluster.from_environment()
+
+
+@functools.cache
+def make_collectives(axes: tuple[tuple[str, int], ...], reverse: bool) -> TensorFlowCollectives:
+    cluster = start_runtime()
+    count = math.prod(size for _, size in axes) // cluster.world_size
+    devices = [f"CPU:{i}" for i in range(count)]
+    mesh = DeviceMesh.from_processes(
+        cluster.world_size, dict(axes), local_devices=devices[::-1] if reverse else devices
+    )
+    return TensorFlowCollectives(mesh, cluster.rank, timeout_seconds=30)
+
+
+class TestTwoProcesses(CollectivesContract):
+    def make(self, axes: dict[str, int], *, reverse: bool = False) -> Collectives:
+        return make_collectives(tuple(axes.items()), reverse)
