@@ -175,13 +175,9 @@ def build_environment(
         for name, value in environ.items()
         if not name.startswith("HOROVOD_") and name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH")
     }
-    flags = (
-        _BUILD_FLAGS | _BACKEND_FLAGS[backend] | {"HOROVOD_LOCAL_VERSION": local_version(tensorflow, backend)}
-    )
+    flags = _BUILD_FLAGS | _BACKEND_FLAGS[backend] | {"HOROVOD_LOCAL_VERSION": local_version(tensorflow, backend)}
     num_jobs = len(os.sched_getaffinity(0))
-    return (
-        clean | flags | {"CXX": tools["g++"], "HOROVOD_CMAKE": tools["cmake"], "MAKEFLAGS": f"-j{num_jobs}"}
-    )
+    return clean | flags | {"CXX": tools["g++"], "HOROVOD_CMAKE": tools["cmake"], "MAKEFLAGS": f"-j{num_jobs}"}
 
 
 def installed_version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The only importer of ``tensorflow.python``: each name with the reason why no public one serves, and where it was checked.
+"""The only importer of ``tensorflow.python``: each name with the reason why no public one serves.
 
 Checked with TensorFlow 2.21. When TensorFlow moves one of these, this file is the only one that breaks.
 """

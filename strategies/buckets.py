@@ -49,9 +49,7 @@ def make_buckets(sizes_bytes: Sequence[int], dtypes: Sequence[str], bucket_bytes
         )
     for index, size in enumerate(sizes_bytes):
         if size < 0:
-            raise ValueError(
-                f"A gradient's size in bytes cannot be negative. Received: {size} at index {index}."
-            )
+            raise ValueError(f"A gradient's size in bytes cannot be negative. Received: {size} at index {index}.")
 
     done: list[Bucket] = []
     # One open bucket per dtype: layers that alternate between dtypes would else never fill one.

@@ -88,9 +88,7 @@ def _tf_config(variables: Mapping[str, str]) -> Cluster | None:
         return None
 
     def refuse(what: str) -> ValueError:
-        example = (
-            '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
-        )
+        example = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
         return ValueError(f"TF_CONFIG {what}. Write it like {example}. Received: {text}")
 
     try:
@@ -188,9 +186,7 @@ def _slurm(variables: Mapping[str, str]) -> Cluster | None:
         )
     names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     nodes = expand_hosts(next((variables[name] for name in names if name in variables), ""))
-    tasks_name = next(
-        (n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if n in variables), ""
-    )
+    tasks_name = next((n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if n in variables), "")
     counts = expand_counts(variables[tasks_name]) if tasks_name else ()
     if not counts:
         even = size % max(1, len(nodes)) == 0

@@ -40,6 +40,7 @@ class DataParallelExtended:
     _written: dict[int, variables.ReplicaStateVariable]
     _ever_written: weakref.WeakValueDictionary[int, variables.ReplicaStateVariable]
     _lifted: weakref.WeakKeyDictionary[Any, Any]
+    _partial_sums: bool
 
     def _start_engine(self) -> None:
         self._in_trainer = False
@@ -47,6 +48,7 @@ class DataParallelExtended:
         self._written = {}
         self._ever_written = weakref.WeakValueDictionary()
         self._lifted = weakref.WeakKeyDictionary()
+        self._partial_sums = False
 
     # ---- running replicas
 
@@ -92,9 +94,7 @@ class DataParallelExtended:
             return fn(*args, **kwargs)
 
         try:
-            outputs = call_for_each_replica(
-                strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs)
-            )
+            outputs = call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
             self._ever_written.update(self._written)
             # Run eagerly, a replica may have called a function whose graph, and so its writes, is older.
             written = dict(self._ever_written) if tf.executing_eagerly() else self._written
@@ -108,19 +108,38 @@ class DataParallelExtended:
         """Remembers that a replica wrote ``variable`` for itself in the running step."""
         self._written[id(variable)] = variable
 
+    @contextlib.contextmanager
+    def partial_sums(self) -> Iterator[None]:
+        """Makes the variables created inside hold one part of a sum on each replica: read, they are the sum."""
+        before, self._partial_sums = self._partial_sums, True
+        try:
+            yield
+        finally:
+            self._partial_sums = before
+
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if self._partial_sums:
+            kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
+            kwargs["aggregation"] = tf.VariableAggregation.SUM
         return variables.aware(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
 
     # ---- reducing and updating
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
-        values, destinations = zip(*value_destination_pairs, strict=True)
+        # What ReplicaContext.all_reduce comes to, as in BatchNormalization(synchronized=True).
+        pairs = list(value_destination_pairs)
         if reduce_op == tf.distribute.ReduceOp.SUM:
-            values = self._without_borrowed(values)
-        pairs = list(zip(values, destinations, strict=True))
+            values = self._without_borrowed([value for value, _ in pairs])
+            pairs = [(value, destination) for value, (_, destination) in zip(values, pairs, strict=True)]
         return super()._batch_reduce_to(reduce_op, pairs, options)  # type: ignore[misc]
 
-    def update_replicas(self, gradients: Sequence[Any], update: Callable[[list[Any]], Any]) -> Any:
+    def update_replicas(
+        self,
+        gradients: Sequence[Any],
+        update: Callable[[list[Any]], Any],
+        accumulators: Sequence[Any] | None = None,
+        is_due: bool | tf.Tensor = True,
+    ) -> Any:
         """Sums ``gradients`` over the replicas and calls ``update`` with the sums once per local replica.
 
         Call in cross-replica context. Inside ``update`` every variable of the strategy stands for the component
@@ -129,25 +148,59 @@ class DataParallelExtended:
         Args:
             gradients: per variable a per-replica tensor or ``IndexedSlices``, a plain one that all replicas share
                 and that is the sum already, or None. Local shapes: those of the variables.
-            update: takes the summed gradients, in the same order.
+            update: takes the gradients, in the same order.
+            accumulators: per gradient the variable, made under :meth:`partial_sums`, in which ``update`` gathers
+                gradients until they are due. None if it does not.
+            is_due: bool scalar, whether this step's gradients complete a sum. If not, replicas do not communicate
+                and ``update`` gets the replica's own gradients. If so, it gets the sum over replicas of gradients
+                and accumulators, and finds the accumulators empty.
 
         Returns:
             What ``update`` returned for the first replica.
         """
-        summed = self._sum_gradients(list(gradients))
+        if accumulators is None:
+            local = self._sum_gradients(self._without_borrowed(gradients))
+        else:
+            local = self._sum_when_due(list(gradients), accumulators, is_due)
         results = []
         for r, device in enumerate(self.worker_devices):  # type: ignore[attr-defined]
             with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
-                results.append(update(list(select_replica(r, summed))))
+                results.append(update(list(select_replica(r, local))))
         return results[0]
 
     def _sum_gradients(self, gradients: list[Any]) -> list[Any]:
         reducible = [i for i, g in enumerate(gradients) if isinstance(g, PerReplica)]
         if reducible:
             pairs = [(gradients[i], gradients[i]) for i in reducible]
-            sums = self.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)  # type: ignore[attr-defined]
+            options = tf.distribute.experimental.CommunicationOptions()
+            sums = super()._batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options)  # type: ignore[misc]
             for i, total in zip(reducible, sums, strict=True):
                 gradients[i] = total
+        return gradients
+
+    def _sum_when_due(self, gradients: list[Any], accumulators: Sequence[Any], is_due: bool | tf.Tensor) -> list[Any]:
+        devices: Sequence[str] = self.worker_devices  # type: ignore[attr-defined]
+        present = [i for i, g in enumerate(gradients) if isinstance(g, PerReplica)]
+        parts = self._without_borrowed([gradients[i] for i in present])
+
+        def own() -> list[list[tf.Tensor]]:
+            return [[_dense(part.values[r], device) for part in parts] for r, device in enumerate(devices)]
+
+        def summed() -> list[list[tf.Tensor]]:
+            totals = []
+            for part, i in zip(parts, present, strict=True):
+                components = []
+                for value, held, device in zip(part.values, accumulators[i].values, devices, strict=True):
+                    with tf.device(device):
+                        components.append(held + tf.convert_to_tensor(value))
+                        held.assign(tf.zeros_like(held))
+                totals.append(PerReplica(tuple(components)))
+            reduced = self._sum_gradients(totals)
+            return [[select_replica(r, total) for total in reduced] for r in range(len(devices))]
+
+        local = tf.cond(is_due, summed, own)
+        for position, i in enumerate(present):
+            gradients[i] = PerReplica(tuple(values[position] for values in local))
         return gradients
 
     def _without_borrowed(self, values: Sequence[Any]) -> list[Any]:
@@ -177,6 +230,11 @@ class DataParallelExtended:
         if r is None:
             return super()._update(var, fn, args, kwargs, group)  # type: ignore[misc]
         return fn(var._get_replica(r), *select_replica(r, args), **select_replica(r, kwargs))
+
+
+def _dense(value: Any, device: str) -> tf.Tensor:
+    with tf.device(device):
+        return tf.convert_to_tensor(value)
 
 
 def _zeros(values: list[Any]) -> list[Any]:

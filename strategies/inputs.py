@@ -73,12 +73,10 @@ def share_out(batch: Any, num_replicas: int) -> Any:
             value = tf.convert_to_tensor(value)
         if not shares.is_batch(value):
             return value if value is None else PerReplica((value,) * num_replicas)
-        rows = shares.num_rows(value)
+        rows: Any = shares.num_rows(value)
         quotient, remainder = rows // num_replicas, rows % num_replicas
         least = min if isinstance(rows, int) else tf.minimum
         bounds = [r * quotient + least(r, remainder) for r in range(num_replicas + 1)]
-        return PerReplica(
-            tuple(shares.take_rows(value, bounds[r], bounds[r + 1]) for r in range(num_replicas))
-        )
+        return PerReplica(tuple(shares.take_rows(value, bounds[r], bounds[r + 1]) for r in range(num_replicas)))
 
     return tf.nest.map_structure(share, batch)

@@ -121,9 +121,7 @@ def _locked(kept: Path) -> Iterator[None]:
 def _pip(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
     command = [sys.executable, "-m", "pip", "--no-input", *arguments]
     if _run(command, environment, log) != 0:
-        raise InstallError(
-            f"{_tail(log)}\npip {arguments[0]} failed. Its last lines are above; all of it: {log}"
-        )
+        raise InstallError(f"{_tail(log)}\npip {arguments[0]} failed. Its last lines are above; all of it: {log}")
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
@@ -155,16 +153,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: with the message of an InstallError.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m strategies.install_horovod", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m strategies.install_horovod", description=__doc__.splitlines()[0])
     parser.add_argument("--mpi", action="store_true", help="build for MPI (tried: Open MPI) beside Gloo")
-    parser.add_argument(
-        "--force", action="store_true", help="build anew even if a finished wheel or Horovod is there"
-    )
-    parser.add_argument(
-        "--wheel-dir", type=Path, help="where finished wheels are kept (default: the user's cache)"
-    )
+    parser.add_argument("--force", action="store_true", help="build anew even if a finished wheel or Horovod is there")
+    parser.add_argument("--wheel-dir", type=Path, help="where finished wheels are kept (default: the user's cache)")
     flags = parser.parse_args(argv)
     backend = "mpi" if flags.mpi else "gloo"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped by SIGTERM."))

@@ -154,9 +154,7 @@ class DeviceMesh:
                 )
         missing = [name for name, size in self.axes.items() if size > 1 and name not in coordinates]
         if missing:
-            raise ValueError(
-                f"Add a position on {missing}. Received: {dict(coordinates)} in mesh {self.axes}."
-            )
+            raise ValueError(f"Add a position on {missing}. Received: {dict(coordinates)} in mesh {self.axes}.")
         flat = 0
         for name, size in self.axes.items():
             flat = flat * size + coordinates.get(name, 0)
@@ -167,9 +165,7 @@ class DeviceMesh:
         for index, member in enumerate(zip(self.ranks, self.devices, strict=True)):
             if member == (rank, device):
                 return index
-        raise ValueError(
-            f"Device {device!r} of process {rank} is not in the mesh. It has: {list(self.devices)}."
-        )
+        raise ValueError(f"Device {device!r} of process {rank} is not in the mesh. It has: {list(self.devices)}.")
 
     @property
     def axes(self) -> dict[str, int]:
@@ -218,9 +214,7 @@ class DeviceMesh:
         """The flat indices that process `rank` owns, ascending."""
         owned = tuple(index for index, owner in enumerate(self.ranks) if owner == rank)
         if not owned:
-            raise ValueError(
-                f"Process {rank} owns no part of the mesh; its processes are {sorted(set(self.ranks))}."
-            )
+            raise ValueError(f"Process {rank} owns no part of the mesh; its processes are {sorted(set(self.ranks))}.")
         return owned
 
     def box(self, rank: int) -> dict[str, range]:
@@ -232,9 +226,7 @@ class DeviceMesh:
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.size:
-            raise ValueError(
-                f"The mesh {self.axes} has flat indices 0 to {self.size - 1}. Received: {index}."
-            )
+            raise ValueError(f"The mesh {self.axes} has flat indices 0 to {self.size - 1}. Received: {index}.")
 
 
 def resolve_sizes(axes: Mapping[str, int] | None, num_devices: int) -> dict[str, int]:

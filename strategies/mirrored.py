@@ -97,7 +97,7 @@ def _checked_devices(devices: Sequence[str]) -> list[str]:
     names: list[str] = []
     for device in devices:
         name = _short_name(device)
-        if name not in there:
+        if name is None or name not in there:
             raise ValueError(
                 f"There is no device {device!r} here. This process has {there}. Received: devices={list(devices)}"
             )

@@ -155,9 +155,7 @@ def lend_rows(structure: Any, num_replicas: int) -> Any:
                 values[r] = values[r] if rows else take_rows(values[0], 0, 1)
             else:
                 own = values[r]
-                values[r] = tf.cond(
-                    tf.greater(rows, 0), lambda own=own: own, lambda: take_rows(values[0], 0, 1)
-                )
+                values[r] = tf.cond(tf.greater(rows, 0), lambda own=own: own, lambda: take_rows(values[0], 0, 1))
         return PerReplica(tuple(values))
 
     return tf.nest.map_structure(lend, structure)

@@ -50,15 +50,11 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Adds ``value``; a replica without rows of its own adds 0."""
-        return super().assign_add(
-            self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs
-        )
+        return super().assign_add(self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs)
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Subtracts ``value``; a replica without rows of its own subtracts 0."""
-        return super().assign_sub(
-            self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs
-        )
+        return super().assign_sub(self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs)
 
     def _counted(self, value: Any, otherwise: Callable[[], tf.Tensor]) -> Any:
         share = shares.current()

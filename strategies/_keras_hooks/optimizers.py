@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
 
 from strategies._keras_hooks.wrapping import engine_of, wrap
@@ -30,6 +31,7 @@ def install() -> None:
     ):
         wrap(owner, "apply", _apply)
     wrap(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", _tf_apply)
+    wrap(keras_tf_optimizer.TFOptimizer, "add_variable_from_reference", _add_variable)
 
 
 def _reduce_first(optimizer: Any, gradients: Any, variables: Any, update: Callable[[list[Any]], Any]) -> Any:
@@ -42,12 +44,37 @@ def _reduce_first(optimizer: Any, gradients: Any, variables: Any, update: Callab
         if not optimizer.built and variables is not None:
             with tf.init_scope():
                 optimizer.build(variables)
-        return engine.update_replicas(gradients, update)
+        accumulators = _accumulators(optimizer, variables)
+        if accumulators is None:
+            return engine.update_replicas(gradients, update)
+        is_due = tf.equal((optimizer._iterations + 1) % optimizer.gradient_accumulation_steps, 0)
+        return engine.update_replicas(gradients, update, accumulators, is_due)
 
     context = tf.distribute.get_replica_context()
     if context is None:
         return across(tf.distribute.get_strategy(), list(gradients))
     return context.merge_call(across, args=(list(gradients),))
+
+
+def _accumulators(optimizer: Any, variables: Any) -> list[Any] | None:
+    """Returns the accumulator of each variable's gradient, if the optimizer gathers gradients over several steps.
+
+    Not of optimizers inside others: a loss scale is checked at every step, on the global gradient.
+    """
+    if not optimizer.gradient_accumulation_steps:
+        return None
+    variables = optimizer._trainable_variables if variables is None else variables
+    return [optimizer._accumulated_gradients[optimizer._get_variable_index(v)].value for v in variables]
+
+
+def _add_variable(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras' name for the variables is all that tells accumulated gradients from other slots."""
+    name = kwargs.get("name", args[1] if len(args) > 1 else None)
+    engine = engine_of(optimizer._distribution_strategy)
+    if engine is None or name != "gradient_accumulator" or engine_of(tf.distribute.get_strategy()) is not engine:
+        return original(optimizer, *args, **kwargs)
+    with engine.partial_sums():
+        return original(optimizer, *args, **kwargs)
 
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:

@@ -40,7 +40,13 @@ EVERY: dict[str, Make] = {
     "ReduceLROnPlateau": lambda path: [cb.ReduceLROnPlateau("loss", factor=0.1, patience=0, min_delta=10.0)],
     "SwapEMAWeights": lambda path: [cb.SwapEMAWeights(swap_on_epoch=True)],
     "TensorBoard": lambda path: [
-        cb.TensorBoard(path / "board", histogram_freq=1, write_graph=True, update_freq="batch", write_steps_per_second=True)
+        cb.TensorBoard(
+            path / "board",
+            histogram_freq=1,
+            write_graph=True,
+            update_freq="batch",
+            write_steps_per_second=True,
+        )
     ],
     "TerminateOnNaN": lambda path: [cb.TerminateOnNaN()],
 }
@@ -55,7 +61,13 @@ def make() -> keras.Model:
 
 
 def fit(model: keras.Model, callbacks: list[Any], **kwargs: Any) -> dict[str, list[float]]:
-    settings = {"epochs": 3, "batch_size": 14, "shuffle": False, "verbose": 0, "validation_split": 0.2} | kwargs
+    settings = {
+        "epochs": 3,
+        "batch_size": 14,
+        "shuffle": False,
+        "verbose": 0,
+        "validation_split": 0.2,
+    } | kwargs
     history: dict[str, list[float]] = model.fit(vectors(), labels(), callbacks=callbacks, **settings).history
     return history
 
@@ -110,7 +122,7 @@ def test_checkpoint_within_an_epoch_holds_agreed_statistics(tmp_path: pathlib.Pa
 def test_restores_after_an_interruption(tmp_path: pathlib.Path) -> None:
     """Interrupted at the second epoch and started again, the run ends where an undisturbed one ends."""
 
-    class Interrupt(cb.Callback):
+    class Interrupt(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1:
                 raise KeyboardInterrupt

@@ -51,9 +51,7 @@ def test_two_ranks_all_reduce_a_tensor() -> None:
 
     status, output = run_to_the_end(command, TIMEOUT_SECONDS)
 
-    assert status == 0, (
-        f"horovodrun ended with {status} (None: after {TIMEOUT_SECONDS} s). Its output:\n{output}"
-    )
+    assert status == 0, f"horovodrun ended with {status} (None: after {TIMEOUT_SECONDS} s). Its output:\n{output}"
     for rank in range(2):
         assert f"rank {rank} of 2: [3.0, 6.0, 9.0]" in output
 

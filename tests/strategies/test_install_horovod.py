@@ -15,9 +15,7 @@ import pytest
 from strategies import _horovod_recipe as recipe
 from strategies import install_horovod
 
-CMAKE_TEXT = (
-    'list(APPEND TF_SOURCES "a/mpi_ops.cc")\nlist(APPEND TF_SOURCES "a/xla_mpi_ops.cc")\nadd_library(t)\n'
-)
+CMAKE_TEXT = 'list(APPEND TF_SOURCES "a/mpi_ops.cc")\nlist(APPEND TF_SOURCES "a/xla_mpi_ops.cc")\nadd_library(t)\n'
 TOOLS = {"g++": "/tools/g++", "cmake": "/tools/cmake", "make": "/tools/make"}
 ALL_TOOLS = {"g++": "12.2.0", "cmake": "cmake version 3.25.1", "make": "", "mpicxx": ""}
 
@@ -63,9 +61,7 @@ class TestKey:
     def test_is_the_same_in_every_process(self) -> None:
         code = "from strategies._horovod_recipe import recipe_id; print(recipe_id('gloo'))"
         env = os.environ | {"PYTHONHASHSEED": "7"}
-        output = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-        )
+        output = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         assert output.stdout.split()[-1] == recipe.recipe_id("gloo")
 
     @pytest.mark.parametrize("version", ["2.21.0", "2.22.0rc1", "2.21.0+nv25.3", "2.22.0-dev20260101"])
@@ -93,9 +89,7 @@ class TestTools:
         assert recipe.check_tools("mpi", path=toolbox)["g++"] == f"{toolbox}/g++"
         assert "mpicxx" not in recipe.check_tools("gloo", path=toolbox)
 
-    @pytest.mark.parametrize(
-        "toolbox", [{k: v for k, v in ALL_TOOLS.items() if k != "mpicxx"}], indirect=True
-    )
+    @pytest.mark.parametrize("toolbox", [{k: v for k, v in ALL_TOOLS.items() if k != "mpicxx"}], indirect=True)
     def test_mpi_needs_its_compiler(self, toolbox: str) -> None:
         with pytest.raises(recipe.InstallError, match=r"mpicxx.*apt-get install libopenmpi-dev openmpi-bin"):
             recipe.check_tools("mpi", path=toolbox)
@@ -129,9 +123,7 @@ class TestPython:
             ),
         ],
     )
-    def test_says_how_to_mend(
-        self, versions: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_says_how_to_mend(self, versions: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(recipe, "installed_version", versions.get)
         with pytest.raises(recipe.InstallError, match=message):
             recipe.check_python()
@@ -174,15 +166,11 @@ class TestCache:
         monkeypatch.setattr(sys, "executable", str(python))
         kept = tmp_path / "kept"
         kept.mkdir()
-        with pytest.raises(
-            recipe.InstallError, match=r"(?s)no pip here.*pip download failed.*failed-build\.log"
-        ):
+        with pytest.raises(recipe.InstallError, match=r"(?s)no pip here.*pip download failed.*failed-build\.log"):
             install_horovod.cached_wheel(kept, os.environ, force=False)
         assert [path.name for path in kept.iterdir()] == ["failed-build.log"]
 
-    def test_a_successful_build_leaves_the_wheel_alone(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_successful_build_leaves_the_wheel_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def build(folder: Path, environment: object, log: Path) -> Path:
             log.write_text("much output")
             wheel = folder / "horovod-1.whl"
@@ -197,9 +185,7 @@ class TestCache:
 
 
 class TestProcesses:
-    def test_a_second_run_waits_for_the_first(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_second_run_waits_for_the_first(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         order = []
 
         def second() -> None:
@@ -237,9 +223,7 @@ class TestMain:
         install_horovod.main([])
         assert capsys.readouterr().out == f"Horovod {installed} is installed already. Nothing to do.\n"
 
-    def test_missing_tools_end_it_with_the_message(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_missing_tools_end_it_with_the_message(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(install_horovod, "check_python", lambda: "2.21.0")
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(SystemExit, match=r"^install_horovod: Building Horovod needs"):

@@ -60,9 +60,7 @@ def test_properties_of_all_small_grids() -> None:
     for sizes in itertools.product([1, 2, 3], repeat=3):
         count = int(np.prod(sizes))
         for order in itertools.permutations(["data", "pipe", "tensor"]):
-            mesh = DeviceMesh.from_devices(
-                [str(i) for i in range(count)], dict(zip(order, sizes, strict=True))
-            )
+            mesh = DeviceMesh.from_devices([str(i) for i in range(count)], dict(zip(order, sizes, strict=True)))
             assert [mesh.index(mesh.coordinates(i)) for i in range(count)] == list(range(count))
             for axis in order:
                 groups = mesh.groups(axis)
@@ -86,14 +84,11 @@ def test_every_process_owns_a_box_or_is_refused() -> None:
                         count // num_local, axes, local_devices=[str(i) for i in range(num_local)]
                     )
                 continue
-            mesh = DeviceMesh.from_processes(
-                count // num_local, axes, local_devices=[str(i) for i in range(num_local)]
-            )
+            mesh = DeviceMesh.from_processes(count // num_local, axes, local_devices=[str(i) for i in range(num_local)])
             for rank in range(mesh.num_processes):
                 box = mesh.box(rank)
                 inside = [
-                    mesh.index({"data": d, "tensor": t})
-                    for d, t in itertools.product(box["data"], box["tensor"])
+                    mesh.index({"data": d, "tensor": t}) for d, t in itertools.product(box["data"], box["tensor"])
                 ]
                 assert tuple(sorted(inside)) == mesh.local_indices(rank)
 

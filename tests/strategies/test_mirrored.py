@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import keras
@@ -67,7 +68,9 @@ class TestConstruction:
         assert mirrored(2, mesh=mesh).num_replicas_in_sync == 2
 
     @pytest.mark.parametrize(
-        "ops", [tf.distribute.HierarchicalCopyAllReduce(), tf.distribute.ReductionToOneDevice()], ids=["copy", "one"]
+        "ops",
+        [tf.distribute.HierarchicalCopyAllReduce(), tf.distribute.ReductionToOneDevice()],
+        ids=["copy", "one"],
     )
     def test_takes_cross_device_ops(self, ops: tf.distribute.CrossDeviceOps) -> None:
         with mirrored(2, cross_device_ops=ops).scope():
@@ -92,7 +95,10 @@ class TestRefusedBeforeAnyStep:
 
     def test_optimizer_made_outside(self) -> None:
         optimizer = keras.optimizers.Adam()
-        with mirrored().scope(), pytest.raises(ValueError, match=r"optimizer 'adam' was not made under .*with strategy.scope"):
+        with (
+            mirrored().scope(),
+            pytest.raises(ValueError, match=r"optimizer 'adam' was not made under .*with strategy.scope"),
+        ):
             linear(optimizer=optimizer)
 
     def test_optimizer_of_another_strategy(self) -> None:
@@ -164,7 +170,11 @@ class TestSeveralInOneProcess:
         np.testing.assert_allclose(models[0].get_weights()[0], models[1].get_weights()[0], atol=1e-6)
 
     def test_nested_scopes_are_refused_by_tensorflow(self) -> None:
-        with mirrored(2).scope(), pytest.raises(RuntimeError, match=r"Mixing different tf\.distribute\.Strategy"), mirrored(4).scope():
+        with (
+            mirrored(2).scope(),
+            pytest.raises(RuntimeError, match=r"Mixing different tf\.distribute\.Strategy"),
+            mirrored(4).scope(),
+        ):
             pass
 
     def test_made_after_tensorflow_has_run(self) -> None:
@@ -175,9 +185,65 @@ class TestSeveralInOneProcess:
 
     def test_stock_strategy_beside_ours_is_untouched(self) -> None:
         mirrored()
-        stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+        stock = tf.distribute.MirroredStrategy(
+            ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+        )
         with stock.scope():
             model = linear()
         weight = model.layers[0].kernel.value
         assert type(weight).__module__.startswith("tensorflow")
         model.fit(X, Y, verbose=0, batch_size=10, shuffle=False)
+
+
+class CountingReduction(tf.distribute.ReductionToOneDevice):
+    """Counts the reductions of gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_batches = 0
+
+    def batch_reduce_implementation(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_batches += 1
+        return super().batch_reduce_implementation(*args, **kwargs)
+
+
+class TestGradientAccumulation:
+    def test_reduces_once_per_real_step(self) -> None:
+        reduction = CountingReduction()
+        with mirrored(2, cross_device_ops=reduction).scope():
+            model = linear(optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), run_eagerly=True)
+        model.fit(X[:8], Y[:8], batch_size=2, epochs=2, verbose=0)
+        assert reduction.num_batches == 2
+
+    def test_goes_on_from_a_file_saved_in_between(self, tmp_path: pathlib.Path) -> None:
+        """After 2 of 4 micro-steps, each replica holds a part of the sum. The file holds the sum."""
+
+        def make() -> keras.Model:
+            return linear(optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4))
+
+        plain = make()
+        plain.fit(X[:8], Y[:8], batch_size=2, epochs=1, shuffle=False, verbose=0)
+        with mirrored(2).scope():
+            first = make()
+        first.fit(X[:4], Y[:4], batch_size=2, shuffle=False, verbose=0)
+        first.save(tmp_path / "half.keras")
+        with mirrored(4).scope():
+            second = keras.models.load_model(tmp_path / "half.keras")
+        second.fit(X[4:8], Y[4:8], batch_size=2, shuffle=False, verbose=0)
+        for received, expected in zip(second.get_weights(), plain.get_weights(), strict=True):
+            np.testing.assert_allclose(received, expected, atol=1e-6)
+
+
+def test_an_error_on_one_replica_ends_the_step_on_all() -> None:
+    strategy = mirrored(4)
+
+    def step() -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        if context.replica_id_in_sync_group == 2:
+            raise ValueError("replica 2 has a problem")
+        return context.all_reduce("SUM", tf.constant(1.0))
+
+    for run in (strategy.run, tf.function(strategy.run)):
+        with pytest.raises(ValueError, match="replica 2 has a problem"):
+            run(step)
+    assert float(strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)) == 4.0

@@ -56,7 +56,9 @@ class TestBatchNormalization:
         model.fit(self.x[:1], self.y[:1], batch_size=1, verbose=0)
         np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), 0.01 * self.x[0], atol=1e-6)
 
-    def test_evaluate_sees_the_same_statistics_wherever_the_row_lies(self, strategy: strategies.MirroredStrategy) -> None:
+    def test_evaluate_sees_the_same_statistics_wherever_the_row_lies(
+        self, strategy: strategies.MirroredStrategy
+    ) -> None:
         with strategy.scope():
             model = normalised()
         model.fit(self.x, self.y, batch_size=7, verbose=0)

@@ -25,7 +25,11 @@ from tests.strategies.parity.harness import (
 
 def classifier() -> Model:
     model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3, activation="softmax")]
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
     )
     model.compile(
         keras.optimizers.SGD(0.1, momentum=0.9),
@@ -123,10 +127,16 @@ CASES = [
     Case("arrays, shuffled", classifier, fit_arrays(vectors(), labels(), shuffle=True)),
     Case("batches of 1 row", classifier, small_batches(1)),
     Case("batches of 3 rows", classifier, small_batches(3)),
-    Case("validation_data", classifier, fit_arrays(vectors(), labels(), validation_data=(vectors()[:9], labels()[:9]))),
+    Case(
+        "validation_data",
+        classifier,
+        fit_arrays(vectors(), labels(), validation_data=(vectors()[:9], labels()[:9])),
+    ),
     Case("validation_split", classifier, fit_arrays(vectors(), labels(), validation_split=0.3)),
     Case(
-        "class_weight", classifier, fit_arrays(vectors(), labels(), class_weight={0: 1.0, 1: 2.5, 2: 0.25}, predict=False)
+        "class_weight",
+        classifier,
+        fit_arrays(vectors(), labels(), class_weight={0: 1.0, 1: 2.5, 2: 0.25}, predict=False),
     ),
     Case(
         "sample_weight",
@@ -134,7 +144,11 @@ CASES = [
         fit_arrays(vectors(), labels(), sample_weight=np.linspace(0, 2, NUM_ROWS, dtype="float32")),
     ),
     Case("tf.data", classifier, fit_dataset(pipeline, validation_data=pipeline())),
-    Case("tf.data, infinite, steps_per_epoch", classifier, fit_dataset(lambda: pipeline().repeat(), steps_per_epoch=5)),
+    Case(
+        "tf.data, infinite, steps_per_epoch",
+        classifier,
+        fit_dataset(lambda: pipeline().repeat(), steps_per_epoch=5),
+    ),
     Case("PyDataset", classifier, fit_dataset(Batches)),
     Case("one-pass generator", classifier, fit_dataset(one_pass, steps_per_epoch=4)),
     Case("dict of inputs and outputs", functional, fit_arrays(*named_data())),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -152,9 +153,7 @@ def custom_loop(scaled_by_keras: bool) -> Any:
             return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
 
         losses = [
-            float(global_step(x, y))
-            for _ in range(2)
-            for x, y in strategy.experimental_distribute_dataset(dataset)
+            float(global_step(x, y)) for _ in range(2) for x, y in strategy.experimental_distribute_dataset(dataset)
         ]
         return {"loss": losses}
 
@@ -196,21 +195,33 @@ def image_model() -> Model:
 
 
 CASES = [
-    Case("Sequential, Conv2D, LayerNormalization", image_model, fit_arrays(features(NUM_ROWS, 8, 8, 2), labels())),
-    Case("Functional, several losses and outputs, run_eagerly", eager_functional, fit_arrays(*named_data(), epochs=1)),
+    Case(
+        "Sequential, Conv2D, LayerNormalization",
+        image_model,
+        fit_arrays(features(NUM_ROWS, 8, 8, 2), labels()),
+    ),
+    Case(
+        "Functional, several losses and outputs, run_eagerly",
+        eager_functional,
+        fit_arrays(*named_data(), epochs=1),
+    ),
     Case("subclassed, built lazily, add_loss, regularizer", regressor, regression),
     Case("custom train_step with compute_loss", lambda: regressor(ComputeLossStep), regression),
     Case("custom train_step with a keras.losses object", lambda: regressor(LossObjectStep, None, ()), fit_only),
     Case("custom train_step with a loss per row", lambda: regressor(VectorLossStep, None, ()), fit_only),
     Case("overridden compute_loss", lambda: regressor(OwnComputeLoss), regression),
-    Case("loss with reduction='sum'", lambda: regressor(loss=keras.losses.MeanSquaredError(reduction="sum")), regression),
+    Case(
+        "loss with reduction='sum'",
+        lambda: regressor(loss=keras.losses.MeanSquaredError(reduction="sum")),
+        regression,
+    ),
     Case(
         "loss with reduction='mean_with_sample_weight'",
         weighted_mean_loss,
         fit_arrays(vectors(), targets(), sample_weight=np.linspace(0, 3, NUM_ROWS, dtype="float32")),
     ),
     *(
-        Case(f"masked sequences, reduction={r!r}", lambda r=r: masked(r), fit_arrays(sequences(), sequences()))
+        Case(f"masked sequences, reduction={r!r}", functools.partial(masked, r), fit_arrays(sequences(), sequences()))
         for r in ("sum_over_batch_size", "sum", "mean_with_sample_weight")
     ),
     Case("custom loop, loss over the global batch", loop_model, custom_loop(scaled_by_keras=False)),

@@ -64,7 +64,11 @@ def multi_class() -> Model:
 def compiled_with(**kwargs: Any) -> Callable[[], Model]:
     def make() -> Model:
         model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3, activation="softmax")]
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, activation="tanh"),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
         )
         optimizer = keras.optimizers.Adam(1e-3, global_clipnorm=0.1)
         model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], **kwargs)
@@ -100,7 +104,11 @@ def overflow_on_first_rows(model: Model, strategy: tf.distribute.Strategy | None
 
 
 CASES = [
-    Case("AUC, Precision, Recall, F1 and other counts", binary(confusion), fit_arrays(vectors(), labels(2)[:, None])),
+    Case(
+        "AUC, Precision, Recall, F1 and other counts",
+        binary(confusion),
+        fit_arrays(vectors(), labels(2)[:, None]),
+    ),
     Case("R2Score, RMSE, LogCoshError, CosineSimilarity", regressor, fit_arrays(vectors(), targets())),
     Case("MeanIoU, top-k accuracy", multi_class),
     Case("steps_per_execution=3", compiled_with(steps_per_execution=3), several_steps),

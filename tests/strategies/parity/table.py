@@ -24,7 +24,9 @@ class Table:
 
 
 def render(
-    cells: Mapping[tuple[str, int], Difference], sections: Mapping[str, Sequence[Case]], replicas: Sequence[int]
+    cells: Mapping[tuple[str, int], Difference],
+    sections: Mapping[str, Sequence[Case]],
+    replicas: Sequence[int],
 ) -> str:
     """Returns the page as Markdown."""
     heads = [f"{n} replicas: {what}" for n in replicas for what in ("weights and slots", "logs")]

@@ -7,7 +7,14 @@ import functools
 import pytest
 
 import strategies
-from tests.strategies.parity import cases_data, cases_layers, cases_models, cases_optimizers, cases_training, table
+from tests.strategies.parity import (
+    cases_data,
+    cases_layers,
+    cases_models,
+    cases_optimizers,
+    cases_training,
+    table,
+)
 from tests.strategies.parity.harness import Case, Outcome, compare, execute
 
 SECTIONS = {
