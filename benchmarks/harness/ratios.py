@@ -1,0 +1,81 @@
+"""From measurements to ratios, and from ratios to tables. Pure: standard library only."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two contenders whose ratio is of interest.
+
+    Args:
+        name: its row in the table.
+        contender: name of the one above the line.
+        baseline: name of the one below.
+        target: the least ratio that is good enough, None where the ratio is for information.
+    """
+
+    name: str
+    contender: str
+    baseline: str
+    target: float | None = None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A comparison's outcome: the ratio of medians, and the quartiles of the ratios of each round."""
+
+    of_medians: float
+    lower_quartile: float
+    upper_quartile: float
+
+
+def ratio_of(measured: Sequence[float], baseline: Sequence[float]) -> Ratio:
+    """Compares two contenders that were measured in the same rounds, at least once.
+
+    Raises:
+        ValueError: different numbers of rounds.
+    """
+    each = [one / other for one, other in zip(measured, baseline, strict=True)]
+    return Ratio(statistics.median(measured) / statistics.median(baseline), *quartiles(each))
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper quartile, interpolated; of one value, that value twice."""
+    if len(values) == 1:
+        return values[0], values[0]
+    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return lower, upper
+
+
+def ratio_table(comparisons: Iterable[Comparison], measured: Mapping[str, Sequence[float]]) -> str:
+    """One row for each comparison."""
+    rows = []
+    for comparison in comparisons:
+        ratio = ratio_of(measured[comparison.contender], measured[comparison.baseline])
+        target, met = "", ""
+        if comparison.target is not None:
+            # Compared as printed: a target of 1.00 is not missed by what nobody can see.
+            target = f">= {comparison.target:.2f}"
+            met = "yes" if round(ratio.of_medians, 3) >= comparison.target else "no"
+        spread = f"{ratio.lower_quartile:.3f} to {ratio.upper_quartile:.3f}"
+        rows.append((comparison.name, f"{ratio.of_medians:.3f}", spread, target, met))
+    return markdown(("comparison", "ratio of medians", "quartiles of each round's ratio", "target", "met"), rows)
+
+
+def value_table(measured: Mapping[str, Sequence[float]], unit: str) -> str:
+    """One row for each contender."""
+    rows = []
+    for name, values in measured.items():
+        lower, upper = quartiles(values)
+        rows.append((name, f"{statistics.median(values):.4g}", f"{lower:.4g} to {upper:.4g}"))
+    return markdown(("contender", f"{unit}, median", "quartiles"), rows)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,95 @@
+"""Who is measured, and what is compared. Pure data: TensorFlow is imported in the contenders' own processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from harness.ratios import Comparison
+from harness.workers import Contender
+
+# Of MirroredStrategy, as condition of a release: with several devices against TensorFlow's, with one against none.
+TARGET_OF_STOCK = 1.0
+TARGET_OF_PLAIN = 0.97
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One measurement, the same for all contenders.
+
+    Attributes:
+        model: a name in `workloads.MODELS`.
+        batch_size: images in one step on all devices together.
+        num_steps: steps that are measured in a row, in one epoch.
+        num_skipped: steps before them in the same epoch, which are not: the pipeline fills, the first round traces.
+    """
+
+    model: str
+    batch_size: int
+    num_steps: int
+    num_skipped: int
+
+
+def ours(num_devices: int) -> str:
+    """The name of our strategy's row."""
+    return f"strategies.MirroredStrategy, {num_devices} device{'s' * (num_devices > 1)}"
+
+
+def stock(num_devices: int) -> str:
+    """The name of TensorFlow's row, as it comes."""
+    return f"tf.distribute.MirroredStrategy, {num_devices} devices"
+
+
+def stock_one_device(num_devices: int) -> str:
+    """The name of TensorFlow's row with the reduction that ours uses on CPU devices."""
+    return f"{stock(num_devices)}, ReductionToOneDevice"
+
+
+PLAIN = "plain Keras, 1 device"
+PLAIN_AGAIN = "plain Keras, 1 device, a second process"
+
+
+def contenders(workload: Workload, device_counts: Sequence[int]) -> list[Contender]:
+    """All contenders; ours with one device and with each of `device_counts`, TensorFlow's with each of these.
+
+    Plain Keras is there twice: how far its two processes are apart is what a ratio can be off by.
+    """
+    found = [
+        Contender(PLAIN, _builder("plain", workload, 1)),
+        Contender(ours(1), _builder("ours", workload, 1)),
+        Contender(PLAIN_AGAIN, _builder("plain", workload, 1)),
+    ]
+    for count in device_counts:
+        found += [
+            Contender(ours(count), _builder("ours", workload, count)),
+            Contender(stock(count), _builder("stock", workload, count)),
+            Contender(stock_one_device(count), _builder("stock_one_device", workload, count)),
+        ]
+    return found
+
+
+def comparisons(device_counts: Sequence[int]) -> list[Comparison]:
+    """What is compared with what."""
+    found = [
+        Comparison(f"ours / stock, {count} devices", ours(count), stock(count), TARGET_OF_STOCK)
+        for count in device_counts
+    ]
+    found.append(Comparison("ours on 1 device / plain Keras", ours(1), PLAIN, TARGET_OF_PLAIN))
+    found += [
+        Comparison(f"ours / stock with ReductionToOneDevice, {count} devices", ours(count), stock_one_device(count))
+        for count in device_counts
+    ]
+    found += [Comparison(f"ours on {count} devices / plain Keras", ours(count), PLAIN) for count in device_counts]
+    found.append(Comparison("plain Keras / plain Keras, the noise", PLAIN_AGAIN, PLAIN))
+    return found
+
+
+def _builder(strategy: str, workload: Workload, num_devices: int) -> Callable[[], Callable[[], float]]:
+    return functools.partial(_build, strategy, workload, num_devices)
+
+
+def _build(strategy: str, workload: Workload, num_devices: int) -> Callable[[], float]:
+    from mirrored import training
+
+    return training.build(strategy, workload, num_devices)

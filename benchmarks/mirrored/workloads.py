@@ -1,0 +1,81 @@
+"""The models that are trained, and the images they are trained on: random ones, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+NUM_CLASSES = 10
+BATCHES_IN_MEMORY = 8
+PREFETCH_BATCHES = 2
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and what belongs to it.
+
+    Attributes:
+        image_shape: height, width and channels of one image.
+        make_model: makes the model, whose outputs are probabilities.
+        make_optimizer: makes the optimizer that such a model is usually trained with.
+    """
+
+    image_shape: tuple[int, int, int]
+    make_model: Callable[[], keras.Model]
+    make_optimizer: Callable[[], keras.Optimizer]
+
+
+def _small_cnn() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.layers.Input((28, 28, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(NUM_CLASSES, activation="softmax"),
+        ]
+    )
+
+
+def _resnet50() -> keras.Model:
+    return keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=NUM_CLASSES)
+
+
+def _adam() -> keras.Optimizer:
+    return keras.optimizers.Adam(1e-3)
+
+
+def _momentum() -> keras.Optimizer:
+    return keras.optimizers.SGD(1e-2, momentum=0.9)
+
+
+MODELS: Mapping[str, Subject] = {
+    "small_cnn": Subject((28, 28, 1), _small_cnn, _adam),
+    "resnet50": Subject((64, 64, 3), _resnet50, _momentum),
+}
+
+
+def compiled_model(subject: Subject) -> keras.Model:
+    """The subject's model, ready for `fit`."""
+    model = subject.make_model()
+    model.compile(optimizer=subject.make_optimizer(), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def dataset(subject: Subject, batch_size: int) -> tf.data.Dataset:
+    """Global batches of (images, labels), without end.
+
+    As most programs write it: the size of the batches is not known to TensorFlow beforehand, since a last one could
+    be smaller.
+    """
+    random = np.random.default_rng(0)
+    num_images = batch_size * BATCHES_IN_MEMORY
+    images = random.random((num_images, *subject.image_shape), dtype=np.float32)
+    labels = random.integers(NUM_CLASSES, size=num_images, dtype=np.int32)
+    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size).repeat().prefetch(PREFETCH_BATCHES)

@@ -1,0 +1,102 @@
+"""What the benchmarks share: ratios and tables as values, and workers that answer, fail, die and sleep."""
+
+import functools
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+from harness.ratios import Comparison, quartiles, ratio_of, ratio_table, value_table
+from harness.rounds import measure_in_turn
+from harness.workers import Contender, WorkerError
+
+
+def count_up(start: float) -> Callable[[], float]:
+    state = [start]
+
+    def measure() -> float:
+        state[0] += 1
+        return state[0]
+
+    return measure
+
+
+def read_environment() -> Callable[[], float]:
+    value = float(os.environ["VALUE_OF_THIS_PROCESS"])
+    return lambda: value
+
+
+def raise_in_build() -> Callable[[], float]:
+    raise ValueError("cannot be built")
+
+
+def fail_in_measure(how: str) -> Callable[[], float]:
+    def measure() -> float:
+        if how == "raise":
+            raise ValueError("cannot be measured")
+        if how == "exit":
+            os._exit(3)
+        time.sleep(60)
+        return 0.0
+
+    return measure
+
+
+def test_ratio_is_of_medians_and_its_spread_is_of_rounds() -> None:
+    ratio = ratio_of([2.0, 4.0, 12.0], [1.0, 4.0, 3.0])
+    assert ratio.of_medians == 4 / 3
+    assert (ratio.lower_quartile, ratio.upper_quartile) == (1.5, 3.0)
+    assert quartiles([5.0]) == (5.0, 5.0)
+
+
+def test_tables() -> None:
+    measured = {"a": [90.0, 100.0, 110.0], "b": [100.0, 100.0, 100.0]}
+    assert ratio_table([Comparison("a / b", "a", "b", 1.0), Comparison("b / a", "b", "a")], measured) == (
+        "| comparison | ratio of medians | quartiles of each round's ratio | target | met |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| a / b | 1.000 | 0.950 to 1.050 | >= 1.00 | yes |\n"
+        "| b / a | 1.000 | 0.955 to 1.056 |  |  |"
+    )
+    assert ratio_table([Comparison("a / b", "a", "b", 1.01)], measured).endswith(">= 1.01 | no |")
+    assert value_table({"a": [90.0, 100.0, 110.0]}, "images/s") == (
+        "| contender | images/s, median | quartiles |\n| --- | --- | --- |\n| a | 100 | 95 to 105 |"
+    )
+
+
+@pytest.mark.timeout(60)
+def test_measures_in_turn_and_throws_the_first_round_away() -> None:
+    pair = Contender("pair", read_environment, ({"VALUE_OF_THIS_PROCESS": "5"}, {"VALUE_OF_THIS_PROCESS": "7"}))
+    contenders = [Contender("one", functools.partial(count_up, 10.0)), pair]
+    assert measure_in_turn(contenders, 3, timeout_seconds=30) == {
+        "one": [12.0, 13.0, 14.0],
+        "pair": [12.0, 12.0, 12.0],
+    }
+    assert measure_in_turn([pair], 1, timeout_seconds=30, combine=min) == {"pair": [5.0]}
+    assert not multiprocessing.active_children()
+    assert "VALUE_OF_THIS_PROCESS" not in os.environ
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("build", "timeout_seconds", "reason"),
+    [
+        (raise_in_build, 30, "cannot be built"),
+        (functools.partial(fail_in_measure, "raise"), 30, "cannot be measured"),
+        (functools.partial(fail_in_measure, "exit"), 30, "ended by itself, exit code 3"),
+        (functools.partial(fail_in_measure, "sleep"), 8, "no answer for 8 s"),
+    ],
+)
+def test_names_the_contender_that_fails(
+    build: Callable[[], Callable[[], float]], timeout_seconds: float, reason: str
+) -> None:
+    contenders = [Contender("good", functools.partial(count_up, 0.0)), Contender("bad", build)]
+    with pytest.raises(WorkerError, match=f"(?s)'bad', process 0 of 1.*{reason}"):
+        measure_in_turn(contenders, 1, timeout_seconds)
+    assert not multiprocessing.active_children()
+
+
+def test_refuses_two_contenders_of_one_name() -> None:
+    twice = Contender("twice", raise_in_build)
+    with pytest.raises(ValueError, match="names of their own"):
+        measure_in_turn([twice, twice], 1, timeout_seconds=1)
