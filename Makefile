@@ -18,7 +18,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist test lint ruff mypy format clean
+.PHONY: help setup mnist test parity lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -29,6 +29,9 @@ mnist: $(READY_RUN) ## train handwritten digits on two devices
 
 test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
 	$(BIN)/python -m pytest $(ARGS)
+
+parity: $(READY_DEV) ## measure parity with one device again and write strategies/PARITY.md
+	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md
 
 lint: ruff mypy ## check style and types
 

@@ -68,9 +68,10 @@ class DataParallelExtended:
         # replicas cannot meet across the borders of two graphs. The clone keeps tf.function's arguments.
         lifted = self._lifted.get(fn)
         if lifted is None:
+            python_function = fn.python_function
 
             def replicas_inside(*args: Any, **kwargs: Any) -> Any:
-                return self._run_step(tf_convert(fn.python_function, control_status_ctx()), args, kwargs)
+                return self._run_step(tf_convert(python_function, control_status_ctx()), args, kwargs)
 
             lifted = self._lifted[fn] = fn._clone(python_function=replicas_inside)
         return lifted(*args, **kwargs)

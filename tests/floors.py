@@ -116,9 +116,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 def program_folders() -> frozenset[str]:
     """The folders of examples and benchmarks: their programs import their own parts as `mnist.data`."""
-    return frozenset(
-        path.name for package in ("examples", "benchmarks") for path in (ROOT / package).glob("*/")
-    )
+    return frozenset(path.name for package in ("examples", "benchmarks") for path in (ROOT / package).glob("*/"))
 
 
 def room_of(module: str) -> Room | None:
@@ -147,9 +145,7 @@ def public_names(package: str) -> frozenset[str]:
 def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything that `source` imports; `from a import b` counts as `a.b`."""
     nodes = list(ast.walk(ast.parse(source)))
-    bound = {
-        alias.asname or alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-    }
+    bound = {alias.asname or alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -108,9 +108,7 @@ def repository_files() -> Iterator[Path]:
         subfolders[:] = [
             name
             for name in subfolders
-            if name not in skipped
-            and not name.endswith(".egg-info")
-            and not (here / name / "pyvenv.cfg").exists()
+            if name not in skipped and not name.endswith(".egg-info") and not (here / name / "pyvenv.cfg").exists()
         ]
         yield from (here / name for name in names)
 

@@ -42,6 +42,12 @@ def install() -> None:
     wrap(keras_trainer.Trainer, "_compute_loss", _compute_loss_for_keras)
 
 
+def watch(model_class: type) -> None:
+    """Wraps the class' own ``compute_loss``, if it has one, so that all of it is weighed."""
+    owner = next(cls for cls in model_class.__mro__ if "compute_loss" in vars(cls))
+    wrap(owner, "compute_loss", _compute_loss)
+
+
 @contextlib.contextmanager
 def _raw(share: shares.Share) -> Iterator[None]:
     """Inside, losses stay raw: the caller weighs the result."""

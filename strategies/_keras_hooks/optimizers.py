@@ -8,6 +8,7 @@ for optimizers wrapped in others: an inner ``apply`` finds itself outside any re
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,9 @@ from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_opt
 
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
+
+# Whether an optimizer is being built by another that wraps it.
+_wrapped: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_wrapped", default=False)
 
 
 def install() -> None:
@@ -31,6 +35,8 @@ def install() -> None:
     ):
         wrap(owner, "apply", _apply)
     wrap(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", _tf_apply)
+    for owner in (loss_scale_optimizer.LossScaleOptimizer, multi_optimizer.MultiOptimizer):
+        wrap(owner, "build", _build_wrapped)
     wrap(keras_tf_optimizer.TFOptimizer, "add_variable_from_reference", _add_variable)
 
 
@@ -57,10 +63,7 @@ def _reduce_first(optimizer: Any, gradients: Any, variables: Any, update: Callab
 
 
 def _accumulators(optimizer: Any, variables: Any) -> list[Any] | None:
-    """Returns the accumulator of each variable's gradient, if the optimizer gathers gradients over several steps.
-
-    Not of optimizers inside others: a loss scale is checked at every step, on the global gradient.
-    """
+    """Returns the accumulator of each variable's gradient, if the optimizer gathers gradients over several steps."""
     if not optimizer.gradient_accumulation_steps:
         return None
     variables = optimizer._trainable_variables if variables is None else variables
@@ -68,13 +71,25 @@ def _accumulators(optimizer: Any, variables: Any) -> list[Any] | None:
 
 
 def _add_variable(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keras' name for the variables is all that tells accumulated gradients from other slots."""
+    """Lets accumulated gradients be parts of a sum. Keras' name for them is all that tells them from other slots.
+
+    Not in a wrapped optimizer: a loss scale is checked at every step on the global gradient, so each replica
+    gathers that.
+    """
     name = kwargs.get("name", args[1] if len(args) > 1 else None)
-    engine = engine_of(optimizer._distribution_strategy)
-    if engine is None or name != "gradient_accumulator" or engine_of(tf.distribute.get_strategy()) is not engine:
+    engine = engine_of(tf.distribute.get_strategy())
+    if engine is None or name != "gradient_accumulator" or _wrapped.get():
         return original(optimizer, *args, **kwargs)
     with engine.partial_sums():
         return original(optimizer, *args, **kwargs)
+
+
+def _build_wrapped(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    token = _wrapped.set(True)
+    try:
+        return original(optimizer, *args, **kwargs)
+    finally:
+        _wrapped.reset(token)
 
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:

@@ -12,6 +12,7 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies import shares
+from strategies._keras_hooks import losses
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
 
@@ -68,6 +69,7 @@ def _check(model: Any, strategy: tf.distribute.Strategy) -> None:
         )
     if model._distribute_strategy is not strategy:
         raise ValueError(_outside("model", model.name, strategy))
+    losses.watch(type(model))
     _check_part(strategy, "model", model)
     _check_part(strategy, "optimizer", getattr(model, "optimizer", None))
     for metric in getattr(model, "metrics", []):

@@ -91,9 +91,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 
 def test_empty_folder(tmp_path: Path) -> None:
-    assert "missing, and so are train-images-idx3-ubyte.gz, train-images.idx3-ubyte" in refusal(
-        tmp_path, IMAGES
-    )
+    assert "missing, and so are train-images-idx3-ubyte.gz, train-images.idx3-ubyte" in refusal(tmp_path, IMAGES)
 
 
 @pytest.mark.parametrize("file", [IMAGES, LABELS, TEST_IMAGES, TEST_LABELS])

@@ -161,9 +161,7 @@ def test_folder_that_cannot_be_made(digits: data.Digits, tmp_path: Path, option:
         train.run(replace(QUIET, **change), digits)
 
 
-def test_tensorboard_not_installed(
-    digits: data.Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_not_installed(digits: data.Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(train.OptionError, match="pip install tensorboard"):
         train.run(replace(QUIET, tensorboard_dir=str(tmp_path)), digits)
@@ -183,9 +181,7 @@ class Clock:
     # A first step of 100 s, 1 s for every other, 50 s of validation; 25 images in 3 steps of up to 10.
     [(1, 15 / 2), (2, 25 / 3), (3, 25 / 3)],
 )
-def test_throughput_leaves_out_what_happens_once(
-    monkeypatch: pytest.MonkeyPatch, epochs: int, expected: float
-) -> None:
+def test_throughput_leaves_out_what_happens_once(monkeypatch: pytest.MonkeyPatch, epochs: int, expected: float) -> None:
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock)
     callback = throughput.Throughput(num_images=25, batch_size=10)

@@ -15,9 +15,7 @@ def main() -> None:
     traced = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, name="traced"))
     graph = traced(mine).numpy().tolist()
     if eager != expected or graph != expected:
-        raise SystemExit(
-            f"rank {hvd.rank()}: expected {expected}, received {eager} (eager) and {graph} (graph)"
-        )
+        raise SystemExit(f"rank {hvd.rank()}: expected {expected}, received {eager} (eager) and {graph} (graph)")
     # One write per line: the lines of several ranks share a pipe.
     print(f"rank {hvd.rank()} of {hvd.size()}: {eager}\n", end="", flush=True)
     hvd.shutdown()

@@ -84,6 +84,10 @@ class OwnComputeLoss(Subclassed):
         return super().compute_loss(x, y, y_pred, *args, **kwargs) + own
 
 
+class OwnComputeLossAndStep(OwnComputeLoss, ComputeLossStep):
+    pass
+
+
 def regressor(kind: type = Subclassed, loss: Any = "mse", metrics: Any = ("mae",)) -> Model:
     model = kind()
     model.compile(keras.optimizers.SGD(0.02, momentum=0.5), loss, metrics=list(metrics) or None)
@@ -210,6 +214,7 @@ CASES = [
     Case("custom train_step with a keras.losses object", lambda: regressor(LossObjectStep, None, ()), fit_only),
     Case("custom train_step with a loss per row", lambda: regressor(VectorLossStep, None, ()), fit_only),
     Case("overridden compute_loss", lambda: regressor(OwnComputeLoss), regression),
+    Case("overridden compute_loss, custom train_step", lambda: regressor(OwnComputeLossAndStep), regression),
     Case(
         "loss with reduction='sum'",
         lambda: regressor(loss=keras.losses.MeanSquaredError(reduction="sum")),

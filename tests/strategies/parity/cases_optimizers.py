@@ -75,7 +75,7 @@ def with_schedule() -> Any:
 
 
 def multi() -> Any:
-    return opt.MultiOptimizer([opt.SGD(0.1), opt.Adam(1e-3)], default_optimizer_index=1)
+    return opt.MultiOptimizer(opt.OptimizerMap(opt.Adam(1e-3, clipnorm=0.05), {".*bias": opt.SGD(0.1)}))
 
 
 def scaled(**kwargs: Any) -> Any:
@@ -123,11 +123,12 @@ CASES = [
     Case(
         "SGD, gradients left in accumulation", classifier(lambda: EVERY["SGD"](gradient_accumulation_steps=5)), longer
     ),
+    Case("MultiOptimizer", classifier(multi), fit),
     Case("LossScaleOptimizer", classifier(scaled), longer),
     Case("LossScaleOptimizer, clipnorm", classifier(lambda: scaled(clipnorm=0.05)), longer),
     Case(
-        "LossScaleOptimizer, gradient_accumulation_steps",
-        classifier(lambda: scaled(gradient_accumulation_steps=2)),
+        "LossScaleOptimizer, gradients left in accumulation",
+        classifier(lambda: scaled(gradient_accumulation_steps=5)),
         longer,
     ),
     Case("Adam, loss_scale_factor", classifier(lambda: EVERY["Adam"](loss_scale_factor=128.0)), fit),

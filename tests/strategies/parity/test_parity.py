@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 
 import pytest
 
@@ -43,3 +44,13 @@ def test_equals_one_device(case: Case, num_replicas: int, parity_table: table.Ta
 
 def test_every_case_has_its_own_name() -> None:
     assert len(ALL) == sum(len(cases) for cases in SECTIONS.values())
+
+
+def test_page_in_the_docs_shows_every_case_within_its_bound() -> None:
+    page = (pathlib.Path(strategies.__file__).parent / "PARITY.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and "e-" in line]
+    shown = {row[0]: row[1:] for row in rows}
+    assert sorted(shown) == sorted(ALL), "run `make parity`"
+    for name, (*cells, bound) in shown.items():
+        assert float(bound) == ALL[name].tolerance, name
+        assert max(map(float, cells)) <= float(bound), name

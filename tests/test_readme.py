@@ -1,0 +1,50 @@
+"""The README runs: every Python snippet in a process of its own, every `make` target and every link is there."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = sorted(
+    page
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part == "node_modules" for part in page.relative_to(ROOT).parts)
+)
+README = (ROOT / "README.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_snippet_runs_and_prints_what_it_says(number: int, tmp_path: pathlib.Path) -> None:
+    code, printed = SNIPPETS[number]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    if printed:
+        assert done.stdout == printed
+
+
+def test_the_example_is_short() -> None:
+    assert len([line for line in SNIPPETS[0][0].splitlines() if line.strip()]) <= 12
+
+
+def test_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(r"^make ([a-z]+)", page.read_text(), flags=re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"{page.name}: make {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: pathlib.Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), link
