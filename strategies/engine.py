@@ -171,13 +171,22 @@ class DataParallelExtended:
 
     def _sum_gradients(self, gradients: list[Any]) -> list[Any]:
         reducible = [i for i, g in enumerate(gradients) if isinstance(g, PerReplica)]
-        if reducible:
-            pairs = [(gradients[i], gradients[i]) for i in reducible]
-            options = tf.distribute.experimental.CommunicationOptions()
-            sums = super()._batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options)  # type: ignore[misc]
-            for i, total in zip(reducible, sums, strict=True):
-                gradients[i] = total
+        sparse = [i for i in reducible if isinstance(gradients[i].values[0], tf.IndexedSlices)]
+        dense = [i for i in reducible if i not in sparse]
+        for indices, reduce in ((dense, self._sum_dense), (sparse, self._sum_sparse)):
+            if indices:
+                sums = reduce([(gradients[i], gradients[i]) for i in indices])
+                for i, total in zip(indices, sums, strict=True):
+                    gradients[i] = total
         return gradients
+
+    def _sum_dense(self, pairs: list[tuple[Any, Any]]) -> Any:
+        options = tf.distribute.experimental.CommunicationOptions()
+        return super()._batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options)  # type: ignore[misc]
+
+    def _sum_sparse(self, pairs: list[tuple[Any, Any]]) -> Any:
+        # As many slices as the batch has rows: collectives, which are bound to one shape, cannot carry them.
+        return tf.distribute.ReductionToOneDevice().batch_reduce(tf.distribute.ReduceOp.SUM, pairs)
 
     def _sum_when_due(self, gradients: list[Any], accumulators: Sequence[Any], is_due: bool | tf.Tensor) -> list[Any]:
         devices: Sequence[str] = self.worker_devices  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,11 @@ from strategies import _keras_hooks, inputs
 from strategies._tf_internals import MirroredExtended
 from strategies.engine import DataParallelExtended
 from strategies.mesh import DeviceMesh
+
+
+# Process-wide because TensorFlow's numbering of collectives is. The stock strategies' numbers begin at 1.
+_KEYS_PER_STRATEGY = 1000
+_strategies_made = itertools.count(1)
 
 
 class MirroredStrategy(tf.distribute.MirroredStrategy):
@@ -56,11 +62,11 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
                 "In this release only the mesh axis 'data' may be larger than 1: a replica is one device. "
                 f"Received: mesh={dict(mesh or {})} over {len(found)} devices."
             )
-        if cross_device_ops is None and all(":CPU:" in device for device in found):
-            # TensorFlow's own choice, collectives between logical CPU devices, copies what additions share.
-            cross_device_ops = tf.distribute.ReductionToOneDevice()
+        # Collectives of one process meet by number: those of another strategy must not bear the same.
+        self._collective_key_base = _KEYS_PER_STRATEGY * next(_strategies_made)
         _keras_hooks.install()
-        tf.distribute.Strategy.__init__(self, _MirroredExtended(self, found, cross_device_ops))
+        reduction = cross_device_ops or _default_reduction(found)
+        tf.distribute.Strategy.__init__(self, _MirroredExtended(self, found, reduction))
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -74,11 +80,23 @@ class _MirroredExtended(DataParallelExtended, MirroredExtended):
     def __init__(self, container_strategy: Any, devices: Sequence[str], cross_device_ops: Any) -> None:
         self._start_engine()
         super().__init__(container_strategy, devices=devices, cross_device_ops=cross_device_ops)
+        for launcher in getattr(self._collective_ops, "_launchers", ()):
+            # TensorFlow numbers collectives anew at every call of a tf.function, by a placeholder that its loops do
+            # not feed: steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.
+            launcher._use_unique_instance_key = lambda: False
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
         return inputs.distribute(dataset, self._num_replicas_in_sync)
+
+
+def _default_reduction(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
+    """Returns what sums gradients; None for TensorFlow's own choice, collectives."""
+    if all(":CPU:" in device for device in devices):
+        # Between logical CPU devices collectives copy what plain additions share.
+        return tf.distribute.ReductionToOneDevice()
+    return None
 
 
 def _local_devices() -> list[str]:

@@ -67,9 +67,7 @@ def load(data_dir: str | None = None) -> Digits:
 def load_idx_files(folder: Path) -> Digits:
     """MNIST from `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same for `t10k`; also `.gz`."""
     if not folder.is_dir():
-        raise DataError(
-            f"{folder}: not a directory. Give --data_dir the folder that holds the four MNIST files."
-        )
+        raise DataError(f"{folder}: not a directory. Give --data_dir the folder that holds the four MNIST files.")
     splits = []
     for part in ("train", "t10k"):
         images_path = find_idx(folder, f"{part}-images", num_dims=3)
@@ -91,9 +89,7 @@ def load_keras_cache(path: Path) -> Digits:
     try:
         # numpy leaves a file that it opened itself open when it turns out to be damaged.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {
-                f"{kind}_{part}": archive[f"{kind}_{part}"] for part in ("train", "test") for kind in "xy"
-            }
+            arrays = {f"{kind}_{part}": archive[f"{kind}_{part}"] for part in ("train", "test") for kind in "xy"}
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path}: damaged ({error}). Delete it, so that Keras fetches it again, or give --data_dir."
@@ -142,9 +138,7 @@ def enlarge(images: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     return np.rint(255.0 * (weights @ images @ weights.T)).astype(np.uint8)
 
 
-def _checked(
-    images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], images_name: str, labels_name: str
-) -> Split:
+def _checked(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], images_name: str, labels_name: str) -> Split:
     """The two arrays as a `Split`, once they are what a digit classifier can be trained on."""
     mend = "The files do not belong together or are not MNIST: put the originals in their place."
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
@@ -160,7 +154,5 @@ def _checked(
     if not len(images):
         raise DataError(f"{images_name}: holds no images. {mend}")
     if labels.max() >= NUM_CLASSES:
-        raise DataError(
-            f"{labels_name}: labels must be from 0 to {NUM_CLASSES - 1}, received {labels.max()}. {mend}"
-        )
+        raise DataError(f"{labels_name}: labels must be from 0 to {NUM_CLASSES - 1}, received {labels.max()}. {mend}")
     return Split(images, labels)

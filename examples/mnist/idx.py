@@ -20,9 +20,7 @@ class DataError(ValueError):
 def find_idx(folder: Path, name: str, num_dims: int) -> Path:
     """The file `NAME-idxN-ubyte` or `NAME.idxN-ubyte`, plain or `.gz`, whichever of the four is there."""
     candidates = [
-        folder / f"{name}{separator}idx{num_dims}-ubyte{suffix}"
-        for separator in "-."
-        for suffix in ("", ".gz")
+        folder / f"{name}{separator}idx{num_dims}-ubyte{suffix}" for separator in "-." for suffix in ("", ".gz")
     ]
     for candidate in candidates:
         if candidate.exists():
@@ -77,9 +75,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}). Check that it is a readable file."
-        ) from error
+        raise DataError(f"{path}: cannot be read ({error.strerror}). Check that it is a readable file.") from error
     if not content.startswith(_GZIP_MAGIC):
         return content
     try:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Options:
 
     strategy: str = "mirrored"
     devices: int | None = None
-    epochs: int = 10
+    epochs: int = 15
     batch_size: int = 64
     learning_rate: float = 2e-3
     dropout: float = 0.25
@@ -71,10 +72,11 @@ def run(options: Options, digits: data.Digits) -> Result:
     devices = choose_devices(options.devices)
     keras.utils.set_random_seed(options.seed)
     strategy = make_strategy(options.strategy, devices)
+    num_steps = options.epochs * math.ceil(len(digits.train.labels) / options.batch_size)
     with strategy.scope():
         model = build_model(options.dropout)
         model.compile(
-            optimizer=keras.optimizers.Adam(options.learning_rate),
+            optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(options.learning_rate, num_steps)),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )

@@ -1,0 +1,53 @@
+"""The way gradients take on GPUs, TensorFlow's collectives, driven here between logical CPU devices."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import strategies
+import strategies.mirrored
+from tests.strategies.parity import cases_layers, cases_optimizers, cases_training
+from tests.strategies.parity.harness import compare, execute
+
+NAMES = (
+    "Adam, global_clipnorm",
+    "SGD, gradient_accumulation_steps",
+    "Embedding, sparse gradients",
+    "steps_per_execution=3",
+    "run_eagerly=True",
+    "BatchNormalization(synchronized=True)",
+)
+CASES = {
+    case.name: case
+    for case in (*cases_optimizers.CASES, *cases_training.CASES, *cases_layers.CASES)
+    if case.name in NAMES
+}
+
+
+@pytest.fixture(autouse=True)
+def collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategies.mirrored, "_default_reduction", lambda devices: None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_one_device(name: str) -> None:
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
+    assert "CollectiveAllReduce" in type(strategy.extended._cross_device_ops).__name__
+    difference = compare(execute(CASES[name], None), execute(CASES[name], strategy))
+    assert difference.largest <= 1e-6, difference
+
+
+def test_two_strategies_at_once() -> None:
+    models = []
+    for num_replicas in (2, 4, 3):
+        with strategies.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)]).scope():
+            models.append(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")]))
+            models[-1].compile("sgd", "mse")
+    x = np.arange(36, dtype="float32").reshape(12, 3) / 36
+    for _ in range(2):
+        for model in models:
+            model.fit(x, x[:, :1], batch_size=12, verbose=0)
+    for model in models[1:]:
+        np.testing.assert_allclose(model.get_weights()[0], models[0].get_weights()[0], atol=1e-6)
