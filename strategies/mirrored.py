@@ -13,7 +13,6 @@ from strategies._tf_internals import MirroredExtended
 from strategies.engine import DataParallelExtended
 from strategies.mesh import DeviceMesh
 
-
 # Process-wide because TensorFlow's numbering of collectives is. The stock strategies' numbers begin at 1.
 _KEYS_PER_STRATEGY = 1000
 _strategies_made = itertools.count(1)
