@@ -19,13 +19,12 @@ def measure_in_turn(
 ) -> dict[str, list[float]]:
     """Measures every contender once in every round; returns the measurements by name, in the order of the rounds.
 
-    One more round comes before them and is thrown away: it holds tracing, allocation and cold caches. Every other
-    round goes backwards: a machine that gets steadily slower then disadvantages nobody.
+    Every other round goes backwards: a machine that gets steadily slower then disadvantages nobody.
 
     Args:
         contenders: with different names. All of them are started before the first round and live until the last.
         num_rounds: measurements of each.
-        timeout_seconds: how long building a contender, and each measurement, may take.
+        timeout_seconds: how long starting a contender, and each measurement, may take.
         combine: makes one number of what the processes of a contender measured at the same time.
 
     Raises:
@@ -37,14 +36,13 @@ def measure_in_turn(
     with contextlib.ExitStack() as stack:
         running = {}
         for contender in contenders:
-            # One after the other: building takes processor time, and two at once would only take turns.
+            # One after the other: starting takes processor time, and two at once would only take turns.
             workers = running[contender.name] = Workers(contender, timeout_seconds)
             stack.callback(workers.stop)
-            _log.info("built %s", contender.name)
-        for index in range(-1, num_rounds):
+            _log.info("started %s", contender.name)
+        for index in range(num_rounds):
             for name in list(running)[:: -1 if index % 2 else 1]:
                 value = combine(running[name].measure())
                 _log.info("round %d of %d, %s: %.5g", index + 1, num_rounds, name, value)
-                if index >= 0:
-                    measured[name].append(value)
+                measured[name].append(value)
     return measured

@@ -1,4 +1,4 @@
-"""A contender in processes of its own, which live as long as the benchmark and measure when they are told to.
+"""A contender in processes of its own, which live as long as the benchmark and measure when it is their turn.
 
 A process each, because what one contender does to TensorFlow, Keras or the memory of a process must not be felt by
 another. Processes that live on, because contenders are measured in turn, many times, and start up only once. A
@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+Report = Callable[[float], None]
+Run = Callable[[Report], None]
+
 STOP_TIMEOUT_SECONDS = 10
 
 
@@ -29,26 +32,30 @@ class Contender:
 
     Args:
         name: its row in the tables.
-        build: called once in each process; returns what measures once. Picklable. What it needs of
-            TensorFlow it imports when it is called, so that the benchmark's own process stays small.
+        run: called once in each process with `report`. It measures and reports for ever: `report(value)` hands
+            a measurement over, waits for the next turn, and ends the process when there is none. So it can sit
+            in a callback of one long training. Picklable. What it needs of TensorFlow it imports when it is
+            called, so that the benchmark's own process stays small.
         environments: variables to add to the environment, one mapping for each process; they are there before
             the process imports anything. The processes measure at the same time.
     """
 
     name: str
-    build: Callable[[], Callable[[], float]]
+    run: Run
     environments: tuple[Mapping[str, str], ...] = ({},)
 
 
 class Workers:
     """The running processes of one contender.
 
+    Their first measurement is made at once and thrown away: it holds building, tracing and cold caches.
+
     Args:
         contender: what they measure.
-        timeout_seconds: how long building, and each measurement, may take.
+        timeout_seconds: how long each measurement may take, the first one with all that comes before it.
 
     Raises:
-        WorkerError: if a process fails or dies while it builds, or takes too long.
+        WorkerError: if a process fails, dies or takes too long in its first measurement.
     """
 
     def __init__(self, contender: Contender, timeout_seconds: float) -> None:
@@ -61,7 +68,7 @@ class Workers:
         try:
             for environment in contender.environments:
                 here, there = context.Pipe()
-                process = context.Process(target=_serve, args=(contender.build, there), daemon=True)
+                process = context.Process(target=_serve, args=(contender.run, there), daemon=True)
                 with _environment(environment):
                     process.start()
                 there.close()
@@ -111,19 +118,21 @@ class Workers:
         return tuple(values)
 
 
-def _serve(build: Callable[[], Callable[[], float]], connection: Connection) -> None:
-    """A process' life: build, say so with a 0, then measure for every message, until the other end closes."""
-    # The benchmark was interrupted or has failed when the other end is closed: nobody is left to tell.
-    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
-        try:
-            measure = build()
-            connection.send(0.0)
-            while connection.recv():
-                connection.send(measure())
-        except (EOFError, OSError, KeyboardInterrupt):
-            raise
-        except Exception:
-            connection.send(traceback.format_exc())
+def _serve(run: Run, connection: Connection) -> None:
+    """A process' life: `run`, until the other end of the connection closes."""
+
+    def report(value: float) -> None:
+        connection.send(value)
+        connection.recv()
+
+    try:
+        run(report)
+        connection.send("It returned, instead of measuring again.")
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        # The benchmark is over, was interrupted, or has failed: nobody is left to tell.
+        return
+    except Exception:
+        connection.send(traceback.format_exc())
 
 
 @contextlib.contextmanager

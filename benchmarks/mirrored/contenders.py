@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.ratios import Comparison
-from harness.workers import Contender
+from harness.workers import Contender, Report, Run
 
 # Of MirroredStrategy, as condition of a release: with several devices against TensorFlow's, with one against none.
 TARGET_OF_STOCK = 1.0
@@ -22,7 +22,8 @@ class Workload:
         model: a name in `workloads.MODELS`.
         batch_size: images in one step on all devices together.
         num_steps: steps that are measured in a row, in one epoch.
-        num_skipped: steps before them in the same epoch, which are not: the pipeline fills, the first round traces.
+        num_skipped: steps before them in the same epoch, which are not: they use up what the pipeline prepared
+            while others were measured.
     """
 
     model: str
@@ -56,15 +57,15 @@ def contenders(workload: Workload, device_counts: Sequence[int]) -> list[Contend
     Plain Keras is there twice: how far its two processes are apart is what a ratio can be off by.
     """
     found = [
-        Contender(PLAIN, _builder("plain", workload, 1)),
-        Contender(ours(1), _builder("ours", workload, 1)),
-        Contender(PLAIN_AGAIN, _builder("plain", workload, 1)),
+        Contender(PLAIN, _runner("plain", workload, 1)),
+        Contender(ours(1), _runner("ours", workload, 1)),
+        Contender(PLAIN_AGAIN, _runner("plain", workload, 1)),
     ]
     for count in device_counts:
         found += [
-            Contender(ours(count), _builder("ours", workload, count)),
-            Contender(stock(count), _builder("stock", workload, count)),
-            Contender(stock_one_device(count), _builder("stock_one_device", workload, count)),
+            Contender(ours(count), _runner("ours", workload, count)),
+            Contender(stock(count), _runner("stock", workload, count)),
+            Contender(stock_one_device(count), _runner("stock_one_device", workload, count)),
         ]
     return found
 
@@ -85,11 +86,11 @@ def comparisons(device_counts: Sequence[int]) -> list[Comparison]:
     return found
 
 
-def _builder(strategy: str, workload: Workload, num_devices: int) -> Callable[[], Callable[[], float]]:
-    return functools.partial(_build, strategy, workload, num_devices)
+def _runner(strategy: str, workload: Workload, num_devices: int) -> Run:
+    return functools.partial(_run, strategy, workload, num_devices)
 
 
-def _build(strategy: str, workload: Workload, num_devices: int) -> Callable[[], float]:
+def _run(strategy: str, workload: Workload, num_devices: int, report: Report) -> None:
     from mirrored import training
 
-    return training.build(strategy, workload, num_devices)
+    training.run(strategy, workload, num_devices, report)

@@ -12,11 +12,11 @@ _BENCHMARKS = Path(__file__).resolve().parents[1]
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("model", ["small_cnn", "resnet50"], ["small_cnn", "resnet50"], "What to train; repeatable.")
 flags.DEFINE_multi_integer("devices", [2, 4], "Numbers of logical CPU devices; repeatable.", lower_bound=2)
-flags.DEFINE_integer("rounds", 15, "Measurements of each contender.", lower_bound=1)
+flags.DEFINE_integer("rounds", 11, "Measurements of each contender.", lower_bound=1)
 flags.DEFINE_integer("cnn_batch_size", 64, "Images in one step of the small CNN, all devices.", lower_bound=1)
 flags.DEFINE_integer("cnn_steps", 100, "Measured steps of the small CNN in each round.", lower_bound=1)
 flags.DEFINE_integer("resnet_batch_size", 32, "Images in one step of ResNet50, all devices.", lower_bound=1)
-flags.DEFINE_integer("resnet_steps", 5, "Measured steps of ResNet50 in each round.", lower_bound=1)
+flags.DEFINE_integer("resnet_steps", 4, "Measured steps of ResNet50 in each round.", lower_bound=1)
 flags.DEFINE_float(
     "timeout_seconds", 600, "How long a contender may take to start, and for one measurement.", lower_bound=1
 )

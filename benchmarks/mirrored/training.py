@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+from harness.workers import Report
 
 import strategies
 from mirrored import workloads
@@ -16,29 +17,31 @@ from mirrored.contenders import Workload
 
 
 class StepClock(keras.callbacks.Callback):
-    """Measures an epoch from the end of one of its steps to the end of its last.
+    """Reports for each epoch the images per second from the end of one of its steps to the end of its last.
 
-    What every epoch costs once (making the iterator, fetching the logs) is outside, tracing too.
+    What every epoch costs once (callbacks, fetching the logs) is outside, and so is waiting for one's turn.
 
     Args:
-        num_skipped: steps before the clock starts, at least 1.
+        workload: gives `num_skipped`, the steps before the clock starts, at least 1.
+        report: takes images/s; returns when it is this process' turn again.
     """
 
-    def __init__(self, num_skipped: int) -> None:
+    def __init__(self, workload: Workload, report: Report) -> None:
         super().__init__()
-        self._num_skipped = num_skipped
+        self._workload = workload
+        self._report = report
         self._start = self._end = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """From the end of the last skipped step to the end of the last step."""
-        return self._end - self._start
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads the clock; on CPU devices a step has been computed when this is called."""
         self._end = time.perf_counter()
-        if batch == self._num_skipped - 1:
+        if batch == self._workload.num_skipped - 1:
             self._start = self._end
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Reports and waits."""
+        num_images = self._workload.num_steps * self._workload.batch_size
+        self._report(num_images / (self._end - self._start))
 
 
 def make_strategy(name: str, devices: list[str]) -> tf.distribute.Strategy | None:
@@ -55,9 +58,10 @@ def make_strategy(name: str, devices: list[str]) -> tf.distribute.Strategy | Non
     raise ValueError(f"Expected plain, ours, stock or stock_one_device. Received: {name!r}.")
 
 
-def build(name: str, workload: Workload, num_devices: int) -> Callable[[], float]:
-    """Makes model and data in a process that has not used TensorFlow yet; returns what measures images/s once.
+def run(name: str, workload: Workload, num_devices: int, report: Report) -> None:
+    """Trains in a process that has not used TensorFlow yet, one epoch per turn, until nobody asks any more.
 
+    One `fit` for all turns: TensorFlow's strategy traces its step anew in every `fit`.
     The threads stay as TensorFlow sets them: all logical devices of a process share them, however many there are.
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -68,12 +72,11 @@ def build(name: str, workload: Workload, num_devices: int) -> Callable[[], float
     subject = workloads.MODELS[workload.model]
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         model = workloads.compiled_model(subject)
-    data = workloads.dataset(subject, workload.batch_size)
-
-    def measure() -> float:
-        clock = StepClock(workload.num_skipped)
-        steps = workload.num_skipped + workload.num_steps
-        model.fit(data, steps_per_epoch=steps, callbacks=[clock], verbose=0, shuffle=False)
-        return workload.num_steps * workload.batch_size / clock.seconds
-
-    return measure
+    model.fit(
+        workloads.dataset(subject, workload.batch_size),
+        epochs=sys.maxsize,
+        steps_per_epoch=workload.num_skipped + workload.num_steps,
+        callbacks=[StepClock(workload, report)],
+        verbose=0,
+        shuffle=False,
+    )

@@ -1,46 +1,39 @@
 """What the benchmarks share: ratios and tables as values, and workers that answer, fail, die and sleep."""
 
 import functools
+import itertools
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
 
 import pytest
 from harness.ratios import Comparison, quartiles, ratio_of, ratio_table, value_table
 from harness.rounds import measure_in_turn
-from harness.workers import Contender, WorkerError
+from harness.workers import Contender, Report, Run, WorkerError
 
 
-def count_up(start: float) -> Callable[[], float]:
-    state = [start]
-
-    def measure() -> float:
-        state[0] += 1
-        return state[0]
-
-    return measure
+def count_up(start: int, report: Report) -> None:
+    for value in itertools.count(start):
+        report(value)
 
 
-def read_environment() -> Callable[[], float]:
-    value = float(os.environ["VALUE_OF_THIS_PROCESS"])
-    return lambda: value
+def report_environment(report: Report) -> None:
+    while True:
+        report(float(os.environ["VALUE_OF_THIS_PROCESS"]))
 
 
-def raise_in_build() -> Callable[[], float]:
-    raise ValueError("cannot be built")
+def fail_at_once(report: Report) -> None:
+    raise ValueError("cannot be started")
 
 
-def fail_in_measure(how: str) -> Callable[[], float]:
-    def measure() -> float:
-        if how == "raise":
-            raise ValueError("cannot be measured")
-        if how == "exit":
-            os._exit(3)
+def fail_in_turn(how: str, report: Report) -> None:
+    report(0.0)
+    if how == "raise":
+        raise ValueError("cannot be measured")
+    if how == "exit":
+        os._exit(3)
+    if how == "sleep":
         time.sleep(60)
-        return 0.0
-
-    return measure
 
 
 def test_ratio_is_of_medians_and_its_spread_is_of_rounds() -> None:
@@ -65,11 +58,11 @@ def test_tables() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_measures_in_turn_and_throws_the_first_round_away() -> None:
-    pair = Contender("pair", read_environment, ({"VALUE_OF_THIS_PROCESS": "5"}, {"VALUE_OF_THIS_PROCESS": "7"}))
-    contenders = [Contender("one", functools.partial(count_up, 10.0)), pair]
+def test_measures_in_turn_and_throws_the_first_measurement_away() -> None:
+    pair = Contender("pair", report_environment, ({"VALUE_OF_THIS_PROCESS": "5"}, {"VALUE_OF_THIS_PROCESS": "7"}))
+    contenders = [Contender("one", functools.partial(count_up, 10)), pair]
     assert measure_in_turn(contenders, 3, timeout_seconds=30) == {
-        "one": [12.0, 13.0, 14.0],
+        "one": [11.0, 12.0, 13.0],
         "pair": [12.0, 12.0, 12.0],
     }
     assert measure_in_turn([pair], 1, timeout_seconds=30, combine=min) == {"pair": [5.0]}
@@ -79,24 +72,23 @@ def test_measures_in_turn_and_throws_the_first_round_away() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("build", "timeout_seconds", "reason"),
+    ("run", "timeout_seconds", "reason"),
     [
-        (raise_in_build, 30, "cannot be built"),
-        (functools.partial(fail_in_measure, "raise"), 30, "cannot be measured"),
-        (functools.partial(fail_in_measure, "exit"), 30, "ended by itself, exit code 3"),
-        (functools.partial(fail_in_measure, "sleep"), 8, "no answer for 8 s"),
+        (fail_at_once, 30, "cannot be started"),
+        (functools.partial(fail_in_turn, "raise"), 30, "cannot be measured"),
+        (functools.partial(fail_in_turn, "return"), 30, "It returned"),
+        (functools.partial(fail_in_turn, "exit"), 30, "ended by itself, exit code 3"),
+        (functools.partial(fail_in_turn, "sleep"), 8, "no answer for 8 s"),
     ],
 )
-def test_names_the_contender_that_fails(
-    build: Callable[[], Callable[[], float]], timeout_seconds: float, reason: str
-) -> None:
-    contenders = [Contender("good", functools.partial(count_up, 0.0)), Contender("bad", build)]
+def test_names_the_contender_that_fails(run: Run, timeout_seconds: float, reason: str) -> None:
+    contenders = [Contender("good", functools.partial(count_up, 0)), Contender("bad", run)]
     with pytest.raises(WorkerError, match=f"(?s)'bad', process 0 of 1.*{reason}"):
         measure_in_turn(contenders, 1, timeout_seconds)
     assert not multiprocessing.active_children()
 
 
 def test_refuses_two_contenders_of_one_name() -> None:
-    twice = Contender("twice", raise_in_build)
+    twice = Contender("twice", fail_at_once)
     with pytest.raises(ValueError, match="names of their own"):
         measure_in_turn([twice, twice], 1, timeout_seconds=1)
