@@ -54,15 +54,29 @@ def build_wheel(folder: Path, environment: Mapping[str, str], log: Path) -> Path
     download = ["download", "--no-binary=horovod", "--require-hashes", f"--requirement={requirement}"]
     # Without the local version: pip refuses sources that call themselves other than what it asked for.
     plain = {name: value for name, value in environment.items() if name != "HOROVOD_LOCAL_VERSION"}
-    _pip([*download, *common, f"--dest={folder / 'sdist'}"], plain, log)
+    python = interpreter_without_spaces(folder)
+    _pip([*download, *common, f"--dest={folder / 'sdist'}"], plain, log, python)
     with tarfile.open(next((folder / "sdist").glob("horovod-*.tar.gz"))) as archive:
         archive.extractall(folder, filter="data")
     tree = folder / f"horovod-{HOROVOD_VERSION}"
     cmake_file = tree / CMAKE_FILE
     cmake_file.write_text(patch_cmake(cmake_file.read_text()))
     # Without pip's cache: it would keep a second copy, filed under a temporary folder nobody asks for again.
-    _pip(["wheel", "--no-cache-dir", *common, f"--wheel-dir={folder / 'wheel'}", str(tree)], environment, log)
+    target = f"--wheel-dir={folder / 'wheel'}"
+    _pip(["wheel", "--no-cache-dir", *common, target, str(tree)], environment, log, python)
     return next((folder / "wheel").glob("horovod-*.whl"))
+
+
+def interpreter_without_spaces(folder: Path) -> str:
+    """The path of this interpreter, through a link in `folder` if its own path has spaces.
+
+    Horovod's CMake files take the compiler flags that TensorFlow derives from its own path apart at spaces.
+    """
+    if not any(character.isspace() for character in sys.prefix):
+        return sys.executable
+    link = folder / "environment"
+    link.symlink_to(sys.prefix)
+    return str(link / Path(sys.executable).relative_to(sys.prefix))
 
 
 def cached_wheel(kept: Path, environment: Mapping[str, str], *, force: bool) -> Path:
@@ -118,8 +132,8 @@ def _locked(kept: Path) -> Iterator[None]:
         yield
 
 
-def _pip(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-    command = [sys.executable, "-m", "pip", "--no-input", *arguments]
+def _pip(arguments: Sequence[str], environment: Mapping[str, str], log: Path, python: str = sys.executable) -> None:
+    command = [python, "-m", "pip", "--no-input", *arguments]
     if _run(command, environment, log) != 0:
         raise InstallError(f"{_tail(log)}\npip {arguments[0]} failed. Its last lines are above; all of it: {log}")
 

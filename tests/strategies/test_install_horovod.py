@@ -228,3 +228,22 @@ class TestMain:
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(SystemExit, match=r"^install_horovod: Building Horovod needs"):
             install_horovod.main(["--mpi", "--force"])
+
+
+def test_builds_with_an_environment_whose_path_has_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = tmp_path / "an environment"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").touch()
+    monkeypatch.setattr(sys, "prefix", str(environment))
+    monkeypatch.setattr(sys, "executable", str(environment / "bin" / "python"))
+    folder = tmp_path / "build"
+    folder.mkdir()
+    python = Path(install_horovod.interpreter_without_spaces(folder))
+    assert " " not in str(python)
+    assert python.samefile(environment / "bin" / "python")
+
+
+def test_builds_with_the_interpreter_itself_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/no/spaces")
+    assert install_horovod.interpreter_without_spaces(tmp_path) == sys.executable
+    assert not list(tmp_path.iterdir())
