@@ -35,31 +35,38 @@ from strategies._tf_internals import (
 class DataParallelExtended:
     """Mix-in before a ``StrategyExtended`` class of TensorFlow that has one local device per replica."""
 
-    _in_trainer: bool
+    _combination: shares.Combination
+    _weights: list[tf.Variable]
+    _weights_are_read: bool
+    #: Serves random draws of replicas that name no seed; made at the first of them.
+    seed_generator: Any
     _shares: list[shares.Share]
     _written: dict[int, variables.ReplicaStateVariable]
-    _ever_written: weakref.WeakValueDictionary[int, variables.ReplicaStateVariable]
+    _written_inside: weakref.WeakValueDictionary[int, variables.ReplicaStateVariable]
     _lifted: weakref.WeakKeyDictionary[Any, Any]
     _partial_sums: bool
 
     def _start_engine(self) -> None:
-        self._in_trainer = False
+        self._combination = None
+        self._weights = []
+        self._weights_are_read = False
+        self.seed_generator = None
         self._shares = []
         self._written = {}
-        self._ever_written = weakref.WeakValueDictionary()
+        self._written_inside = weakref.WeakValueDictionary()
         self._lifted = weakref.WeakKeyDictionary()
         self._partial_sums = False
 
     # ---- running replicas
 
     @contextlib.contextmanager
-    def driven_by_trainer(self) -> Iterator[None]:
-        """Marks what runs inside as driven by Keras' trainer rather than by the user's own loop."""
-        before, self._in_trainer = self._in_trainer, True
+    def driven_by_trainer(self, combination: shares.Combination) -> Iterator[None]:
+        """Marks what runs inside as a step of Keras' trainer, which combines the outputs so."""
+        before, self._combination = self._combination, combination
         try:
             yield
         finally:
-            self._in_trainer = before
+            self._combination = before
 
     def _call_for_each_replica(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(fn, Function):
@@ -81,12 +88,15 @@ class DataParallelExtended:
         strategy: Any = self._container_strategy()  # type: ignore[attr-defined]
         num_replicas = strategy.num_replicas_in_sync
         rows = shares.rows_of((args, kwargs), num_replicas)
-        if rows is None and self._in_trainer:
+        if rows is None and self._combination is not None and num_replicas > 1:
             # train_on_batch and its kin hand over the plain batch.
             args = inputs.share_out(args, num_replicas)
             rows = shares.rows_of(args, num_replicas)
         outer = self._shares, self._written
-        self._shares, self._written = shares.divide(rows, num_replicas, self._in_trainer), {}
+        self._shares = shares.divide(rows, num_replicas, self._combination, self._read_weight)
+        self._written = {}
+        if self._weights_are_read:
+            self._publish_weights()
         if any(share.has_rows is not True for share in self._shares):
             args, kwargs = shares.lend_rows((args, kwargs), num_replicas)
 
@@ -96,18 +106,46 @@ class DataParallelExtended:
 
         try:
             outputs = call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
-            self._ever_written.update(self._written)
-            # Run eagerly, a replica may have called a function whose graph, and so its writes, is older.
-            written = dict(self._ever_written) if tf.executing_eagerly() else self._written
-            for variable in written.values():
+            for variable in (self._written | self._written_in_older_graphs()).values():
                 variables.agree(variable, self._shares)
-            return shares.void_outputs(outputs, self._shares)
+            return shares.combinable(outputs, self._shares)
         finally:
             self._shares, self._written = outer
 
     def note_replica_write(self, variable: variables.ReplicaStateVariable) -> None:
         """Remembers that a replica wrote ``variable`` for itself in the running step."""
         self._written[id(variable)] = variable
+        share = shares.current()
+        if share is not None and share.in_inner_function:
+            self._written_inside[id(variable)] = variable
+
+    def _written_in_older_graphs(self) -> dict[int, variables.ReplicaStateVariable]:
+        """Returns what functions that the replicas called, traced in an earlier step, may have written."""
+        if tf.executing_eagerly() or not self._written_inside:
+            return dict(self._written_inside)
+        used = {id(tensor) for tensor, _ in tf.compat.v1.get_default_graph().captures}
+        return {key: v for key, v in self._written_inside.items() if id(v.values[0].handle) in used}
+
+    def _make_weights(self) -> None:
+        for device in self.worker_devices:  # type: ignore[attr-defined]
+            with tf.device(device):
+                self._weights.append(tf.Variable(0.0, trainable=False, name="row_weight"))
+
+    def _read_weight(self, replica_id: int, graph: tf.Graph) -> tf.Tensor:
+        """Returns the replica's weight for a graph that outlives the step whose own graph is ``graph``.
+
+        From the first time on, every step leaves its weights in variables.
+        """
+        if not self._weights_are_read:
+            self._weights_are_read = True
+            with graph.as_default() if getattr(graph, "building_function", False) else tf.init_scope():
+                self._publish_weights()
+        return self._weights[replica_id].read_value()
+
+    def _publish_weights(self) -> None:
+        for variable, share in zip(self._weights, self._shares, strict=True):
+            with tf.device(variable.device):
+                variable.assign(share.weight)
 
     @contextlib.contextmanager
     def partial_sums(self) -> Iterator[None]:

@@ -17,8 +17,6 @@ import tensorflow as tf
 from strategies import shares
 from strategies._tf_internals import PerReplica, PerReplicaSpec
 
-PREFETCH_BATCHES = 2
-
 
 def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
     """Returns ``dataset`` with every leaf of its elements a per-replica value.
@@ -29,12 +27,13 @@ def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
         num_replicas: size of the data axis.
 
     Returns:
-        A dataset of the same cardinality; per replica r the leaves have shape ``(rows_r, ...)``.
+        A dataset of the same cardinality; per replica r the leaves have shape ``(rows_r, ...)``. For one replica, the
+        dataset itself, whose elements are what that replica gets.
 
     Raises:
         ValueError: if the dataset's elements hold no batch.
     """
-    if is_distributed(dataset):
+    if num_replicas == 1 or is_distributed(dataset):
         return dataset
     specs = tf.nest.flatten(dataset.element_spec)
     if not any(getattr(spec, "shape", None) is not None and spec.shape.rank != 0 for spec in specs):
@@ -43,12 +42,14 @@ def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
             f"Received elements of the form {dataset.element_spec}"
         )
 
+    @tf.autograph.experimental.do_not_convert
     def share(*element: Any) -> Any:
         shared = tf.nest.flatten(share_out(element, num_replicas))
         return tf.nest.pack_sequence_as(dataset.element_spec, shared)
 
-    # On the threads of the pipeline and ahead of the step, so that no replica waits for the slicing.
-    return dataset.map(share).prefetch(PREFETCH_BATCHES)
+    # Slices are views, so there is nothing to prepare ahead. Reading ahead would lose batches of a generator that
+    # several calls of `fit` read from.
+    return dataset.map(share)
 
 
 def is_distributed(dataset: tf.data.Dataset) -> bool:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -72,11 +73,12 @@ def interpreter_without_spaces(folder: Path) -> str:
 
     Horovod's CMake files take the compiler flags that TensorFlow derives from its own path apart at spaces.
     """
-    if not any(character.isspace() for character in sys.prefix):
+    executable = Path(sys.executable)
+    if not re.search(r"\s", sys.prefix) or not executable.is_relative_to(sys.prefix):
         return sys.executable
     link = folder / "environment"
     link.symlink_to(sys.prefix)
-    return str(link / Path(sys.executable).relative_to(sys.prefix))
+    return str(link / executable.relative_to(sys.prefix))
 
 
 def cached_wheel(kept: Path, environment: Mapping[str, str], *, force: bool) -> Path:

@@ -79,6 +79,7 @@ class _MirroredExtended(DataParallelExtended, MirroredExtended):
     def __init__(self, container_strategy: Any, devices: Sequence[str], cross_device_ops: Any) -> None:
         self._start_engine()
         super().__init__(container_strategy, devices=devices, cross_device_ops=cross_device_ops)
+        self._make_weights()
         for launcher in getattr(self._collective_ops, "_launchers", ()):
             # TensorFlow numbers collectives anew at every call of a tf.function, by a placeholder that its loops do
             # not feed: steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.

@@ -11,14 +11,18 @@ program. It borrows one row from replica 0, votes with weight 0, and what it wri
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 
 _ATTRIBUTE = "_keras_strategies_share"
+
+#: How Keras' trainer combines what its steps return: None outside the trainer, in the user's own loop.
+Combination = Literal["mean", "concat"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,35 +34,73 @@ class Share:
         num_replicas: size of the data axis.
         weight: rows here / rows of all replicas; float, or float32 scalar where the batch size is not static.
         has_rows: whether any row is the replica's own; bool, or bool scalar tensor.
-        in_trainer: whether Keras' trainer (``fit``, ``evaluate``, ...) drives the step, not the user's own loop.
+        combination: how Keras' trainer (``fit``, ``evaluate``, ...) combines what the step returns; None where the
+            user's own loop drives the step.
+        read_weight: returns the weight as the running step has it, in a graph that outlives the step.
         raw_losses: whether losses are left as they are, because the caller weighs their total.
+        graph: the graph in which the replica's function began.
     """
 
     replica_id: int
     num_replicas: int
     weight: float | tf.Tensor
     has_rows: bool | tf.Tensor
-    in_trainer: bool
+    combination: Combination
+    read_weight: Callable[[tf.Graph], tf.Tensor]
     raw_losses: bool = False
+    graph: tf.Graph | None = None
+
+    @property
+    def in_trainer(self) -> bool:
+        """Whether Keras' trainer drives the step."""
+        return self.combination is not None
+
+    @property
+    def in_inner_function(self) -> bool:
+        """Whether a ``tf.function`` is being traced that the replica's function calls.
+
+        Its graph serves later steps too, so nothing of this step may be written into it.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        # Branches and bodies of conditionals and loops are traced anew with the graph around them.
+        while getattr(graph, "is_control_flow_graph", False):
+            graph = graph.outer_graph
+        return self.num_replicas > 1 and self.graph is not None and graph is not self.graph
 
     @property
     def is_even(self) -> bool:
         """Whether it is known beforehand that all replicas weigh the same."""
-        return isinstance(self.weight, float) and self.weight * self.num_replicas == 1.0
+        if self.num_replicas == 1:
+            return True
+        even = isinstance(self.weight, float) and self.weight * self.num_replicas == 1.0
+        return even and not self.in_inner_function
+
+    @property
+    def surely_has_rows(self) -> bool:
+        """Whether it is known beforehand that the replica has rows of its own."""
+        return self.has_rows is True and not self.in_inner_function
+
+    def weight_here(self) -> float | tf.Tensor:
+        """Returns the weight, for use inside the replica's function."""
+        if self.graph is None or not self.in_inner_function:
+            return self.weight
+        return self.read_weight(self.graph)
 
     def keep(self, value: Any, otherwise: Any) -> Any:
         """Returns ``value`` if this replica has rows of its own, else ``otherwise`` (same shape and dtype)."""
+        if self.in_inner_function:
+            return tf.where(tf.greater(self.weight_here(), 0.0), value, otherwise)
         if isinstance(self.has_rows, bool):
             return value if self.has_rows else otherwise
         return tf.where(self.has_rows, value, otherwise)
 
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value * weight``, in the dtype of ``value``."""
-        return value * tf.cast(self.weight, value.dtype)
+        return value * tf.cast(self.weight_here(), value.dtype)
 
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value / weight``, and 0 where the weight is 0."""
-        return tf.math.divide_no_nan(value, tf.cast(self.weight, value.dtype))
+        return tf.math.divide_no_nan(value, tf.cast(self.weight_here(), value.dtype))
 
 
 def attach(share: Share) -> None:
@@ -67,6 +109,8 @@ def attach(share: Share) -> None:
     It hangs on the replica context, which TensorFlow makes anew for every call of ``Strategy.run`` and carries
     into nested graphs, so nothing outlives the call.
     """
+    if share.graph is None:
+        share = dataclasses.replace(share, graph=tf.compat.v1.get_default_graph())
     setattr(tf.distribute.get_replica_context(), _ATTRIBUTE, share)
 
 
@@ -75,14 +119,20 @@ def current() -> Share | None:
     return getattr(tf.distribute.get_replica_context(), _ATTRIBUTE, None)
 
 
-def divide(rows: Sequence[int | tf.Tensor] | None, num_replicas: int, in_trainer: bool) -> list[Share]:
+def divide(
+    rows: Sequence[int | tf.Tensor] | None,
+    num_replicas: int,
+    combination: Combination,
+    read_weight: Callable[[int, tf.Graph], tf.Tensor],
+) -> list[Share]:
     """Returns every replica's share.
 
     Args:
         rows: per replica its number of rows (int where static, else int32 scalar); None where the step's
             arguments hold no batch: every replica then weighs the same.
         num_replicas: size of the data axis.
-        in_trainer: see :class:`Share`.
+        combination: see :class:`Share`.
+        read_weight: takes the replica's index first; see :class:`Share`.
     """
     even = 1.0 / num_replicas
     weights: list[float | tf.Tensor] = [even] * num_replicas
@@ -98,7 +148,10 @@ def divide(rows: Sequence[int | tf.Tensor] | None, num_replicas: int, in_trainer
         total = tf.cast(tf.add_n([tf.convert_to_tensor(n) for n in rows]), tf.float32)
         weights = [tf.math.divide_no_nan(tf.cast(n, tf.float32), total) for n in rows]
         present = [n > 0 if isinstance(n, int) else tf.greater(n, 0) for n in rows]
-    return [Share(r, num_replicas, weights[r], present[r], in_trainer) for r in range(num_replicas)]
+    return [
+        Share(r, num_replicas, weights[r], present[r], combination, functools.partial(read_weight, r))
+        for r in range(num_replicas)
+    ]
 
 
 def num_rows(value: Any) -> int | tf.Tensor | None:
@@ -115,11 +168,14 @@ def num_rows(value: Any) -> int | tf.Tensor | None:
     return tf.shape(value)[0]
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a tensor of any kind."""
+    return isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))
+
+
 def is_batch(value: Any) -> bool:
     """Whether ``value`` is a tensor (dense, ragged or sparse) whose first dimension can be rows."""
-    if not isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
-        return False
-    return bool(value.shape.rank is None or value.shape.rank > 0)
+    return is_tensor(value) and bool(value.shape.rank is None or value.shape.rank > 0)
 
 
 def rows_of(structure: Any, num_replicas: int) -> list[int | tf.Tensor] | None:
@@ -161,34 +217,52 @@ def lend_rows(structure: Any, num_replicas: int) -> Any:
     return tf.nest.map_structure(lend, structure)
 
 
-def void_outputs(structure: Any, shares: Sequence[Share]) -> Any:
-    """Makes what replicas without rows return count for nothing.
+def combinable(structure: Any, shares: Sequence[Share]) -> Any:
+    """Makes what the replicas return count by rows, however it will be combined.
 
-    A borrowed row's output (first dimension 1) is cut to no rows, so that gathering skips it; any other number
-    becomes 0, so that summing skips it. Scalars that Keras' trainer averages stay: losses among them weigh 0 already.
+    * Keras' trainer takes the plain mean over replicas of what a training or test step returns: every number is
+      multiplied by ``weight * num_replicas``. Metrics, which are equal on all replicas, stay what they are.
+    * It lays what a prediction step returns end to end: a replica without rows returns none, of any kind of tensor.
+    * In the user's own loop a replica without rows returns no rows where its output has the borrowed row's, so that
+      gathering skips it, and zeros elsewhere, so that summing does.
     """
-    if all(share.has_rows is True for share in shares):
-        return structure
 
-    def void(share: Share, value: Any) -> Any:
-        if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
-            return value
-        if share.has_rows is True or (share.in_trainer and value.shape.rank == 0):
-            return value
-        if value.shape.rank == 0:
-            return share.keep(value, tf.zeros_like(value))
-
-        def nothing() -> tf.Tensor:
-            rows = tf.shape(value)[0]
-            return tf.zeros_like(value)[: tf.where(tf.equal(rows, 1), 0, rows)]
-
-        if share.has_rows is False:
-            return nothing()
-        return tf.cond(share.has_rows, lambda: value, nothing)
-
-    def void_leaf(leaf: Any) -> Any:
+    def combine(leaf: Any) -> Any:
         if not (isinstance(leaf, PerReplica) and len(leaf.values) == len(shares)):
             return leaf
-        return PerReplica(tuple(void(s, v) for s, v in zip(shares, leaf.values, strict=True)))
+        return PerReplica(tuple(one(s, v) for s, v in zip(shares, leaf.values, strict=True)))
 
-    return tf.nest.map_structure(void_leaf, structure)
+    def one(share: Share, value: Any) -> Any:
+        if share.combination == "mean":
+            return _in_mean_form(share, value)
+        if share.has_rows is True or not is_tensor(value):
+            return value
+        nothing = _no_rows if share.combination == "concat" else _neutral
+        if share.has_rows is False:
+            return nothing(value)
+        return tf.cond(share.has_rows, lambda: value, lambda: nothing(value))
+
+    if all(share.has_rows is True and share.is_even for share in shares):
+        return structure
+    return tf.nest.map_structure(combine, structure)
+
+
+def _in_mean_form(share: Share, value: Any) -> Any:
+    if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+        return value
+    return tf.math.multiply_no_nan(value, tf.cast(share.weight * share.num_replicas, value.dtype))
+
+
+def _no_rows(value: Any) -> Any:
+    return take_rows(value, 0, 0) if is_batch(value) else value
+
+
+def _neutral(value: Any) -> Any:
+    if not isinstance(value, tf.Tensor):
+        return take_rows(value, 0, 0)
+    blank = value if value.dtype == tf.string else tf.zeros_like(value)
+    # Rows are many or unknown beforehand: a first dimension that is static where the batch's is not is none.
+    if value.shape.rank == 0 or (value.shape[0] is not None and not tf.executing_eagerly()):
+        return blank
+    rows = tf.shape(value)[0]
+    return blank[: tf.where(tf.equal(rows, 1), 0, rows)]

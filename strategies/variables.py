@@ -58,7 +58,7 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
 
     def _counted(self, value: Any, otherwise: Callable[[], tf.Tensor]) -> Any:
         share = shares.current()
-        if share is None or share.has_rows is True:
+        if share is None or share.surely_has_rows:
             return value
         return share.keep(tf.cast(value, self.dtype), otherwise())
 

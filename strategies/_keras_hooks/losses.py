@@ -5,10 +5,10 @@ number of replicas. Summed over replicas, that is the loss of the global batch o
 
 * every loss value ``m_r`` of replica r is formed such that ``sum over r of weight_r * m_r`` is the global value;
 * its gradient is multiplied by ``weight_r``, so that the sum of gradients over replicas is the global gradient;
-* what a program sees depends on who drives the step. Keras' own ``train_step`` sees ``m_r`` and averages it by
-  rows. A custom ``train_step`` sees ``m_r * weight_r * num_replicas``, whose plain mean over replicas is the global
-  value: on even batches just the loss of its rows. A custom loop outside the trainer sees ``m_r * weight_r``, as
-  TensorFlow's convention for ``strategy.run`` has it: ``strategy.reduce("SUM", loss, axis=None)`` is global.
+* in a step of Keras' trainer, the program sees ``m_r``, as on one device. What it does with it is weighed where
+  replicas come together: in means of scalars (below) and in what the step returns (``shares.combinable``);
+* in a custom loop the program sees ``weight_r * m_r``, as TensorFlow's convention for ``strategy.run`` has it:
+  ``strategy.reduce("SUM", loss, axis=None)`` is the global value.
 
 ``Model.compute_loss`` forms its total from raw ``m_r`` and is weighed once, at the end, so terms that a subclass
 adds to it are weighed alike.
@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 from keras.src.metrics import reduction_metrics as keras_mean
@@ -58,12 +59,12 @@ def _raw(share: shares.Share) -> Iterator[None]:
         shares.attach(share)
 
 
-def _with_gradient(value: tf.Tensor, share: shares.Share, shown: tf.Tensor) -> tf.Tensor:
-    """Returns ``shown``, with the gradient of ``weight * value``."""
+def _with_weighed_gradient(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
+    """Returns ``value``, with the gradient of ``weight * value``."""
 
     @tf.custom_gradient
     def show(value: tf.Tensor) -> Any:
-        return tf.identity(shown), share.weigh
+        return tf.identity(value), share.weigh
 
     return show(value)
 
@@ -71,14 +72,7 @@ def _with_gradient(value: tf.Tensor, share: shares.Share, shown: tf.Tensor) -> t
 def _emit(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
     if share.raw_losses:
         return value
-    if share.in_trainer:
-        return _with_gradient(value, share, _mean_form(value, share))
-    return share.weigh(value)
-
-
-def _mean_form(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
-    """Returns the number whose plain mean over the replicas is the global value."""
-    return value if share.is_even else share.weigh(value) * tf.cast(share.num_replicas, value.dtype)
+    return _with_weighed_gradient(value, share) if share.in_trainer else share.weigh(value)
 
 
 def _scale(original: Callable[..., Any], value: Any) -> Any:
@@ -87,26 +81,17 @@ def _scale(original: Callable[..., Any], value: Any) -> Any:
 
 
 def _unscale(original: Callable[..., Any], value: Any) -> Any:
-    share = shares.current()
-    if share is None:
-        return original(value)
-    # Keras asks twice. For the total, it then weighs by rows itself. For each of several losses (raw), it weighs
-    # by the static number of rows if there is one, else not at all.
-    if share.raw_losses and not isinstance(share.weight, float):
-        return _mean_form(value, share)
-    return value
+    # Keras asks for it in its own steps, where losses are shown as they are.
+    return original(value) if shares.current() is None else value
 
 
 def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """A mean of losses, one per step: every replica counts, since a replica without rows says 0 in mean form."""
+    """A mean of scalars in the trainer's steps, one per step: each replica's counts by its rows."""
     share = shares.current()
-    if share is None or share.has_rows is True or sample_weight is not None or len(values.shape):
+    rank = len(values.shape) if hasattr(values, "shape") else np.ndim(values)
+    if share is None or not share.in_trainer or share.is_even or sample_weight is not None or rank:
         return original(metric, values, sample_weight)
-    shares.attach(dataclasses.replace(share, has_rows=True))
-    try:
-        return original(metric, values)
-    finally:
-        shares.attach(share)
+    return original(metric, values, share.weigh(tf.constant(float(share.num_replicas))))
 
 
 def _reduce(
@@ -130,6 +115,12 @@ def _reduce(
     else:
         count = _own_count(value.dtype, sample_weight, mask, reduction)
         if count is not None and share.num_replicas > 1:
+            if share.in_inner_function:
+                raise ValueError(
+                    "A loss with a mask, or with reduction='mean_with_sample_weight', divides by a count over all "
+                    "replicas, which a tf.function inside the replica's step cannot ask for. Call the loss outside of "
+                    "that tf.function, or pass the tf.function itself to strategy.run."
+                )
             context = tf.distribute.get_replica_context()
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(count))
             value = share.unweigh(value * tf.math.divide_no_nan(count, total))
@@ -161,4 +152,4 @@ def _compute_loss_for_keras(original: Callable[..., Any], model: Any, *args: Any
         return original(model, *args, **kwargs)
     with _raw(share):
         value = tf.convert_to_tensor(original(model, *args, **kwargs))
-    return _with_gradient(value, share, value)
+    return _with_weighed_gradient(value, share)

@@ -20,8 +20,9 @@ _STRIDE = 0x9E3779B9
 
 
 def install() -> None:
-    """Wraps the drawing of a seed."""
+    """Wraps the drawing of a seed, and the generator that serves draws without one."""
     wrap(seed_generator.SeedGenerator, "next", _next)
+    wrap(seed_generator, "global_seed_generator", _global_seed_generator)
 
 
 def _next(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -31,3 +32,19 @@ def _next(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: An
         return seed
     offset = tf.constant([share.replica_id * _STRIDE % 2**31, 0], tf.int64)
     return seed + tf.cast(offset, seed.dtype)
+
+
+def _global_seed_generator(original: Callable[..., Any]) -> Any:
+    share = shares.current()
+    if share is None:
+        return original()
+    # Keras keeps one per thread, so that every replica would make its own at every trace.
+    return tf.distribute.get_replica_context().merge_call(_mirrored_seed_generator)
+
+
+def _mirrored_seed_generator(strategy: tf.distribute.Strategy) -> Any:
+    extended: Any = strategy.extended
+    if extended.seed_generator is None:
+        with tf.init_scope():
+            extended.seed_generator = seed_generator.SeedGenerator()
+    return extended.seed_generator

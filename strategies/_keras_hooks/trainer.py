@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -24,18 +25,43 @@ def install() -> None:
     wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
     wrap(keras_trainer.Trainer, "get_metrics_result", _read_across_replicas)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build, in_step=False)
+    wrap(keras_tf_trainer.TensorFlowTrainer, "_make_function", _make_function, in_step=False)
+    wrap(keras_tf_trainer.TensorFlowTrainer, "make_predict_function", _make_predict_function, in_step=False)
     for name in _ENTRIES:
         wrap(keras_tf_trainer.TensorFlowTrainer, name, _entry, in_step=False)
 
 
 def _entry(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = model.distribute_strategy
-    engine = engine_of(strategy)
+    if engine_of(strategy) is not None:
+        _check(model, strategy)
+    return original(model, *args, **kwargs)
+
+
+def _make_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    return _driven(model, original(model, *args, **kwargs), "mean")
+
+
+def _make_predict_function(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    before = model.predict_function
+    result = original(model, *args, **kwargs)
+    if model.predict_function is not before:
+        model.predict_function = _driven(model, model.predict_function, "concat")
+    return result
+
+
+def _driven(model: Any, function: Callable[..., Any], combination: shares.Combination) -> Callable[..., Any]:
+    """Returns ``function``, marked as the trainer's for as long as it runs: callbacks run outside of it."""
+    engine = engine_of(model.distribute_strategy)
     if engine is None:
-        return original(model, *args, **kwargs)
-    _check(model, strategy)
-    with engine.driven_by_trainer():
-        return original(model, *args, **kwargs)
+        return function
+
+    @functools.wraps(function)
+    def driven(*args: Any, **kwargs: Any) -> Any:
+        with engine.driven_by_trainer(combination):
+            return function(*args, **kwargs)
+
+    return driven
 
 
 def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +97,10 @@ def _check(model: Any, strategy: tf.distribute.Strategy) -> None:
         raise ValueError(_outside("model", model.name, strategy))
     losses.watch(type(model))
     _check_part(strategy, "model", model)
-    _check_part(strategy, "optimizer", getattr(model, "optimizer", None))
+    # Steps of a model's own may use optimizers of its own, as adversarial networks do.
+    for attribute in vars(model).values():
+        if isinstance(attribute, keras.Optimizer):
+            _check_part(strategy, "optimizer", attribute)
     for metric in getattr(model, "metrics", []):
         _check_part(strategy, "metric", metric)
         _watch_result(metric)

@@ -1,0 +1,164 @@
+"""What users write around and inside the trainer's steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from tests.strategies.parity.harness import Case, compare, execute, features, fit_arrays, targets, vectors
+
+X, Y = features(24, 6), features(24, 1, seed=1)
+
+
+def mirrored(num_replicas: int) -> strategies.MirroredStrategy:
+    return strategies.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+
+
+class OwnMeans(keras.Model):
+    """Averages rows itself, in metrics and in logs, as many examples do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.size = keras.metrics.Mean(name="size")
+        self.count = keras.metrics.Mean(name="count")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        self.size.update_state(keras.ops.mean(keras.ops.abs(data[1])))
+        self.count.update_state(1.0)
+        extra = {"largest": keras.ops.mean(data[0]), "bias": self.dense.bias + 0.0}
+        return logs | {"size": self.size.result(), "count": self.count.result()} | extra
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return logs | {"error": keras.ops.mean(keras.ops.abs(y - y_pred))}
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_own_means_count_by_rows(num_replicas: int) -> None:
+    def make() -> keras.Model:
+        model = OwnMeans()
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    case = Case("own means", make, fit_arrays(vectors(), targets(), predict=False))
+    difference = compare(execute(case, None), execute(case, mirrored(num_replicas)))
+    assert difference.largest <= 1e-6, difference
+
+
+def rows_of_predictions(output: Any) -> Any:
+    return output.bounding_shape()[0] if isinstance(output, tf.RaggedTensor) else len(output)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize("kind", ["strings", "ragged", "two rows for each"])
+def test_predicts_no_more_rows_than_there_are(num_replicas: int, kind: str) -> None:
+    def make() -> keras.Model:
+        x = keras.Input((6,))
+        if kind == "strings":
+            numbers = keras.layers.Lambda(lambda t: tf.argmax(t, -1), output_shape=())(x)
+            return keras.Model(x, keras.layers.StringLookup(vocabulary=list("abcde"), invert=True)(numbers))
+        if kind == "ragged":
+
+            class Ragged(keras.Model):
+                def call(self, x: Any) -> Any:
+                    return tf.RaggedTensor.from_tensor(x)
+
+            return Ragged()
+        return keras.Model(x, keras.layers.Lambda(lambda t: tf.reshape(t, (-1, 3)), output_shape=(3,))(x))
+
+    with mirrored(num_replicas).scope():
+        model = make()
+    plain = make()
+    for size in (1, 5):
+        expected = plain.predict(X[:size], batch_size=2, verbose=0)
+        received = model.predict(X[:size], batch_size=2, verbose=0)
+        assert rows_of_predictions(received) == rows_of_predictions(expected)
+        on_batch = model.predict_on_batch(X[:size])
+        assert rows_of_predictions(on_batch) == rows_of_predictions(plain.predict_on_batch(X[:size]))
+
+
+def test_a_loop_in_a_callback_is_the_users_own() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        loss_of = keras.losses.MeanSquaredError()
+    (batch,) = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors((X[:7], Y[:7])))
+    plain = tf.ones(6)
+    seen: list[tuple[float, list[int]]] = []
+
+    def look() -> tuple[float, list[int]]:
+        loss = strategy.run(lambda x, y: loss_of(y, model(x)), args=batch)
+        sizes = strategy.run(tf.size, args=(plain,))
+        return float(strategy.reduce("SUM", loss, axis=None)), [
+            int(v) for v in strategy.experimental_local_results(sizes)
+        ]
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(look()))
+    model.fit(X, Y, verbose=0, callbacks=[callback])
+    assert seen == [look()]
+    assert seen[0][1] == [6, 6]
+
+
+def test_sums_of_shape_one_survive_a_replica_without_rows() -> None:
+    strategy = mirrored(4)
+    run = tf.function(
+        lambda x: strategy.reduce("SUM", strategy.run(lambda v: tf.reduce_sum(v)[None], args=(x,)), axis=None)
+    )
+    dataset = tf.data.Dataset.from_tensor_slices(X[:13]).batch(11)
+    sums = [run(x).numpy() for x in strategy.experimental_distribute_dataset(dataset)]
+    np.testing.assert_allclose(sums, [[X[:11].sum()], [X[11:13].sum()]], rtol=1e-5)
+
+
+def test_optimizers_of_the_models_own_made_outside_are_refused() -> None:
+    class Adversarial(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def compile(self, own: Any) -> None:
+            super().compile()
+            self.own = own
+
+    with mirrored(2).scope():
+        model = Adversarial()
+    model.compile(keras.optimizers.Adam(name="discriminating"))
+    with pytest.raises(ValueError, match="optimizer 'discriminating' was not made under"):
+        model.fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_draws_without_a_seed_of_its_own(num_replicas: int) -> None:
+    """Keras' generator for such draws belongs to a thread, and every replica has a thread of its own."""
+
+    class Noisy(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x + keras.random.normal(keras.ops.shape(x)))
+
+    weights = []
+    for _ in range(2):
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(5)
+        with mirrored(num_replicas).scope():
+            model = Noisy()
+            model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_array_equal(weights[0], weights[1])
