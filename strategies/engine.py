@@ -106,8 +106,8 @@ class DataParallelExtended:
 
         try:
             outputs = call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
-            for variable in (self._written | self._written_in_older_graphs()).values():
-                variables.agree(variable, self._shares)
+            written = self._written | self._written_in_older_graphs()
+            variables.agree(list(written.values()), self._shares)
             return shares.combinable(outputs, self._shares)
         finally:
             self._shares, self._written = outer
@@ -258,12 +258,14 @@ class DataParallelExtended:
         if not mine or all(share.has_rows is True for share in self._shares):
             return values
         per_replica = []
-        for share in self._shares:
+        for share, device in zip(self._shares, self.worker_devices, strict=True):  # type: ignore[attr-defined]
             local = [values[i].values[share.replica_id] for i in mine]
-            if share.has_rows is False:
-                local = _zeros(local)
-            elif share.has_rows is not True:
-                local = tf.cond(share.has_rows, lambda kept=local: kept, lambda kept=local: _zeros(kept))
+            # Without a device, the conditional would take all values to the first one.
+            with tf.device(device):
+                if share.has_rows is False:
+                    local = _zeros(local)
+                elif share.has_rows is not True:
+                    local = tf.cond(share.has_rows, lambda kept=local: kept, lambda kept=local: _zeros(kept))
             per_replica.append(local)
         for i, components in zip(mine, zip(*per_replica, strict=True), strict=True):
             values[i] = PerReplica(components)

@@ -95,8 +95,21 @@ def _default_reduction(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps |
     """Returns what sums gradients; None for TensorFlow's own choice, collectives."""
     if all(":CPU:" in device for device in devices):
         # Between logical CPU devices collectives copy what plain additions share.
-        return tf.distribute.ReductionToOneDevice()
+        return tf.distribute.ReductionToOneDevice(accumulation_fn=_add_in_turn)
     return None
+
+
+def _add_in_turn(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns ``(v0 + v1) + v2 ...``, each addition on the device of the value it adds.
+
+    TensorFlow rewrites one sum of three and more into a variable to which each is added when it arrives: more
+    traffic, and a rounding that differs from run to run.
+    """
+    total = values[0]
+    for value in values[1:]:
+        with tf.device(value.device):
+            total = tf.add(total, value)
+    return total
 
 
 def _local_devices() -> list[str]:

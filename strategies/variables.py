@@ -10,7 +10,8 @@ Two kinds of variable may be written by a replica for itself:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -71,15 +72,29 @@ def aware(variable: Any) -> Any:
     return variable
 
 
-def agree(variable: ReplicaStateVariable, replica_shares: list[shares.Share]) -> None:
-    """Sets all components of ``variable`` to their mean, each weighing what its replica's rows weigh.
+def agree(written: Sequence[ReplicaStateVariable], replica_shares: Sequence[shares.Share]) -> None:
+    """Sets the components of each variable to their mean, each weighing what its replica's rows weigh.
 
     Written as ``first + sum(weight * (other - first))``: components that are equal already stay bit for bit.
+    Variables of one dtype travel between the devices as one vector: a deep network has a hundred small ones.
     """
-    first, *others = (component.read_value() for component in variable.values)
-    mean = first
-    for share, other in zip(replica_shares[1:], others, strict=True):
-        mean += tf.math.multiply_no_nan(other - first, tf.cast(share.weight, first.dtype))
-    for component in variable.values:
-        with tf.device(component.device):
-            component.assign(mean)
+    if len(replica_shares) == 1:
+        return
+    for dtype in dict.fromkeys(variable.dtype for variable in written):
+        alike = [variable for variable in written if variable.dtype == dtype]
+        devices = [component.device for component in alike[0].values]
+        vectors = []
+        for r, device in enumerate(devices):
+            with tf.device(device):
+                parts = [tf.reshape(variable.values[r].read_value(), [-1]) for variable in alike]
+                vectors.append(tf.concat(parts, axis=0))
+        first, *others = vectors
+        with tf.device(devices[0]):
+            mean = first
+            for share, other in zip(replica_shares[1:], others, strict=True):
+                mean += tf.math.multiply_no_nan(other - first, tf.cast(share.weight, dtype))
+        sizes = [math.prod(variable.shape) for variable in alike]
+        for r, device in enumerate(devices):
+            with tf.device(device):
+                for variable, part in zip(alike, tf.split(mean, sizes), strict=True):
+                    variable.values[r].assign(tf.reshape(part, variable.shape))
