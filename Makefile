@@ -18,7 +18,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist test parity lint ruff mypy format clean
+.PHONY: help setup mnist test parity bench lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -32,6 +32,9 @@ test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about fo
 
 parity: $(READY_DEV) ## measure parity with one device again and write strategies/PARITY.md
 	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md
+
+bench: $(READY_RUN) ## measure images/s beside TensorFlow's strategy and plain Keras, about half an hour
+	$(BIN)/python benchmarks/mirrored/main.py $(ARGS)
 
 lint: ruff mypy ## check style and types
 

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 Report = Callable[[float], None]
 Run = Callable[[Report], None]
 
-STOP_TIMEOUT_SECONDS = 10
+EXIT_TIMEOUT_SECONDS = 10
 
 
 class WorkerError(RuntimeError):
@@ -92,14 +92,12 @@ class Workers:
         return self._receive()
 
     def stop(self) -> None:
-        """Ends the processes, if need be by force."""
+        """Ends the processes, by force: they have nothing to save, and some take long to put everything away."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            process.join(STOP_TIMEOUT_SECONDS)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
 
     def _receive(self) -> tuple[float, ...]:
         values = []
@@ -110,7 +108,7 @@ class Workers:
             try:
                 answer = connection.recv()
             except (EOFError, ConnectionResetError) as error:
-                process.join(STOP_TIMEOUT_SECONDS)
+                process.join(EXIT_TIMEOUT_SECONDS)
                 raise WorkerError(f"{who}: ended by itself, exit code {process.exitcode}.") from error
             if isinstance(answer, str):
                 raise WorkerError(f"{who}: failed.\n{answer}")

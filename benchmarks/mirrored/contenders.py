@@ -24,12 +24,14 @@ class Workload:
         num_steps: steps that are measured in a row, in one epoch.
         num_skipped: steps before them in the same epoch, which are not: they use up what the pipeline prepared
             while others were measured.
+        num_rounds: measurements of each contender.
     """
 
     model: str
     batch_size: int
     num_steps: int
     num_skipped: int
+    num_rounds: int
 
 
 def ours(num_devices: int) -> str:

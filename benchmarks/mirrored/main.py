@@ -12,9 +12,10 @@ _BENCHMARKS = Path(__file__).resolve().parents[1]
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("model", ["small_cnn", "resnet50"], ["small_cnn", "resnet50"], "What to train; repeatable.")
 flags.DEFINE_multi_integer("devices", [2, 4], "Numbers of logical CPU devices; repeatable.", lower_bound=2)
-flags.DEFINE_integer("rounds", 11, "Measurements of each contender.", lower_bound=1)
+flags.DEFINE_integer("cnn_rounds", 41, "Measurements of each contender with the small CNN.", lower_bound=1)
 flags.DEFINE_integer("cnn_batch_size", 64, "Images in one step of the small CNN, all devices.", lower_bound=1)
 flags.DEFINE_integer("cnn_steps", 100, "Measured steps of the small CNN in each round.", lower_bound=1)
+flags.DEFINE_integer("resnet_rounds", 11, "Measurements of each contender with ResNet50.", lower_bound=1)
 flags.DEFINE_integer("resnet_batch_size", 32, "Images in one step of ResNet50, all devices.", lower_bound=1)
 flags.DEFINE_integer("resnet_steps", 4, "Measured steps of ResNet50 in each round.", lower_bound=1)
 flags.DEFINE_float(
@@ -36,26 +37,27 @@ def main(argv: list[str]) -> None:
 
     from mirrored import contenders
 
-    workloads = {
-        "small_cnn": contenders.Workload("small_cnn", FLAGS.cnn_batch_size, FLAGS.cnn_steps, num_skipped=10),
-        "resnet50": contenders.Workload("resnet50", FLAGS.resnet_batch_size, FLAGS.resnet_steps, num_skipped=2),
+    known = {
+        "small_cnn": (FLAGS.cnn_batch_size, FLAGS.cnn_steps, 10, FLAGS.cnn_rounds),
+        "resnet50": (FLAGS.resnet_batch_size, FLAGS.resnet_steps, 2, FLAGS.resnet_rounds),
     }
+    workloads = [contenders.Workload(name, *known[name]) for name in dict.fromkeys(FLAGS.model)]
     device_counts = list(dict.fromkeys(FLAGS.devices))
-    for name, workload in workloads.items():
+    for workload in workloads:
         if any(workload.batch_size % count for count in device_counts):
             # Stock fails in `fit` when its first batch does not divide; ours has no such limit.
             raise app.UsageError(
                 f"TensorFlow's strategy needs batches that divide by the number of devices. Received: "
-                f"{workload.batch_size} images for {name}, devices {device_counts}."
+                f"{workload.batch_size} images for {workload.model}, devices {device_counts}."
             )
     print(environment.describe(), flush=True)
-    for name in dict.fromkeys(FLAGS.model):
-        workload = workloads[name]
+    for workload in workloads:
         measured = rounds.measure_in_turn(
-            contenders.contenders(workload, device_counts), FLAGS.rounds, FLAGS.timeout_seconds
+            contenders.contenders(workload, device_counts), workload.num_rounds, FLAGS.timeout_seconds
         )
+        size = f"global batch {workload.batch_size}, {workload.num_steps} steps, {workload.num_rounds} rounds"
         print(
-            f"\n## {name}: global batch {workload.batch_size}, {workload.num_steps} steps, {FLAGS.rounds} rounds\n\n"
+            f"\n## {workload.model}: {size}\n\n"
             f"{ratios.ratio_table(contenders.comparisons(device_counts), measured)}\n\n"
             f"{ratios.value_table(measured, 'images/s')}",
             flush=True,

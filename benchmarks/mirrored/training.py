@@ -61,7 +61,7 @@ def make_strategy(name: str, devices: list[str]) -> tf.distribute.Strategy | Non
 def run(name: str, workload: Workload, num_devices: int, report: Report) -> None:
     """Trains in a process that has not used TensorFlow yet, one epoch per turn, until nobody asks any more.
 
-    One `fit` for all turns: TensorFlow's strategy traces its step anew in every `fit`.
+    One `fit` for all turns: under TensorFlow's strategy every `fit` takes seconds to start.
     The threads stay as TensorFlow sets them: all logical devices of a process share them, however many there are.
     """
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -23,7 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(300)
 def test_prints_ratios_of_all_contenders() -> None:
-    done = run("--model=small_cnn", "--devices=2", "--rounds=2", "--cnn_steps=2", "--cnn_batch_size=8")
+    done = run("--model=small_cnn", "--devices=2", "--cnn_rounds=2", "--cnn_steps=2", "--cnn_batch_size=8")
     assert done.returncode == 0, done.stderr
     assert "## small_cnn: global batch 8, 2 steps, 2 rounds" in done.stdout
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
@@ -44,7 +44,7 @@ def test_prints_ratios_of_all_contenders() -> None:
     assert len(values) == 2 + 6
 
 
-@pytest.mark.parametrize("flag", ["--model=lenet", "--devices=1", "--rounds=0", "--cnn_batch_size=7", "small_cnn"])
+@pytest.mark.parametrize("flag", ["--model=lenet", "--devices=1", "--cnn_rounds=0", "--cnn_batch_size=7", "small_cnn"])
 def test_refuses_what_it_does_not_know(flag: str) -> None:
     done = run(flag)
     assert done.returncode != 0
