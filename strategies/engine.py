@@ -98,7 +98,8 @@ class DataParallelExtended:
         if self._weights_are_read:
             self._publish_weights()
         if any(share.has_rows is not True for share in self._shares):
-            args, kwargs = shares.lend_rows((args, kwargs), num_replicas)
+            with tf.device("CPU:0"):  # where batches come from; left alone, they would all pass the first GPU
+                args, kwargs = shares.lend_rows((args, kwargs), num_replicas)
 
         def replica(share: shares.Share, args: Any, kwargs: Any) -> Any:
             shares.attach(share)

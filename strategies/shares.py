@@ -240,7 +240,11 @@ def combinable(structure: Any, shares: Sequence[Share]) -> Any:
         nothing = _no_rows if share.combination == "concat" else _neutral
         if share.has_rows is False:
             return nothing(value)
-        return tf.cond(share.has_rows, lambda: value, lambda: nothing(value))
+        if share.combination is None and value.shape.rank and value.shape[0] is not None:
+            # Static where the batch's first dimension is not: whatever it is, it is no rows.
+            return share.keep(value, tf.zeros_like(value))
+        with tf.device(getattr(value, "device", None)):
+            return tf.cond(share.has_rows, lambda: value, lambda: nothing(value))
 
     if all(share.has_rows is True and share.is_even for share in shares):
         return structure
@@ -261,8 +265,7 @@ def _neutral(value: Any) -> Any:
     if not isinstance(value, tf.Tensor):
         return take_rows(value, 0, 0)
     blank = value if value.dtype == tf.string else tf.zeros_like(value)
-    # Rows are many or unknown beforehand: a first dimension that is static where the batch's is not is none.
-    if value.shape.rank == 0 or (value.shape[0] is not None and not tf.executing_eagerly()):
+    if value.shape.rank == 0:
         return blank
     rows = tf.shape(value)[0]
     return blank[: tf.where(tf.equal(rows, 1), 0, rows)]
