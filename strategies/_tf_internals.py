@@ -12,14 +12,14 @@ from tensorflow.python.autograph.impl.api import tf_convert
 # get_update_replica_id tells which. Strategy.extended.update enters it for one variable at a time only.
 from tensorflow.python.distribute.distribute_lib import UpdateContext, get_update_replica_id
 
-# Mirrored-variable creation with classes of our own, and the two halves of "one value per replica".
-from tensorflow.python.distribute.distribute_utils import create_mirrored_variable, regroup, select_replica
+# One replica's part of a nest of per-replica values.
+from tensorflow.python.distribute.distribute_utils import select_replica
 
 # The replica threads themselves (merge_call, thread-local contexts). The engine wraps what they run.
 from tensorflow.python.distribute.mirrored_run import call_for_each_replica
 
 # MirroredStrategy's extended class: the public tf.distribute.MirroredStrategy takes no other.
-from tensorflow.python.distribute.mirrored_strategy import MirroredExtended, all_local_devices
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 
 # The values of tf.distribute: public names exist only for their abstract base.
 from tensorflow.python.distribute.values import (
@@ -42,12 +42,9 @@ __all__ = [
     "PerReplicaSpec",
     "SyncOnReadVariable",
     "UpdateContext",
-    "all_local_devices",
     "call_for_each_replica",
     "control_status_ctx",
-    "create_mirrored_variable",
     "get_update_replica_id",
-    "regroup",
     "select_replica",
     "tf_convert",
 ]
