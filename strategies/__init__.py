@@ -1,5 +1,6 @@
 """Strategies that train Keras 3 models on TensorFlow across devices, with the numbers of one device."""
 
 from strategies.mirrored import MirroredStrategy
+from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 
-__all__ = ["MirroredStrategy"]
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy"]

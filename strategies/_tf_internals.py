@@ -3,17 +3,27 @@
 Checked with TensorFlow 2.21. When TensorFlow moves one of these, this file is the only one that breaks.
 """
 
+# How TensorFlow shards a pipeline by its files, and divides its batches first: no public name does it for a dataset
+# that stays a plain one.
 # The status a function was called under, and conversion with it: a replica function must be converted by
 # AutoGraph exactly when the caller's function is, although our own frames between the two are not converted.
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import tf_convert
+from tensorflow.python.data.experimental.ops.distribute import (
+    _AutoShardDataset as AutoShardDataset,
+)
+from tensorflow.python.data.experimental.ops.distribute import (
+    _LegacyRebatchDataset as LegacyRebatchDataset,
+)
 
 # UpdateContext makes a mirrored variable mean one replica's component outside a replica thread;
 # get_update_replica_id tells which. Strategy.extended.update enters it for one variable at a time only.
-from tensorflow.python.distribute.distribute_lib import UpdateContext, get_update_replica_id
+# ReplicaContext, entered, makes the caller the replica; the public name's constructor is the same.
+from tensorflow.python.distribute.distribute_lib import ReplicaContext, UpdateContext, get_update_replica_id
 
-# One replica's part of a nest of per-replica values.
-from tensorflow.python.distribute.distribute_utils import select_replica
+# One replica's part of a nest of per-replica values; the nest made of the parts; whether a value is a variable that
+# all replicas hold alike.
+from tensorflow.python.distribute.distribute_utils import is_mirrored, regroup, select_replica
 
 # The replica threads themselves (merge_call, thread-local contexts). The engine wraps what they run.
 from tensorflow.python.distribute.mirrored_run import call_for_each_replica
@@ -30,21 +40,34 @@ from tensorflow.python.distribute.values import (
     SyncOnReadVariable,
 )
 
+# Whether TensorFlow's runtime has started: what joins processes must be set before.
+from tensorflow.python.eager import context as eager_context
+
 # tf.function's class: tf.types.experimental.PolymorphicFunction is its base, without python_function and _clone.
 from tensorflow.python.eager.def_function import Function
 
+# What restoring a checkpoint puts in place of the initial value of a variable that is made later.
+from tensorflow.python.trackable.base import CheckpointInitialValue
+
 __all__ = [
+    "AutoShardDataset",
+    "CheckpointInitialValue",
     "DistributedVariable",
     "Function",
+    "LegacyRebatchDataset",
     "MirroredExtended",
     "MirroredVariable",
     "PerReplica",
     "PerReplicaSpec",
+    "ReplicaContext",
     "SyncOnReadVariable",
     "UpdateContext",
     "call_for_each_replica",
     "control_status_ctx",
+    "eager_context",
     "get_update_replica_id",
+    "is_mirrored",
+    "regroup",
     "select_replica",
     "tf_convert",
 ]

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 #: Port of the first process of a Slurm node; TensorFlow's SlurmClusterResolver uses the same.
@@ -55,6 +55,28 @@ class Cluster:
                 f"{self.source or 'The cluster'}: {self.local_size} processes on this node and "
                 f"{len(self.addresses)} addresses do not fit a world of {self.world_size}."
             )
+
+    @classmethod
+    def of_addresses(cls, addresses: Sequence[str], rank: int, source: str = "") -> Cluster:
+        """The process number `rank` of those at `addresses`, "host:port" in the order of ranks.
+
+        Processes of one host are taken to be on one node.
+
+        Raises:
+            ValueError: no address at `rank`.
+        """
+        if not 0 <= rank < len(addresses):
+            raise ValueError(f"There is no address for rank {rank}. Received: {list(addresses)}.")
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        return cls(
+            rank=rank,
+            world_size=len(addresses),
+            local_rank=hosts[:rank].count(hosts[rank]),
+            local_size=hosts.count(hosts[rank]),
+            node_rank=list(dict.fromkeys(hosts)).index(hosts[rank]),
+            addresses=tuple(addresses),
+            source=source,
+        )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Cluster:
@@ -124,16 +146,7 @@ def _tf_config(variables: Mapping[str, str]) -> Cluster | None:
     if len(set(addresses)) != len(addresses):
         raise refuse("gives two tasks the same address")
     rank = index + (len(chiefs) if kind == "worker" else 0)
-    hosts = [address.rpartition(":")[0] for address in addresses]
-    return Cluster(
-        rank=rank,
-        world_size=len(addresses),
-        local_rank=hosts[:rank].count(hosts[rank]),
-        local_size=hosts.count(hosts[rank]),
-        node_rank=list(dict.fromkeys(hosts)).index(hosts[rank]),
-        addresses=addresses,
-        source="TF_CONFIG",
-    )
+    return Cluster.of_addresses(addresses, rank, source="TF_CONFIG")
 
 
 def _is_address(address: str) -> bool:

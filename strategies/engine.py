@@ -1,4 +1,4 @@
-"""What the data-parallel strategies share, in terms of local devices and one gradient reduction.
+"""What the data-parallel strategies share, in terms of local replicas and one gradient reduction.
 
 A step runs in four movements, all in one graph when the caller is a ``tf.function``:
 
@@ -8,6 +8,8 @@ A step runs in four movements, all in one graph when the caller is a ``tf.functi
    the variables, as one device would (``update_replicas``): clipping, loss-scale checks, accumulation, averages
    and their conditionals all see the global gradient, and no replica has to meet another inside a conditional;
 4. state that replicas wrote for themselves is made to agree (``variables.agree``).
+
+Some of the replicas may belong to other processes: what has to meet, meets across them (``reductions``, ``crossing``).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from strategies import inputs, shares, variables
 from strategies._tf_internals import (
     Function,
     PerReplica,
+    ReplicaContext,
     UpdateContext,
     call_for_each_replica,
     control_status_ctx,
@@ -30,9 +33,13 @@ from strategies._tf_internals import (
     select_replica,
     tf_convert,
 )
+from strategies.crossing import Crossing
+from strategies.reductions import ReducingExtended
+
+_MEAN = tf.distribute.ReduceOp.MEAN
 
 
-class DataParallelExtended:
+class DataParallelExtended(ReducingExtended):
     """Mix-in before a ``StrategyExtended`` class of TensorFlow that has one local device per replica."""
 
     _combination: shares.Combination
@@ -40,22 +47,42 @@ class DataParallelExtended:
     _weights_are_read: bool
     #: Serves random draws of replicas that name no seed; made at the first of them.
     seed_generator: Any
-    _shares: list[shares.Share]
     _written: dict[int, variables.ReplicaStateVariable]
     _written_inside: weakref.WeakValueDictionary[int, variables.ReplicaStateVariable]
     _lifted: weakref.WeakKeyDictionary[Any, Any]
     _partial_sums: bool
+    _agreed: list[tf.Tensor]
 
-    def _start_engine(self) -> None:
+    def _start_engine(self, crossing: Crossing | None = None) -> None:
+        self._start_reductions(crossing)
         self._combination = None
         self._weights = []
         self._weights_are_read = False
         self.seed_generator = None
-        self._shares = []
         self._written = {}
         self._written_inside = weakref.WeakValueDictionary()
         self._lifted = weakref.WeakKeyDictionary()
         self._partial_sums = False
+        self._agreed = []
+
+    @property
+    def _num_processes(self) -> int:
+        return 1 if self.crossing is None else self.crossing.num_processes
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._num_processes * len(self.worker_devices)
+
+    @property
+    def first_replica(self) -> int:
+        """Which of all replicas is this process' first."""
+        return 0 if self.crossing is None else self.crossing.rank * len(self.worker_devices)
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group - self.first_replica
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return self.first_replica + replica_id
 
     # ---- running replicas
 
@@ -85,33 +112,76 @@ class DataParallelExtended:
 
     @tf.autograph.experimental.do_not_convert
     def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        strategy: Any = self._container_strategy()  # type: ignore[attr-defined]
-        num_replicas = strategy.num_replicas_in_sync
-        rows = shares.rows_of((args, kwargs), num_replicas)
-        if rows is None and self._combination is not None and num_replicas > 1:
+        num_local = len(self.worker_devices)
+        rows = shares.rows_of((args, kwargs), num_local)
+        if rows is None and self._combination is not None and self._num_replicas_in_sync > 1:
             # train_on_batch and its kin hand over the plain batch.
-            args = inputs.share_out(args, num_replicas)
-            rows = shares.rows_of(args, num_replicas)
-        outer = self._shares, self._written
-        self._shares = shares.divide(rows, num_replicas, self._combination, self._read_weight)
-        self._written = {}
+            args = self._share_out(args)
+            rows = shares.rows_of(args, num_local)
+        if rows is not None and rows.total is None and self.crossing is not None:
+            rows = rows.with_total(self.crossing.sum([rows.local_total()])[0])
+        outer = self._shares, self._written, self._agreed
+        self._shares = shares.divide(
+            rows, self.first_replica, num_local, self._num_replicas_in_sync, self._combination, self._read_weight
+        )
+        self._written, self._agreed = {}, []
         if self._weights_are_read:
             self._publish_weights()
         if any(share.has_rows is not True for share in self._shares):
             with tf.device("CPU:0"):  # where batches come from; left alone, they would all pass the first GPU
-                args, kwargs = shares.lend_rows((args, kwargs), num_replicas)
+                args, kwargs = shares.lend_rows((args, kwargs), num_local)
+        try:
+            outputs = self._run_replicas(fn, args, kwargs)
+            written = self._written | self._written_in_older_graphs()
+            variables.agree(list(written.values()), self._shares, self.crossing)
+            return self._combined(shares.combinable(outputs, self._shares, self._agreed))
+        finally:
+            self._shares, self._written, self._agreed = outer
+
+    def _share_out(self, batch: Any) -> Any:
+        num_local = len(self.worker_devices)
+        if self.crossing is None:
+            return inputs.share_out(batch, num_local)
+        return inputs.portion_out(batch, self.first_replica, num_local, self._num_replicas_in_sync)
+
+    def _run_replicas(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        strategy: Any = self._container_strategy()  # type: ignore[attr-defined]
 
         def replica(share: shares.Share, args: Any, kwargs: Any) -> Any:
             shares.attach(share)
             return fn(*args, **kwargs)
 
-        try:
-            outputs = call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
-            written = self._written | self._written_in_older_graphs()
-            variables.agree(list(written.values()), self._shares)
-            return shares.combinable(outputs, self._shares)
-        finally:
-            self._shares, self._written = outer
+        if len(self.worker_devices) > 1:
+            return call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
+        # Alone here, the replica needs no thread of its own to meet others from.
+        with tf.device(self.worker_devices[0]), ReplicaContext(strategy, self.first_replica):
+            return replica(self._shares[0], *select_replica(0, (args, kwargs)))
+
+    def note_agreed(self, values: Any) -> None:
+        """Remembers that the tensors in ``values`` are the same on all replicas, in the running step."""
+        self._agreed += [leaf for leaf in tf.nest.flatten(values) if isinstance(leaf, tf.Tensor)]
+
+    def _combined(self, outputs: Any) -> Any:
+        """Combines with the other processes' what Keras' trainer will combine of this process' replicas only."""
+        if self.crossing is None or self._combination is None:
+            return outputs
+        if self._combination == "concat":
+            return tf.nest.map_structure(self._all_rows, outputs)
+        flat = tf.nest.flatten(outputs)
+        agreed = set(map(id, self._agreed))
+        mine = [i for i, leaf in enumerate(flat) if id(leaf) not in agreed and _is_floating(leaf)]
+        for i, mean in zip(mine, self._reduce_across(_MEAN, [flat[i] for i in mine]), strict=True):
+            flat[i] = mean
+        return tf.nest.pack_sequence_as(outputs, flat)
+
+    def _all_rows(self, value: Any) -> Any:
+        if self.crossing is None or not all(isinstance(v, tf.Tensor) for v in self._local_values(value)):
+            raise ValueError(
+                "Across processes, predict gathers dense tensors only. Make the model's outputs dense, for instance "
+                f"with to_tensor(). Received: {value}"
+            )
+        local = [tf.reshape(v, [1]) if v.shape.rank == 0 else v for v in self._local_values(value)]
+        return self.crossing.gather(tf.concat(local, 0) if len(local) > 1 else local[0])
 
     def note_replica_write(self, variable: variables.ReplicaStateVariable) -> None:
         """Remembers that a replica wrote ``variable`` for itself in the running step."""
@@ -128,7 +198,7 @@ class DataParallelExtended:
         return {key: v for key, v in self._written_inside.items() if id(v.values[0].handle) in used}
 
     def _make_weights(self) -> None:
-        for device in self.worker_devices:  # type: ignore[attr-defined]
+        for device in self.worker_devices:
             with tf.device(device):
                 self._weights.append(tf.Variable(0.0, trainable=False, name="row_weight"))
 
@@ -163,15 +233,7 @@ class DataParallelExtended:
             kwargs["aggregation"] = tf.VariableAggregation.SUM
         return variables.aware(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
 
-    # ---- reducing and updating
-
-    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
-        # What ReplicaContext.all_reduce comes to, as in BatchNormalization(synchronized=True).
-        pairs = list(value_destination_pairs)
-        if reduce_op == tf.distribute.ReduceOp.SUM:
-            values = self._without_borrowed([value for value, _ in pairs])
-            pairs = [(value, destination) for value, (_, destination) in zip(values, pairs, strict=True)]
-        return super()._batch_reduce_to(reduce_op, pairs, options)  # type: ignore[misc]
+    # ---- updating
 
     def update_replicas(
         self,
@@ -198,37 +260,22 @@ class DataParallelExtended:
         Returns:
             What ``update`` returned for the first replica.
         """
-        if accumulators is None:
-            local = self._sum_gradients(self._without_borrowed(gradients))
+        gradients = self._as_local(gradients)
+        if accumulators is not None:
+            local = self._sum_when_due(gradients, accumulators, is_due)
+        elif self.crossing is not None and len(self.worker_devices) == 1:
+            # Gradients leave bucket by bucket; a conditional around all of them would wait for the last.
+            local = self._sum_gradients(gradients, self._shares[0].has_rows if self._shares else True)
         else:
-            local = self._sum_when_due(list(gradients), accumulators, is_due)
+            local = self._sum_gradients(self._without_borrowed(gradients))
         results = []
-        for r, device in enumerate(self.worker_devices):  # type: ignore[attr-defined]
+        for r, device in enumerate(self.worker_devices):
             with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
                 results.append(update(list(select_replica(r, local))))
         return results[0]
 
-    def _sum_gradients(self, gradients: list[Any]) -> list[Any]:
-        reducible = [i for i, g in enumerate(gradients) if isinstance(g, PerReplica)]
-        sparse = [i for i in reducible if isinstance(gradients[i].values[0], tf.IndexedSlices)]
-        dense = [i for i in reducible if i not in sparse]
-        for indices, reduce in ((dense, self._sum_dense), (sparse, self._sum_sparse)):
-            if indices:
-                sums = reduce([(gradients[i], gradients[i]) for i in indices])
-                for i, total in zip(indices, sums, strict=True):
-                    gradients[i] = total
-        return gradients
-
-    def _sum_dense(self, pairs: list[tuple[Any, Any]]) -> Any:
-        options = tf.distribute.experimental.CommunicationOptions()
-        return super()._batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options)  # type: ignore[misc]
-
-    def _sum_sparse(self, pairs: list[tuple[Any, Any]]) -> Any:
-        # As many slices as the batch has rows: collectives, which are bound to one shape, cannot carry them.
-        return tf.distribute.ReductionToOneDevice().batch_reduce(tf.distribute.ReduceOp.SUM, pairs)
-
     def _sum_when_due(self, gradients: list[Any], accumulators: Sequence[Any], is_due: bool | tf.Tensor) -> list[Any]:
-        devices: Sequence[str] = self.worker_devices  # type: ignore[attr-defined]
+        devices = self.worker_devices
         present = [i for i, g in enumerate(gradients) if isinstance(g, PerReplica)]
         parts = self._without_borrowed([gradients[i] for i in present])
 
@@ -252,26 +299,6 @@ class DataParallelExtended:
             gradients[i] = PerReplica(tuple(values[position] for values in local))
         return gradients
 
-    def _without_borrowed(self, values: Sequence[Any]) -> list[Any]:
-        """Zeroes what replicas without rows would add to sums; the rest passes through uncopied."""
-        values = list(values)
-        mine = [i for i, v in enumerate(values) if isinstance(v, PerReplica) and len(v.values) == len(self._shares)]
-        if not mine or all(share.has_rows is True for share in self._shares):
-            return values
-        per_replica = []
-        for share, device in zip(self._shares, self.worker_devices, strict=True):  # type: ignore[attr-defined]
-            local = [values[i].values[share.replica_id] for i in mine]
-            # Without a device, the conditional would take all values to the first one.
-            with tf.device(device):
-                if share.has_rows is False:
-                    local = _zeros(local)
-                elif share.has_rows is not True:
-                    local = tf.cond(share.has_rows, lambda kept=local: kept, lambda kept=local: _zeros(kept))
-            per_replica.append(local)
-        for i, components in zip(mine, zip(*per_replica, strict=True), strict=True):
-            values[i] = PerReplica(components)
-        return values
-
     def _use_merge_call(self) -> bool:
         # While one replica's components are updated there is nobody to merge with: Keras then calls directly.
         return get_update_replica_id() is None and super()._use_merge_call()  # type: ignore[misc]
@@ -288,10 +315,6 @@ def _dense(value: Any, device: str) -> tf.Tensor:
         return tf.convert_to_tensor(value)
 
 
-def _zeros(values: list[Any]) -> list[Any]:
-    return [
-        tf.IndexedSlices(tf.zeros_like(v.values), v.indices, v.dense_shape)
-        if isinstance(v, tf.IndexedSlices)
-        else tf.zeros_like(v)
-        for v in values
-    ]
+def _is_floating(value: Any) -> bool:
+    local = value.values if isinstance(value, PerReplica) else (value,)
+    return all(isinstance(v, tf.Tensor) and v.dtype.is_floating for v in local)

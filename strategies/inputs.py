@@ -10,12 +10,15 @@ knows its cardinality, and ends on all replicas at once.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from strategies import shares
 from strategies._tf_internals import PerReplica, PerReplicaSpec
+from strategies.portions import Portion
 
 
 def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
@@ -35,6 +38,15 @@ def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
     """
     if num_replicas == 1 or is_distributed(dataset):
         return dataset
+    return map_batches(dataset, lambda batch: share_out(batch, num_replicas))
+
+
+def map_batches(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.data.Dataset:
+    """Returns ``dataset`` with ``share`` applied to each batch.
+
+    Raises:
+        ValueError: if the dataset's elements hold no batch.
+    """
     specs = tf.nest.flatten(dataset.element_spec)
     if not any(getattr(spec, "shape", None) is not None and spec.shape.rank != 0 for spec in specs):
         raise ValueError(
@@ -43,18 +55,27 @@ def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
         )
 
     @tf.autograph.experimental.do_not_convert
-    def share(*element: Any) -> Any:
-        shared = tf.nest.flatten(share_out(element, num_replicas))
-        return tf.nest.pack_sequence_as(dataset.element_spec, shared)
+    def shared(*element: Any) -> Any:
+        return tf.nest.pack_sequence_as(dataset.element_spec, tf.nest.flatten(share(element)))
 
     # Slices are views, so there is nothing to prepare ahead. Reading ahead would lose batches of a generator that
     # several calls of `fit` read from.
-    return dataset.map(share)
+    return dataset.map(shared)
 
 
 def is_distributed(dataset: tf.data.Dataset) -> bool:
     """Whether the dataset's elements are per-replica values already."""
     return any(isinstance(spec, PerReplicaSpec) for spec in tf.nest.flatten(dataset.element_spec))
+
+
+def bounds_of(rows: Any, num_replicas: int) -> list[Any]:
+    """Returns where each replica's rows begin, and at the end ``rows``: ints, or int32 scalars where ``rows`` is one.
+
+    Replica r has ``rows // num_replicas`` of them, the first ``rows % num_replicas`` one more.
+    """
+    quotient, remainder = rows // num_replicas, rows % num_replicas
+    least = min if isinstance(rows, int) else tf.minimum
+    return [r * quotient + least(r, remainder) for r in range(num_replicas + 1)]
 
 
 def share_out(batch: Any, num_replicas: int) -> Any:
@@ -74,10 +95,43 @@ def share_out(batch: Any, num_replicas: int) -> Any:
             value = tf.convert_to_tensor(value)
         if not shares.is_batch(value):
             return value if value is None else PerReplica((value,) * num_replicas)
-        rows: Any = shares.num_rows(value)
-        quotient, remainder = rows // num_replicas, rows % num_replicas
-        least = min if isinstance(rows, int) else tf.minimum
-        bounds = [r * quotient + least(r, remainder) for r in range(num_replicas + 1)]
+        bounds = bounds_of(shares.num_rows(value), num_replicas)
         return PerReplica(tuple(shares.take_rows(value, bounds[r], bounds[r + 1]) for r in range(num_replicas)))
 
     return tf.nest.map_structure(share, batch)
+
+
+def portion_out(batch: Any, first_replica: int, num_local: int, num_replicas: int) -> Any:
+    """Cuts this process' rows out of a global batch that every process has, or could have.
+
+    Args:
+        batch: as for :func:`share_out`, the same on all processes.
+        first_replica: which of all replicas is the first local one.
+        num_local: the number of local replicas.
+        num_replicas: size of the data axis.
+
+    Returns:
+        The same nest with a :class:`Portion` for each tensor, whose rows are those of :func:`share_out`.
+    """
+
+    def cut(value: Any) -> Any:
+        if hasattr(value, "__array__") and not tf.is_tensor(value):
+            value = tf.convert_to_tensor(value)
+        if not shares.is_batch(value):
+            return value if value is None else PerReplica((value,) * num_local)
+        rows: Any = shares.num_rows(value)
+        bounds = bounds_of(rows, num_replicas)[first_replica : first_replica + num_local + 1]
+        own = [end - begin for begin, end in itertools.pairwise(bounds)]
+        values = []
+        for begin, end, count in zip(bounds, bounds[1:], own, strict=False):
+            if isinstance(rows, int):
+                begin, end = (begin, end) if count else (0, min(1, rows))
+            else:
+                has_rows = tf.greater(count, 0)
+                begin, end = tf.where(has_rows, begin, 0), tf.where(has_rows, end, tf.minimum(1, rows))
+            values.append(shares.take_rows(value, begin, end))
+        static = (*own, rows) if isinstance(rows, int) else None
+        counts = tf.stack([tf.convert_to_tensor(count, tf.int32) for count in own])
+        return Portion(tuple(values), counts, tf.convert_to_tensor(rows, tf.int32), static)
+
+    return tf.nest.map_structure(cut, batch)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
+from strategies.portions import Portion
 
 _ATTRIBUTE = "_keras_strategies_share"
 
@@ -119,38 +120,65 @@ def current() -> Share | None:
     return getattr(tf.distribute.get_replica_context(), _ATTRIBUTE, None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """How many rows of a global batch there are.
+
+    Attributes:
+        local: per local replica, its own rows; int where static, else int32 scalar.
+        total: rows of all replicas of all processes; None where this process does not know.
+    """
+
+    local: tuple[int | tf.Tensor, ...]
+    total: int | tf.Tensor | None = None
+
+    def local_total(self) -> tf.Tensor:
+        """Returns the rows of this process, int32 scalar."""
+        return tf.add_n([tf.convert_to_tensor(n, tf.int32) for n in self.local])
+
+    def with_total(self, total: int | tf.Tensor) -> Rows:
+        """Returns the same with `total`."""
+        return dataclasses.replace(self, total=total)
+
+
 def divide(
-    rows: Sequence[int | tf.Tensor] | None,
+    rows: Rows | None,
+    first_replica: int,
+    num_local: int,
     num_replicas: int,
     combination: Combination,
     read_weight: Callable[[int, tf.Graph], tf.Tensor],
 ) -> list[Share]:
-    """Returns every replica's share.
+    """Returns every local replica's share.
 
     Args:
-        rows: per replica its number of rows (int where static, else int32 scalar); None where the step's
-            arguments hold no batch: every replica then weighs the same.
+        rows: the rows of the batch; None where the step's arguments hold no batch: every replica then weighs the
+            same.
+        first_replica: which of all replicas is the first local one.
+        num_local: the number of local replicas.
         num_replicas: size of the data axis.
         combination: see :class:`Share`.
-        read_weight: takes the replica's index first; see :class:`Share`.
+        read_weight: takes the local replica's index first; see :class:`Share`.
     """
     even = 1.0 / num_replicas
-    weights: list[float | tf.Tensor] = [even] * num_replicas
-    present: list[bool | tf.Tensor] = [True] * num_replicas
-    if num_replicas == 1:
-        rows = None
-    if rows is not None and all(isinstance(n, int) for n in rows):
-        total = sum(rows)
-        if total:
-            weights = [n / total for n in rows]
-            present = [n > 0 for n in rows]
-    elif rows is not None:
-        total = tf.cast(tf.add_n([tf.convert_to_tensor(n) for n in rows]), tf.float32)
-        weights = [tf.math.divide_no_nan(tf.cast(n, tf.float32), total) for n in rows]
-        present = [n > 0 if isinstance(n, int) else tf.greater(n, 0) for n in rows]
+    weights: list[float | tf.Tensor] = [even] * num_local
+    present: list[bool | tf.Tensor] = [True] * num_local
+    if rows is not None and num_replicas > 1:
+        static = [n for n in rows.local if isinstance(n, int)]
+        total = rows.total
+        if total is None:
+            total = sum(static) if len(static) == num_local else rows.local_total()
+        if isinstance(total, int) and len(static) == num_local:
+            if total:
+                weights = [n / total for n in static]
+                present = [n > 0 for n in static]
+        else:
+            total = tf.cast(total, tf.float32)
+            weights = [tf.math.divide_no_nan(tf.cast(n, tf.float32), total) for n in rows.local]
+            present = [n > 0 if isinstance(n, int) else tf.greater(n, 0) for n in rows.local]
     return [
-        Share(r, num_replicas, weights[r], present[r], combination, functools.partial(read_weight, r))
-        for r in range(num_replicas)
+        Share(first_replica + r, num_replicas, weights[r], present[r], combination, functools.partial(read_weight, r))
+        for r in range(num_local)
     ]
 
 
@@ -178,11 +206,16 @@ def is_batch(value: Any) -> bool:
     return is_tensor(value) and bool(value.shape.rank is None or value.shape.rank > 0)
 
 
-def rows_of(structure: Any, num_replicas: int) -> list[int | tf.Tensor] | None:
-    """Returns per replica the number of rows of the first batch in ``structure``, or None if there is none."""
+def rows_of(structure: Any, num_local: int) -> Rows | None:
+    """Returns the number of rows of the first batch in ``structure``, or None if there is none."""
     for leaf in tf.nest.flatten(structure):
-        if isinstance(leaf, PerReplica) and len(leaf.values) == num_replicas and is_batch(leaf.values[0]):
-            return [n for value in leaf.values if (n := num_rows(value)) is not None]
+        if not isinstance(leaf, PerReplica) or len(leaf.values) != num_local or not is_batch(leaf.values[0]):
+            continue
+        if not isinstance(leaf, Portion):
+            return Rows(tuple(n for value in leaf.values if (n := num_rows(value)) is not None))
+        if leaf.static_rows is not None:
+            return Rows(leaf.static_rows[:-1], leaf.static_rows[-1])
+        return Rows(tuple(tf.unstack(leaf.own_rows, num_local)), leaf.all_rows)
     return None
 
 
@@ -200,7 +233,8 @@ def lend_rows(structure: Any, num_replicas: int) -> Any:
     """Gives every empty batch in ``structure`` one row of replica 0's; the rest passes through uncopied."""
 
     def lend(leaf: Any) -> Any:
-        if not (isinstance(leaf, PerReplica) and len(leaf.values) == num_replicas):
+        # Who cut a portion has lent it rows.
+        if not isinstance(leaf, PerReplica) or isinstance(leaf, Portion) or len(leaf.values) != num_replicas:
             return leaf
         values = list(leaf.values)
         for r in range(1, num_replicas):
@@ -217,8 +251,10 @@ def lend_rows(structure: Any, num_replicas: int) -> Any:
     return tf.nest.map_structure(lend, structure)
 
 
-def combinable(structure: Any, shares: Sequence[Share]) -> Any:
-    """Makes what the replicas return count by rows, however it will be combined.
+def combinable(structure: Any, shares: Sequence[Share], agreed: Sequence[tf.Tensor] = ()) -> Any:
+    """Makes what the local replicas return count by rows, however it will be combined.
+
+    What is in ``agreed`` is the same on all replicas and stays as it is.
 
     * Keras' trainer takes the plain mean over replicas of what a training or test step returns: every number is
       multiplied by ``weight * num_replicas``. Metrics, which are equal on all replicas, stay what they are.
@@ -228,6 +264,8 @@ def combinable(structure: Any, shares: Sequence[Share]) -> Any:
     """
 
     def combine(leaf: Any) -> Any:
+        if len(shares) == 1 and not isinstance(leaf, PerReplica):
+            return leaf if any(leaf is known for known in agreed) else one(shares[0], leaf)
         if not (isinstance(leaf, PerReplica) and len(leaf.values) == len(shares)):
             return leaf
         return PerReplica(tuple(one(s, v) for s, v in zip(shares, leaf.values, strict=True)))

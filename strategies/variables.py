@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from strategies import shares
 from strategies._tf_internals import MirroredVariable, SyncOnReadVariable
+from strategies.crossing import Crossing
 
 
 class _ReadableNumber:
@@ -57,6 +58,10 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
         """Subtracts ``value``; a replica without rows of its own subtracts 0."""
         return super().assign_sub(self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs)
 
+    def _get_cross_replica(self) -> Any:
+        presum = self.distribute_strategy.extended.presum_of(self)
+        return super()._get_cross_replica() if presum is None else presum
+
     def _counted(self, value: Any, otherwise: Callable[[], tf.Tensor]) -> Any:
         share = shares.current()
         if share is None or share.surely_has_rows:
@@ -72,13 +77,19 @@ def aware(variable: Any) -> Any:
     return variable
 
 
-def agree(written: Sequence[ReplicaStateVariable], replica_shares: Sequence[shares.Share]) -> None:
-    """Sets the components of each variable to their mean, each weighing what its replica's rows weigh.
+def agree(
+    written: Sequence[ReplicaStateVariable], local_shares: Sequence[shares.Share], crossing: Crossing | None
+) -> None:
+    """Sets the components of each variable to their mean over all replicas, each weighing what its rows weigh.
 
-    Written as ``first + sum(weight * (other - first))``: components that are equal already stay bit for bit.
-    Variables of one dtype travel between the devices as one vector: a deep network has a hundred small ones.
+    Variables of one dtype travel as one vector: a deep network has a hundred small ones.
+
+    Args:
+        written: what a replica wrote for itself in this step.
+        local_shares: the shares of this process' replicas, one per component.
+        crossing: joins the other processes that hold replicas; None if none do.
     """
-    if len(replica_shares) == 1:
+    if local_shares[0].num_replicas == 1:
         return
     for dtype in dict.fromkeys(variable.dtype for variable in written):
         alike = [variable for variable in written if variable.dtype == dtype]
@@ -88,13 +99,27 @@ def agree(written: Sequence[ReplicaStateVariable], replica_shares: Sequence[shar
             with tf.device(device):
                 parts = [tf.reshape(variable.values[r].read_value(), [-1]) for variable in alike]
                 vectors.append(tf.concat(parts, axis=0))
-        first, *others = vectors
         with tf.device(devices[0]):
-            mean = first
-            for share, other in zip(replica_shares[1:], others, strict=True):
-                mean += tf.math.multiply_no_nan(other - first, tf.cast(share.weight, dtype))
+            mean = _local_mean(vectors, local_shares) if crossing is None else _mean(vectors, local_shares, crossing)
         sizes = [math.prod(variable.shape) for variable in alike]
         for r, device in enumerate(devices):
             with tf.device(device):
                 for variable, part in zip(alike, tf.split(mean, sizes), strict=True):
                     variable.values[r].assign(tf.reshape(part, variable.shape))
+
+
+def _local_mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[shares.Share]) -> tf.Tensor:
+    """``first + sum(weight * (other - first))``: components that are equal already stay bit for bit."""
+    first, *others = vectors
+    mean = first
+    for share, other in zip(local_shares[1:], others, strict=True):
+        mean += tf.math.multiply_no_nan(other - first, tf.cast(share.weight, first.dtype))
+    return mean
+
+
+def _mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[shares.Share], crossing: Crossing) -> tf.Tensor:
+    """``sum(weight * value)``: nobody's value is here to start from."""
+    part = tf.zeros_like(vectors[0])
+    for share, vector in zip(local_shares, vectors, strict=True):
+        part += tf.math.multiply_no_nan(vector, tf.cast(share.weight, vector.dtype))
+    return crossing.sum([part])[0]

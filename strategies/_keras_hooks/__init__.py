@@ -7,11 +7,13 @@ strategy at hand is one of this package's; other strategies, and Keras without o
 reaches a saved file.
 """
 
-from strategies._keras_hooks import losses, optimizers, random, trainer
+from strategies._keras_hooks import callbacks, files, losses, optimizers, random, trainer
 
 
 def install() -> None:
     """Wraps Keras' functions. Called by every strategy's constructor; again does nothing."""
+    callbacks.install()
+    files.install()
     losses.install()
     optimizers.install()
     random.install()

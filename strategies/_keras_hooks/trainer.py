@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,11 +12,14 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import trainer as keras_trainer
+from keras.src.trainers.data_adapters import array_data_adapter
 
 from strategies import shares
 from strategies._keras_hooks import losses
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
+from strategies.sharding import AgreedIterator
+from strategies.variables import MetricVariable
 
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
@@ -24,6 +28,8 @@ def install() -> None:
     """Wraps the trainer's entries and what they call."""
     wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
     wrap(keras_trainer.Trainer, "get_metrics_result", _read_across_replicas)
+    wrap(keras_tf_trainer.TFEpochIterator, "__init__", _epoch_iterator, in_step=False)
+    wrap(array_data_adapter.ArrayDataAdapter, "get_tf_dataset", _array_dataset, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_make_function", _make_function, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "make_predict_function", _make_predict_function, in_step=False)
@@ -55,13 +61,39 @@ def _driven(model: Any, function: Callable[..., Any], combination: shares.Combin
     engine = engine_of(model.distribute_strategy)
     if engine is None:
         return function
+    step: Callable[..., Any] | None = None
 
     @functools.wraps(function)
-    def driven(*args: Any, **kwargs: Any) -> Any:
+    def driven(data: Any) -> Any:
+        nonlocal step
         with engine.driven_by_trainer(combination):
-            return function(*args, **kwargs)
+            if not isinstance(data, AgreedIterator):
+                return function(data)
+            if step is None:
+                step = _step_of(function, data.element_spec, model.run_eagerly)
+            # As Keras runs an iterator: a few steps, the outputs of the last.
+            outputs = step(next(data))
+            for _ in range(1, model.steps_per_execution):
+                try:
+                    outputs = step(next(data))
+                except StopIteration:
+                    break
+            return outputs
 
     return driven
+
+
+def _step_of(function: Callable[..., Any], element_spec: Any, run_eagerly: bool) -> Callable[..., Any]:
+    """Returns Keras' function of an iterator as one of an element.
+
+    Called with tensors, it would be traced for the shape of the first batch first, and losses, which Keras weighs
+    otherwise where it knows the number of rows, would differ from those of a dataset.
+    """
+
+    def one(element: Any) -> Any:
+        return function([element])
+
+    return one if run_eagerly else tf.function(one, input_signature=[element_spec], autograph=False)
 
 
 def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,11 +163,49 @@ def _watch_result(metric: keras.Metric) -> None:
 
 
 def _read_across_replicas(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Reads metrics, of a model or one, as those of all replicas; across processes, in one message."""
+    metrics = owner.metrics if isinstance(owner, keras.Model) else [owner]
+    values = [v.value for metric in metrics for v in metric.variables]
+    state = [value for value in values if isinstance(value, MetricVariable)]
+    engine = engine_of(state[0].distribute_strategy) if state else None
     share = shares.current()
-    if share is None or share.num_replicas == 1 or not share.in_trainer:
+
+    def read() -> Any:
+        if engine is None:
+            return original(owner, *args, **kwargs)
+        with engine.presummed(state):
+            return original(owner, *args, **kwargs)
+
+    if share is None:
+        return read()
+    if share.num_replicas == 1 or not share.in_trainer:
         return original(owner, *args, **kwargs)
     # Read by one replica, the metric would be that of its rows.
-    return tf.distribute.get_replica_context().merge_call(lambda _: original(owner, *args, **kwargs))
+    result = tf.distribute.get_replica_context().merge_call(lambda _: read())
+    if engine is not None:
+        engine.note_agreed(result)
+    return result
+
+
+# Whether the dataset that an adapter makes will be shared out among processes.
+_shared_out: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_shared_out", default=False)
+
+
+def _epoch_iterator(
+    original: Callable[..., Any], iterator: Any, distribute_strategy: Any = None, **kwargs: Any
+) -> None:
+    engine = engine_of(distribute_strategy)
+    token = _shared_out.set(engine is not None and engine.crossing is not None)
+    try:
+        original(iterator, distribute_strategy, **kwargs)
+    finally:
+        _shared_out.reset(token)
+
+
+def _array_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
+    """Keras' dataset of arrays does not know its length: processes would have to ask each other at every step."""
+    dataset = original(adapter)
+    return dataset.apply(tf.data.experimental.assert_cardinality(adapter.num_batches)) if _shared_out.get() else dataset
 
 
 def _maybe_symbolic_build(

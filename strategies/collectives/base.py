@@ -66,6 +66,25 @@ class Collectives(Transport):
 
         return self._apply(lambda v: self._reduced(v, axis, op), backward, tensors, differentiable)
 
+    def all_reduce_many(self, values: Sequence[tf.Tensor], axis: str) -> list[tf.Tensor]:
+        """Every member gets the sums over the group of several tensors that travel together.
+
+        For a process that owns one coordinate: unlike everywhere else, `values` are that coordinate's tensors. No
+        gradient. Nothing starts before all of `values` are there.
+
+        Shapes: each `S_i` -> `S_i`, equal on all members; one dtype.
+
+        Raises:
+            ValueError: if this process owns several coordinates.
+        """
+        if len(self.local_indices) != 1:
+            raise ValueError(
+                f"all_reduce_many serves processes with one coordinate. Received: {len(self.local_indices)} of them."
+            )
+        if not values or self.mesh.axis_size(axis) == 1:
+            return list(values)
+        return self._all_reduce_many(list(values), axis)
+
     def all_gather(
         self,
         values: Sequence[tf.Tensor],

@@ -92,11 +92,15 @@ class TensorFlowCollectives(Collectives):
         self._eager_functions: dict[tuple[object, ...], Callable[..., list[tf.Tensor]]] = {}
 
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
-        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            link = self._links(axis)
-            return self._on_devices(lambda i, index: _members.all_reduce(tensors[i], *link[index], op))
+        num_slices = _members.num_slices(values[0])
 
-        return self._run(body, values, axis, "all_reduce", op)
+        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            link = self._links(axis, num_slices)
+            return self._on_devices(lambda i, index: _members.all_reduce(tensors[i], *link[index], op, num_slices))
+
+        # Slices need a size that is known when the function is traced. All members have the same.
+        static = values[0].shape if num_slices > 1 else None
+        return self._run(body, values, axis, "all_reduce", op, num_slices, static=static)
 
     def _all_gather(
         self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
@@ -215,10 +219,10 @@ class TensorFlowCollectives(Collectives):
             self._next_ordinal[key] += count
         return first
 
-    def _links(self, axis: str) -> dict[int, tuple[_wire.Group, int]]:
-        """For each local flat index its group along `axis` and a new op number of that group."""
+    def _links(self, axis: str, count: int = 1) -> dict[int, tuple[_wire.Group, int]]:
+        """For each local flat index its group along `axis` and the first of `count` new op numbers of that group."""
         groups = {index: self._groups[axis, index] for index in self.local_indices}
-        ordinals = {key: self._take_ordinals(key, 1) for key in sorted({g.key for g in groups.values()})}
+        ordinals = {key: self._take_ordinals(key, count) for key in sorted({g.key for g in groups.values()})}
         return {index: (group, ordinals[group.key]) for index, group in groups.items()}
 
     def _pair(self, source: int, target: int, num_messages: int) -> tuple[_wire.Group, int]:
@@ -230,18 +234,26 @@ class TensorFlowCollectives(Collectives):
         num_local = len(self.local_indices)
         return tensors[num_local:] or [None] * num_local
 
-    def _run(self, body: _Body, tensors: list[tf.Tensor], axis: str, *key: object) -> list[tf.Tensor]:
+    def _run(
+        self,
+        body: _Body,
+        tensors: list[tf.Tensor],
+        axis: str,
+        *key: object,
+        static: tf.TensorShape | None = None,
+    ) -> list[tf.Tensor]:
         """Run `body`, in a traced function where the caller's code is eager.
 
         Eagerly the ops of several devices would run one after the other, each waiting for the next. One
-        function serves all shapes: ranks whose shapes differ still trace in the same order.
+        function serves all shapes, unless `static` gives the one of all members: ranks whose shapes differ
+        still trace in the same order.
         """
         if self.mesh.axis_size(axis) == 1 and key[0] not in ("permute", "exchange_sizes"):
             return tensors[: len(self.local_indices)]
         if not tf.executing_eagerly():
             return body(tensors)
-        specs = [tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors]
-        cache_key = (axis, *key, *((spec.dtype, spec.shape.rank) for spec in specs))
+        specs = [tf.TensorSpec(static or [None] * tensor.shape.rank, tensor.dtype) for tensor in tensors]
+        cache_key = (axis, *key, *((spec.dtype, spec.shape.rank) for spec in specs), str(static))
         with self._lock:
             function = self._eager_functions.get(cache_key)
         if function is None:

@@ -35,6 +35,18 @@ class Transport(abc.ABC):
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
         """all_reduce with op sum, min or max."""
 
+    def _all_reduce_many(self, values: list[tf.Tensor], axis: str) -> list[tf.Tensor]:
+        """As the public method; here, by one vector."""
+        with tf.device(self._device(0)):
+            if len(values) == 1:
+                return self._all_reduce(values, axis, "sum")
+            known = [value.shape.num_elements() is not None for value in values]
+            shapes = [value.shape if fixed else tf.shape(value) for value, fixed in zip(values, known, strict=True)]
+            sizes = [v.shape.num_elements() if fixed else tf.size(v) for v, fixed in zip(values, known, strict=True)]
+            vector = tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+            parts = tf.split(self._all_reduce([vector], axis, "sum")[0], sizes, num=len(values))
+            return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
     @abc.abstractmethod
     def _all_gather(
         self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None

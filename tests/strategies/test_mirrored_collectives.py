@@ -28,7 +28,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies.mirrored, "_default_reduction", lambda devices: None)
+    monkeypatch.setattr(strategies.mirrored, "default_reduction", lambda devices: None)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,88 @@
+"""Callbacks: rank 0 writes and talks, all decide alike.
+
+Logs are the same on all processes, to the bit, so callbacks that decide by them decide alike. What is left: who writes
+logs, who restores a backup, and stopping, which a program may also decide by a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.callbacks import backup_and_restore, callback_list
+
+from strategies._keras_hooks import files
+from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies.crossing import Crossing
+
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+)
+
+
+def install() -> None:
+    """Wraps the list that calls callbacks, and the callback that restores."""
+    wrap(callback_list.CallbackList, "__init__", _init, in_step=False)
+    wrap(callback_list.CallbackList, "on_epoch_end", _on_epoch_end, in_step=False)
+    wrap(backup_and_restore.BackupAndRestore, "on_train_begin", _restore, in_step=False)
+    for name in ("_save_model", "on_train_end"):
+        wrap(backup_and_restore.BackupAndRestore, name, _by_rank_0, in_step=False)
+
+
+def _crossing(model: Any) -> Crossing | None:
+    engine = None if model is None else engine_of(model.distribute_strategy)
+    return None if engine is None else engine.crossing
+
+
+def _init(original: Callable[..., Any], callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    original(callbacks, *args, **kwargs)
+    crossing = _crossing(kwargs.get("model"))
+    if crossing is None or crossing.rank == 0:
+        return
+    callbacks.callbacks = [callback for callback in callbacks.callbacks if not isinstance(callback, _WRITERS)]
+    for callback in callbacks.callbacks:
+        if getattr(callback, "verbose", 0):
+            callback.verbose = 0
+
+
+def _on_epoch_end(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
+    original(callbacks, epoch, logs)
+    model = getattr(callbacks, "model", None)
+    crossing = _crossing(model)
+    if model is not None and crossing is not None:
+        # Whatever made one process stop, all stop with it.
+        wanting = crossing.sum([tf.constant(int(bool(model.stop_training)))])[0]
+        model.stop_training = bool(wanting > 0)
+
+
+def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
+    """Rank 0 reads the backup and tells the others: the file need not be on their machines."""
+    model = callback.model
+    crossing = _crossing(model)
+    if crossing is None:
+        original(callback, logs)
+        return
+    model._initial_epoch = 0
+    if crossing.rank == 0:
+        with files.alone():
+            original(callback, logs)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._initial_epoch = int(crossing.broadcast(tf.constant(model._initial_epoch)))
+    optimizer_variables = [] if model.optimizer is None else model.optimizer.variables
+    for variable in [*model.variables, *optimizer_variables]:
+        variable.assign(crossing.broadcast(tf.convert_to_tensor(variable.value)))
+
+
+def _by_rank_0(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    crossing = _crossing(callback.model)
+    if crossing is None or crossing.rank == 0:
+        original(callback, *args, **kwargs)
+    elif original.__name__ == "_save_model":
+        # Takes part in reading what all processes hold parts of; writes nothing.
+        callback.model.save_weights(callback._weights_path, overwrite=True)

@@ -1,0 +1,87 @@
+"""Files: of all processes, rank 0 writes, and what it writes appears whole or not at all.
+
+Nothing in Keras knows of other processes: all of them would write the same path. Every process may call ``save``, as
+callbacks do, or rank 0 alone, as programs for Horovod do. Before a file is read, all processes meet, so that what rank
+0 wrote is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src import export as keras_export
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.saving import saving_lib
+
+from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies.engine import DataParallelExtended
+from strategies.variables import MetricVariable
+
+_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
+
+
+def install() -> None:
+    """Wraps the functions that write and read files of models."""
+    wrap(saving_lib, "save_model", _save, in_step=False)
+    wrap(saving_lib, "save_weights_only", _save, in_step=False)
+    wrap(legacy_h5_format, "save_model_to_hdf5", _save, in_step=False)
+    wrap(keras_export, "export_saved_model", _save, in_step=False)
+    wrap(saving_lib, "load_weights_only", _load, in_step=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, this process reads files that the others do not."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def _engine(model: Any) -> DataParallelExtended | None:
+    """Returns the model's engine if other processes take part in it."""
+    engine = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
+    return None if engine is None or engine.crossing is None else engine
+
+
+def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    engine = _engine(model)
+    if engine is None:
+        return original(model, filepath, *args, **kwargs)
+    optimizer = getattr(model, "optimizer", None)
+    parts = [v.value for v in getattr(optimizer, "variables", []) if isinstance(v.value, MetricVariable)]
+    # Sums that the processes hold parts of are read by all, before one of them writes.
+    with engine.presummed(parts):
+        if engine.crossing is not None and engine.crossing.rank > 0:
+            return None
+        if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
+            return original(model, filepath, *args, **kwargs)
+        path = pathlib.Path(filepath)
+        # Beside the target, so that it can be moved in one go, and named like it: Keras looks at the ending.
+        unfinished = path.with_name(f".{os.getpid()}.unfinished.{path.name}")
+        try:
+            result = original(model, str(unfinished), *args, **kwargs)
+            if path.is_dir():
+                shutil.rmtree(path)
+            unfinished.replace(path)
+        finally:
+            if unfinished.is_dir():
+                shutil.rmtree(unfinished)
+            else:
+                unfinished.unlink(missing_ok=True)
+        return result
+
+
+def _load(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    engine = _engine(model)
+    if engine is not None and engine.crossing is not None and not _alone.get():
+        engine.crossing.barrier()
+    return original(model, *args, **kwargs)

@@ -1,0 +1,90 @@
+"""What crosses between the processes of a data-parallel job, in the engine's terms.
+
+Every process owns some replicas; what they add up to locally is one part of a global sum. All processes must call
+the same methods in the same order, which they do because they run the same program on batches of one plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.buckets import make_buckets
+from strategies.collectives.base import Collectives
+
+#: Large enough that a small model's gradients travel as one, small enough that a large model's start early and
+#: several are on their way at once.
+DEFAULT_BUCKET_BYTES = 4 * 2**20
+
+_AXIS = "data"
+
+
+class Crossing:
+    """Sums, gathers and broadcasts between processes.
+
+    Args:
+        collectives: joins the processes; each owns one coordinate, all on the axis "data".
+        bucket_bytes: the most that gradients which travel together may hold; larger ones travel alone.
+    """
+
+    def __init__(self, collectives: Collectives, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
+        if collectives.mesh.axis_size(_AXIS) != collectives.mesh.size:
+            raise ValueError(f"All processes must lie on the axis 'data'. Received: mesh {collectives.mesh.axes}.")
+        self.rank = collectives.rank
+        self.num_processes = collectives.mesh.size
+        self._collectives = collectives
+        self._bucket_bytes = bucket_bytes
+
+    def sum(self, values: Sequence[tf.Tensor], present: Any = True) -> list[tf.Tensor]:
+        """Returns the sums over the processes, each of the shape and dtype of its value.
+
+        Args:
+            values: this process' parts, in the order in which variables were made: the last are taken to be ready
+                first, as gradients are.
+            present: bool or bool scalar; where false, this process' parts count as zeros.
+        """
+        values = [tf.convert_to_tensor(value) for value in values]
+        sizes = [(value.shape.num_elements() or 0) * value.dtype.size for value in values]
+        results: list[Any] = [None] * len(values)
+        for bucket in make_buckets(sizes, [value.dtype.name for value in values], self._bucket_bytes):
+            parts = [values[i] for i in bucket.indices]
+            if present is False:
+                parts = [tf.zeros_like(part) for part in parts]
+            elif present is not True:
+                parts = tf.cond(
+                    present, lambda parts=parts: parts, lambda parts=parts: [tf.zeros_like(p) for p in parts]
+                )
+            for i, total in zip(bucket.indices, self._collectives.all_reduce_many(parts, _AXIS), strict=True):
+                results[i] = total
+        return results
+
+    def gather(self, value: tf.Tensor, dim: int = 0) -> tf.Tensor:
+        """Returns the processes' values end to end along `dim`, by rank; their sizes there may differ."""
+        sent = _to_wire(tf.convert_to_tensor(value))
+        return _from_wire(self._collectives.all_gather([sent], _AXIS, dim, differentiable=False)[0], value.dtype)
+
+    def broadcast(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns rank 0's value; the others' give shape and dtype."""
+        sent = _to_wire(tf.convert_to_tensor(value))
+        return _from_wire(self._collectives.broadcast([sent], _AXIS, differentiable=False)[0], value.dtype)
+
+    def barrier(self) -> None:
+        """Returns when all processes have called it."""
+        self.sum([tf.zeros([], tf.int32)])
+
+
+# Collectives know few kinds of integers. The same bits travel as another, or a wider one.
+_SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+_WIDER = {tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32}
+
+
+def _to_wire(value: tf.Tensor) -> tf.Tensor:
+    if value.dtype in _SAME_BITS:
+        return tf.bitcast(value, _SAME_BITS[value.dtype])
+    return tf.cast(value, _WIDER[value.dtype]) if value.dtype in _WIDER else value
+
+
+def _from_wire(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.bitcast(value, dtype) if dtype in _SAME_BITS else tf.cast(value, dtype)

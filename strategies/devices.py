@@ -1,0 +1,106 @@
+"""The devices of this process: which it has, by what names, and what sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+def pin_gpus(local_rank: int, local_size: int) -> None:
+    """Leaves this process its share of the node's GPUs, by local rank; nothing where there are none.
+
+    Call before TensorFlow has run anything. A process that sees one GPU per process of the node, or fewer, because
+    its launcher has pinned it, keeps what it sees.
+
+    Raises:
+        ValueError: the GPUs of the node do not suffice for its processes.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if local_size == 1 or len(gpus) <= 1:
+        return
+    if len(gpus) < local_size:
+        raise ValueError(
+            f"{local_size} processes share this node, which has {len(gpus)} GPUs. Start at most as many processes as "
+            "there are GPUs, or hide the GPUs (CUDA_VISIBLE_DEVICES=-1)."
+        )
+    per_process = len(gpus) // local_size
+    tf.config.set_visible_devices(gpus[local_rank * per_process : (local_rank + 1) * per_process], "GPU")
+
+
+def own_devices() -> list[str]:
+    """Returns the full names of this process' GPUs, or of its logical CPU devices if it has none.
+
+    In a cluster TensorFlow lists the other processes' devices, too. Starts TensorFlow.
+    """
+    here = tf.DeviceSpec.from_string(tf.constant(0).device)
+    for kind in ("GPU", "CPU"):
+        names = [device.name for device in tf.config.list_logical_devices(kind)]
+        specs = [tf.DeviceSpec.from_string(name) for name in names]
+        found = [
+            name
+            for name, spec in zip(names, specs, strict=True)
+            if spec.job is None or (spec.job, spec.task) == (here.job, here.task)
+        ]
+        if found:
+            return found
+    raise ValueError("TensorFlow has no device here.")
+
+
+def short_name(device: str) -> str:
+    """Returns ``/device:GPU:0`` for the full name of a device."""
+    spec = tf.DeviceSpec.from_string(device)
+    return f"/device:{spec.device_type}:{spec.device_index}"
+
+
+def checked_devices(devices: Sequence[str]) -> list[str]:
+    """Returns ``devices`` as names like ``/device:GPU:0``; refuses what is not there, or there twice."""
+    if isinstance(devices, str) or not devices:
+        raise ValueError(
+            "Expected a list of devices such as ['GPU:0', 'GPU:1'], or None for all of them; not a string, not an "
+            f"empty list. Received: devices={devices!r}"
+        )
+    there = [device.name for device in tf.config.list_logical_devices()]
+    names: list[str] = []
+    for device in devices:
+        name = _local_name(device)
+        if name is None or name not in there:
+            raise ValueError(
+                f"There is no device {device!r} here. This process has {there}. Received: devices={list(devices)}"
+            )
+        if name in names:
+            raise ValueError(f"Device {device!r} is named twice; name each once. Received: devices={list(devices)}")
+        names.append(name)
+    return names
+
+
+def default_reduction(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
+    """Returns what sums over ``devices``; None for TensorFlow's own choice, collectives."""
+    if all("CPU:" in device for device in devices):
+        # Between logical CPU devices collectives copy what plain additions share.
+        return tf.distribute.ReductionToOneDevice(accumulation_fn=_add_in_turn)
+    return None
+
+
+def _add_in_turn(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns ``(v0 + v1) + v2 ...``, each addition on the device of the value it adds.
+
+    TensorFlow rewrites one sum of three and more into a variable to which each is added when it arrives: more
+    traffic, and a rounding that differs from run to run.
+    """
+    total = values[0]
+    for value in values[1:]:
+        with tf.device(value.device):
+            total = tf.add(total, value)
+    return total
+
+
+def _local_name(device: str) -> str | None:
+    """Returns ``/device:GPU:0`` for any way to write it, or None if it is no device of this process."""
+    path = device if device.startswith("/") else f"/{device}"
+    try:
+        spec = tf.DeviceSpec.from_string(path if ":" in path else f"{path}:0")
+    except ValueError:
+        return None
+    remote = spec.task not in (None, 0) or spec.job not in (None, "localhost")
+    return None if remote else f"/device:{spec.device_type}:{spec.device_index or 0}"

@@ -1,0 +1,136 @@
+"""MultiWorkerMirroredStrategy: many processes joined by TensorFlow's collective runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from strategies import _keras_hooks
+from strategies._tf_internals import eager_context
+from strategies.cluster import Cluster
+from strategies.collectives import TensorFlowCollectives
+from strategies.crossing import Crossing
+from strategies.devices import default_reduction, own_devices, pin_gpus, short_name
+from strategies.mesh import DeviceMesh
+from strategies.replicated import ReplicatedExtended
+
+#: After which a collective fails that not all processes joined. A process that ends is noticed at once; this is for one
+#: that lives and never comes. It has to outlast what one process does alone: saving, building, tracing.
+TIMEOUT_SECONDS = 600.0
+
+
+class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """Synchronous data parallelism over the devices of many processes, with the numbers of one device.
+
+    Every process runs the same program; each of its devices holds a copy of the variables and takes its rows of every
+    global batch. What a process writes with ``assign``, ``fit`` and ``load_weights`` is meant to be what the others
+    write, too. Initial values are rank 0's. Make the strategy first of all: TensorFlow joins processes only before
+    it has run anything.
+
+    The processes find each other by ``TF_CONFIG`` (``python -m strategies.launch`` writes it), or by Slurm's
+    variables, where ``srun`` started them. With neither, this is one process.
+
+    Args:
+        cluster_resolver: a ``tf.distribute.cluster_resolver.ClusterResolver`` that names the tasks and this one; None
+            to read the environment.
+        communication_options: ``tf.distribute.experimental.CommunicationOptions``: ``implementation``,
+            ``timeout_seconds`` (600 if None), and ``bytes_per_pack``, the most gradients that travel together may
+            hold (0 for our choice).
+        mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, "what is left". Only ``"data"`` may
+            exceed 1 in this release.
+
+    Raises:
+        ValueError: an environment or a resolver that does not name all tasks, a mesh that does not fit the devices
+            of all processes, or TensorFlow has started already.
+
+    Source: the interface of ``tf.distribute.MultiWorkerMirroredStrategy``, TensorFlow 2.21.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        *,
+        mesh: Mapping[str, int] | None = None,
+    ) -> None:
+        cluster = Cluster.from_environment() if cluster_resolver is None else _resolved(cluster_resolver)
+        if cluster.world_size > 1:
+            _start_runtime(cluster)
+        devices = own_devices()
+        self._mesh = DeviceMesh.from_processes(cluster.world_size, mesh, local_devices=[short_name(d) for d in devices])
+        if self._mesh.num_replicas != self._mesh.size:
+            raise ValueError(
+                "In this release only the mesh axis 'data' may be larger than 1: a replica is one device. "
+                f"Received: mesh={dict(mesh or {})} over {cluster.world_size} processes of {len(devices)} devices."
+            )
+        _keras_hooks.install()
+        # What the stock class' properties ask for.
+        self._collective_key_base = 0
+        crossing = None if cluster.world_size == 1 else _join(cluster, devices[0], communication_options)
+        extended = ReplicatedExtended(self, devices, default_reduction(devices), crossing)
+        extended._cluster_resolver = cluster_resolver or _resolver(cluster)
+        tf.distribute.Strategy.__init__(self, extended)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The devices of all processes by their coordinates."""
+        return self._mesh
+
+
+def _join(cluster: Cluster, device: str, options: tf.distribute.experimental.CommunicationOptions | None) -> Crossing:
+    options = options or tf.distribute.experimental.CommunicationOptions()
+    mesh = DeviceMesh.from_processes(cluster.world_size, local_devices=[short_name(device)])
+    timeout = TIMEOUT_SECONDS if options.timeout_seconds is None else options.timeout_seconds
+    name = options.implementation.value
+    collectives = TensorFlowCollectives(
+        mesh, cluster.rank, implementation="auto" if name == "AUTO" else name, timeout_seconds=timeout
+    )
+    return Crossing(collectives, **({"bucket_bytes": options.bytes_per_pack} if options.bytes_per_pack else {}))
+
+
+def _resolved(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> Cluster:
+    """Returns the cluster that a resolver of TensorFlow's describes."""
+    jobs = resolver.cluster_spec().as_dict()
+    if not jobs:
+        return Cluster()
+    kind, index = resolver.task_type, resolver.task_id
+    if kind is None or index is None or kind not in jobs:
+        raise ValueError(
+            "A cluster resolver has to say which task this process is: give it `task_type` and `task_id`. "
+            f"Received: task_type={kind!r}, task_id={index!r}, cluster {jobs}."
+        )
+    addresses = [*jobs.get("chief", []), *jobs.get("worker", [])]
+    return Cluster.of_addresses(addresses, index + (len(jobs.get("chief", [])) if kind == "worker" else 0))
+
+
+def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
+    if not cluster.addresses:
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        # One job for all: TensorFlow numbers the members of a collective by the names of their devices.
+        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
+        task_type="worker",
+        task_id=cluster.rank,
+        rpc_layer="grpc",
+    )
+
+
+def _start_runtime(cluster: Cluster) -> None:
+    """Joins this process to the others; nothing to do where an earlier strategy has."""
+    if not cluster.addresses:
+        raise ValueError(
+            f"MultiWorkerMirroredStrategy needs the address of every process, which {cluster.source} does not tell. "
+            "Start the program with `python -m strategies.launch`, set TF_CONFIG, or use HorovodStrategy."
+        )
+    if eager_context.context()._initialized:
+        here = tf.DeviceSpec.from_string(tf.constant(0).device)
+        if (here.job, here.task) == ("worker", cluster.rank):
+            return
+        raise ValueError(
+            "TensorFlow has started without the other processes, and cannot join them any more. Make the "
+            "MultiWorkerMirroredStrategy before anything else that runs TensorFlow: datasets, tensors, models."
+        )
+    pin_gpus(cluster.local_rank, cluster.local_size)
+    # The stock strategy is the only public way to start the runtime; it is not used for anything else.
+    tf.distribute.MultiWorkerMirroredStrategy(_resolver(cluster))

@@ -1,0 +1,75 @@
+"""What one process holds of a global batch that several processes share: its replicas' rows, and how many there are.
+
+A process sees its own rows only. To weigh them it has to know how many the whole batch has; whoever cut the batch
+knew, so the number travels with the rows instead of being asked for at every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import PerReplica, PerReplicaSpec
+
+
+class Portion(PerReplica):
+    """One tensor of a global batch, as this process has it: a value of shape ``(rows_r, ...)`` per local replica.
+
+    A replica to which no row fell holds one that is another's, because a model cannot run on none; ``own_rows``
+    says 0 for it.
+
+    Args:
+        values: one dense, ragged or sparse tensor per local replica.
+        own_rows: int32 ``[local replicas]``, how many rows are each local replica's own.
+        all_rows: int32 scalar, rows of the global batch.
+        static_rows: the same numbers, local ones first, where they are known when graphs are built.
+    """
+
+    def __init__(
+        self,
+        values: tuple[Any, ...],
+        own_rows: tf.Tensor,
+        all_rows: tf.Tensor,
+        static_rows: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(values)
+        self.own_rows = own_rows
+        self.all_rows = all_rows
+        self.static_rows = static_rows
+
+    @property
+    def _type_spec(self) -> PortionSpec:
+        return PortionSpec(*(tf.type_spec_from_value(v) for v in self.values), static_rows=self.static_rows)
+
+
+class PortionSpec(PerReplicaSpec):
+    """The type of a :class:`Portion`, for ``tf.data`` and ``tf.function``."""
+
+    __slots__ = ["_static_rows"]
+
+    value_type = property(lambda self: Portion)
+
+    def __init__(self, *value_specs: Any, static_rows: tuple[int, ...] | None = None) -> None:
+        super().__init__(*value_specs)
+        self._static_rows = static_rows
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return (*self._value_specs, self._static_rows)
+
+    @classmethod
+    def _deserialize(cls, serialization: tuple[Any, ...]) -> PortionSpec:
+        *value_specs, static_rows = serialization
+        return cls(*value_specs, static_rows=static_rows)
+
+    @property
+    def _component_specs(self) -> tuple[Any, ...]:
+        rows = (tf.TensorSpec([len(self._value_specs)], tf.int32), tf.TensorSpec([], tf.int32))
+        return (*self._value_specs, *rows)
+
+    def _to_components(self, value: Portion) -> tuple[Any, ...]:
+        return (*value.values, value.own_rows, value.all_rows)
+
+    def _from_components(self, components: Any) -> Portion:
+        *values, own_rows, all_rows = components
+        return Portion(tuple(values), own_rows, all_rows, self._static_rows)

@@ -1,0 +1,95 @@
+"""TensorFlow's mirrored variables and replica threads, run by our engine: over the devices of one process, or of many.
+
+What a strategy is made of once it has chosen its local devices and what joins them to other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies import inputs, sharding
+from strategies._tf_internals import CheckpointInitialValue, MirroredExtended, regroup
+from strategies.crossing import Crossing
+from strategies.engine import DataParallelExtended
+from strategies.seeds import agree_on_seed
+
+
+class ReplicatedExtended(DataParallelExtended, MirroredExtended):
+    """One replica of the model on each local device.
+
+    Args:
+        container_strategy: the strategy this is part of.
+        devices: full names of the local devices, one per local replica.
+        cross_device_ops: sums over them; None for TensorFlow's own choice.
+        crossing: joins the other processes; None if there are none.
+    """
+
+    def __init__(
+        self, container_strategy: Any, devices: Sequence[str], cross_device_ops: Any, crossing: Crossing | None = None
+    ) -> None:
+        # TensorFlow's constructor asks for numbers that depend on the devices.
+        self._devices = tuple(devices)
+        self._start_engine(crossing)
+        super().__init__(container_strategy, devices=devices, cross_device_ops=cross_device_ops)
+        self._make_weights()
+        if crossing is not None:
+            agree_on_seed(crossing)
+        for launcher in getattr(self._collective_ops, "_launchers", ()):
+            # TensorFlow numbers collectives anew at every call of a tf.function, by a placeholder that its loops do
+            # not feed: steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.
+            launcher._use_unique_instance_key = lambda: False
+
+    # ---- variables
+
+    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
+        if self.crossing is None or replica_id > 0:
+            return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
+        crossing, initial_value = self.crossing, kwargs["initial_value"]
+
+        def from_rank_0() -> tf.Tensor:
+            value = initial_value() if callable(initial_value) else initial_value
+            if isinstance(value, CheckpointInitialValue):
+                value = value.wrapped_value
+            return crossing.broadcast(tf.convert_to_tensor(value, dtype=kwargs.get("dtype")))
+
+        return from_rank_0
+
+    # ---- input
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        if self.crossing is not None:
+            return sharding.distribute(dataset, self.crossing, len(self.worker_devices))
+        if options is not None or not isinstance(dataset, tf.data.Dataset):
+            return super()._experimental_distribute_dataset(dataset, options)
+        return inputs.distribute(dataset, self._num_replicas_in_sync)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        if self.crossing is None:
+            return super()._distribute_datasets_from_function(dataset_fn, options)
+        return sharding.distribute_own(dataset_fn(self._make_input_context()), self.crossing, len(self.worker_devices))
+
+    def _make_input_context(self) -> tf.distribute.InputContext:
+        rank = 0 if self.crossing is None else self.crossing.rank
+        return tf.distribute.InputContext(self._num_processes, rank, self._num_replicas_in_sync)
+
+    def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
+        contexts = [
+            tf.distribute.experimental.ValueContext(self.first_replica + r, self._num_replicas_in_sync)
+            for r in range(len(self.worker_devices))
+        ]
+        return regroup(tuple(value_fn(context) for context in contexts), always_wrap=True)
+
+    # ---- who writes
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints: one of them does."""
+        return self.crossing is None or self.crossing.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries: one of them does."""
+        return self.should_checkpoint

@@ -1,0 +1,99 @@
+"""Starts programs of several processes, and ends what it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listened on a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(s.getsockname()[1]) for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def cluster_environments(num_processes: int) -> list[dict[str, str]]:
+    """TF_CONFIG for each of `num_processes` on this machine."""
+    workers = [f"127.0.0.1:{port}" for port in free_ports(num_processes)]
+    configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": r}} for r in range(num_processes)]
+    return [{"TF_CONFIG": json.dumps(config)} for config in configs]
+
+
+def horovodrun(num_processes: int, program: Sequence[str]) -> list[str]:
+    """The command that runs `program` (a Python file and its arguments) by `num_processes` on this machine."""
+    command = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(num_processes), "--disable-cache"]
+    return [*command, "--network-interfaces", "lo", sys.executable, *program]
+
+
+class Programs:
+    """Programs that run at the same time; leaving the context ends them and all that they started.
+
+    Args:
+        folder: gets one log file per program.
+        commands: what to run.
+        environments: per program, variables beside this process' own.
+    """
+
+    def __init__(
+        self, folder: Path, commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]] | None = None
+    ) -> None:
+        self._logs = [folder / f"log{i}" for i in range(len(commands))]
+        self._commands = commands
+        self._environments = environments or [{}] * len(commands)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Programs:
+        inherited = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+        for command, environment, log in zip(self._commands, self._environments, self._logs, strict=True):
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env={**os.environ, **inherited, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            self._processes.append(process)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Found before any is ended: who has lost its parent is not found any more.
+        family = []
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        for process in self._processes:
+            process.wait()
+
+    def wait(self, timeout_seconds: float) -> list[int | None]:
+        """Waits until all have ended, or one has failed; returns exit codes, None for those that run on."""
+        end = time.monotonic() + timeout_seconds
+        while time.monotonic() < end:
+            codes = [process.poll() for process in self._processes]
+            if None not in codes or any(codes):
+                break
+            time.sleep(0.1)
+        return [process.poll() for process in self._processes]
+
+    def output(self, limit: int = 6000) -> str:
+        """What they have printed, the end of it."""
+        texts = [log.read_text(errors="replace")[-limit:] for log in self._logs]
+        return "\n".join(f"--- program {i} ---\n{text}" for i, text in enumerate(texts))
