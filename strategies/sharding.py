@@ -13,7 +13,7 @@ Two plans, of which one log line of rank 0 says which was taken:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -54,13 +54,13 @@ def distribute(dataset: Any, crossing: Crossing, num_local: int) -> Any:
 
     first, num_replicas = crossing.rank * num_local, crossing.num_processes * num_local
     portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
-    lengths = crossing.gather(tf.reshape(dataset.cardinality(), [1])).numpy().tolist()
+    lengths = _lengths(dataset, crossing)
     _say(crossing, f"by row, each of {crossing.num_processes} processes keeps its rows of every global batch")
     if len(set(lengths)) == 1 and lengths[0] != tf.data.UNKNOWN_CARDINALITY:
         return portions
     if tf.data.UNKNOWN_CARDINALITY not in lengths:
         _logger.warning("The processes' datasets have %s batches; all end with the shortest.", lengths)
-    return AgreedDataset(portions, crossing, ends="first")
+    return AgreedDataset(portions, crossing, _known(min, lengths), ends="first")
 
 
 def distribute_own(dataset: tf.data.Dataset, crossing: Crossing, num_local: int) -> AgreedDataset:
@@ -74,7 +74,20 @@ def _own(
 ) -> AgreedDataset:
     per_element = 1 if batch_per_replica else num_local
     portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, 0, per_element, per_element))
-    return AgreedDataset(portions, crossing, ends="last", num_together=num_local // per_element)
+    together = num_local // per_element
+    lengths = [-(-length // together) if length > 0 else length for length in _lengths(dataset, crossing)]
+    return AgreedDataset(portions, crossing, _known(max, lengths), ends="last", num_together=together)
+
+
+def _lengths(dataset: tf.data.Dataset, crossing: Crossing) -> list[int]:
+    """Returns every process' number of batches, as ``tf.data`` gives it."""
+    lengths: list[int] = crossing.gather(tf.reshape(dataset.cardinality(), [1])).numpy().tolist()
+    return lengths
+
+
+def _known(choose: Callable[[list[int]], int], lengths: list[int]) -> int | None:
+    """Returns the number of batches all processes take part in; None where it is not known, or without end."""
+    return None if min(lengths) < 0 else choose(lengths)
 
 
 def _say(crossing: Crossing, plan: str) -> None:
@@ -82,7 +95,7 @@ def _say(crossing: Crossing, plan: str) -> None:
         _logger.info("Sharing the dataset out: %s.", plan)
 
 
-class AgreedDataset:
+class AgreedDataset(tf.distribute.DistributedDataset):
     """Portions of all processes, whose end is agreed upon step by step.
 
     Iterate it eagerly, on all processes alike. Keras' trainer does.
@@ -90,19 +103,35 @@ class AgreedDataset:
     Args:
         dataset: of :class:`Portion`.
         crossing: joins the processes.
+        num_batches: how many there will be; None if nobody knows.
         ends: "first", with the process that ends first, where elements are parts of one global batch; "last", where
             each process counts its own rows: those that have ended take part without rows.
         num_together: how many elements are one step's.
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, crossing: Crossing, *, ends: Literal["first", "last"], num_together: int = 1
+        self,
+        dataset: tf.data.Dataset,
+        crossing: Crossing,
+        num_batches: int | None,
+        *,
+        ends: Literal["first", "last"],
+        num_together: int = 1,
     ) -> None:
-        self.element_spec = dataset.element_spec
+        self.num_batches = num_batches
         self._dataset = dataset
         self._crossing = crossing
         self._ends = ends
         self._num_together = num_together
+
+    @property
+    def element_spec(self) -> Any:
+        """The nest of specs of an element."""
+        return self._dataset.element_spec
+
+    def cardinality(self) -> int:
+        """The number of batches, as ``tf.data`` has it."""
+        return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
 
     def __iter__(self) -> AgreedIterator:
         return AgreedIterator(self._dataset, self._crossing, self._ends, self._num_together)

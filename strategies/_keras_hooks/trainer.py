@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
+from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_data_adapter
 
@@ -18,7 +19,7 @@ from strategies import shares
 from strategies._keras_hooks import losses
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
-from strategies.sharding import AgreedIterator
+from strategies.sharding import AgreedDataset, AgreedIterator
 from strategies.variables import MetricVariable
 
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -29,6 +30,8 @@ def install() -> None:
     wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
     wrap(keras_trainer.Trainer, "get_metrics_result", _read_across_replicas)
     wrap(keras_tf_trainer.TFEpochIterator, "__init__", _epoch_iterator, in_step=False)
+    wrap(epoch_iterator.EpochIterator, "reset", _reset, in_step=False)
+    wrap(data_adapters, "is_tf_dataset", _is_dataset, in_step=False)
     wrap(array_data_adapter.ArrayDataAdapter, "get_tf_dataset", _array_dataset, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_make_function", _make_function, in_step=False)
@@ -200,6 +203,19 @@ def _epoch_iterator(
         original(iterator, distribute_strategy, **kwargs)
     finally:
         _shared_out.reset(token)
+
+
+def _reset(original: Callable[..., Any], iterator: Any) -> None:
+    """Keras counts the batches of this process' dataset; others may have more."""
+    original(iterator)
+    dataset = getattr(iterator, "_distributed_dataset", None)
+    if isinstance(dataset, AgreedDataset):
+        iterator._num_batches = dataset.num_batches
+
+
+def _is_dataset(original: Callable[..., Any], value: Any) -> bool:
+    """Keras knows TensorFlow's distributed datasets by the names of their classes."""
+    return isinstance(value, AgreedDataset) or bool(original(value))
 
 
 def _array_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.strategies.parity.cases import ALL, SECTIONS
+from tests.strategies.parity.harness import Outcome, execute
 from tests.strategies.parity.table import Table
 
 
@@ -16,6 +19,10 @@ def parity_table(request: pytest.FixtureRequest) -> Iterator[Table]:
     yield table
     path = request.config.getoption("--parity-table")
     if path is not None:
-        from tests.strategies.parity.test_parity import SECTIONS
+        table.write(pathlib.Path(path), SECTIONS)
 
-        table.write(pathlib.Path(path), SECTIONS, (2, 4))
+
+@pytest.fixture(scope="session")
+def on_one_device() -> Callable[[str], Outcome]:
+    """What a case, by its name, gives in plain Keras."""
+    return functools.cache(lambda name: execute(ALL[name], None))

@@ -1,0 +1,148 @@
+"""What the launcher gives each process of a node: its cores and its environment. Plain data, standard library only."""
+
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_OTHER_LAUNCHERS = {"HOROVOD_RANK": "horovodrun", "OMPI_COMM_WORLD_RANK": "mpirun"}
+_NVIDIA_SMI_TIMEOUT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class World:
+    """All processes of the job, and which of its nodes this is.
+
+    Args:
+        addresses_by_node: "host:port" of every process, for each node in the order of node ranks.
+        node_rank: this node's position in that list.
+        master_addr, master_port: what MASTER_ADDR and MASTER_PORT say.
+    """
+
+    addresses_by_node: tuple[tuple[str, ...], ...]
+    node_rank: int
+    master_addr: str
+    master_port: int
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """ "host:port" of every process by rank: node 0's first."""
+        return tuple(address for node in self.addresses_by_node for address in node)
+
+    @property
+    def local_size(self) -> int:
+        """The number of processes of this node."""
+        return len(self.addresses_by_node[self.node_rank])
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this node's first process."""
+        return sum(len(node) for node in self.addresses_by_node[: self.node_rank])
+
+
+def environment_of(world: World, local_rank: int, num_cores: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one process: `environment`, the variables of its rank, and how many threads to use.
+
+    The variables of the rank replace what is there; a number of threads that is there already stays.
+    """
+    rank = world.first_rank + local_rank
+    addresses = world.addresses
+    config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
+    threads = {
+        "TF_NUM_INTRAOP_THREADS": str(num_cores),
+        # With one inter-op thread, a collective that waits for other ranks keeps the computation waiting too.
+        "TF_NUM_INTEROP_THREADS": str(max(2, num_cores)),
+        "OMP_NUM_THREADS": str(num_cores),
+        # Python buffers what goes into a pipe: a line would show up minutes late, or never if the process dies.
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {
+        **threads,
+        **environment,
+        "TF_CONFIG": json.dumps(config),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(len(addresses)),
+        "LOCAL_WORLD_SIZE": str(world.local_size),
+        "GROUP_RANK": str(world.node_rank),
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+    }
+
+
+def deal_cores(cores: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
+    """The cores of each process: consecutive runs, as even as they come; one each in turn if there are too few."""
+    if num_processes > len(cores):
+        return [(cores[i % len(cores)],) for i in range(num_processes)]
+    ends = [i * len(cores) // num_processes for i in range(num_processes + 1)]
+    return [tuple(cores[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+def usable_cores() -> tuple[int, ...]:
+    """The cores that this process may use, in rising order; simply all of them where the system cannot say."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def num_processes(text: str, environment: Mapping[str, str]) -> int:
+    """The number of processes meant by a number, 'cpu' (usable cores), 'gpu', or 'auto' (GPUs if any, else cores).
+
+    Raises:
+        ValueError: anything else, a number below 1, or 'gpu' where there is none.
+    """
+    if text == "cpu":
+        return len(usable_cores())
+    if text in ("gpu", "auto"):
+        gpus = num_gpus(environment)
+        if gpus == 0 and text == "gpu":
+            raise ValueError("found no GPU to start a process for. Write a number, or 'cpu'. Received: 'gpu'")
+        return gpus or len(usable_cores())
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"must be a number of processes from 1, 'auto', 'cpu' or 'gpu'. Received: {text!r}")
+    return int(text)
+
+
+def num_gpus(environment: Mapping[str, str]) -> int:
+    """The number of NVIDIA GPUs a program sees: by CUDA_VISIBLE_DEVICES, else by nvidia-smi. Without TensorFlow."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        # CUDA reads the list up to the first entry that is none.
+        wrong = (i for i, name in enumerate(names) if not name or name.startswith("-"))
+        return next(wrong, len(names))
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_NVIDIA_SMI_TIMEOUT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith(b"GPU ") for line in listed.stdout.splitlines())
+
+
+def check_single_launcher(environment: Mapping[str, str]) -> None:
+    """Refuses to start where another launcher has made this process a rank of its own job.
+
+    Raises:
+        ValueError: naming the variable and the launcher.
+    """
+    found = [(name, launcher) for name, launcher in _OTHER_LAUNCHERS.items() if name in environment]
+    try:
+        config = json.loads(environment.get("TF_CONFIG") or "{}")
+    except json.JSONDecodeError:
+        config = {}
+    if isinstance(config, dict) and config.get("cluster"):
+        found.append(("TF_CONFIG", "whoever set it"))
+    if found:
+        name, launcher = found[0]
+        raise ValueError(
+            f"this process already belongs to a job, that of {launcher}: {name} is set. Start the program by one "
+            f"launcher, or unset the variable. Received: {name}={environment[name]}"
+        )

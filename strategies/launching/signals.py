@@ -1,0 +1,55 @@
+"""The signals to the launcher, kept for its main loop to read. Standard library only."""
+
+import contextlib
+import os
+import select
+import signal
+from types import FrameType
+from typing import Any, Self
+
+#: What asks for the end.
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+#: What the processes get from us.
+PASSED_ON = (*STOPPING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Signals:
+    """Between enter and exit, the signals to us and the ends of processes are kept for `wait` to return."""
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        # What is ignored, as under nohup, stays so, here and in the processes.
+        self._before: dict[signal.Signals, Any] = {
+            signum: signal.signal(signum, _keep)
+            for signum in (signal.SIGCHLD, *PASSED_ON)
+            if signum is signal.SIGCHLD or signal.getsignal(signum) is not signal.SIG_IGN
+        }
+        return self
+
+    def wait(self, timeout_seconds: float | None) -> list[int]:
+        """The signals that came, at the latest after `timeout_seconds`; a process that ended counts as one."""
+        with contextlib.suppress(BlockingIOError):
+            if select.select([self._reader], [], [], timeout_seconds)[0]:
+                return list(os.read(self._reader, 1 << 10))
+        return []
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._writer_before)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def _keep(signum: int, frame: FrameType | None) -> None:
+    """A signal with a handler written in Python is written to the wakeup file descriptor."""
+
+
+def signal_name(signum: int) -> str:
+    """As in "SIGTERM (15)"."""
+    with contextlib.suppress(ValueError):
+        return f"{signal.Signals(signum).name} ({signum})"
+    return str(signum)

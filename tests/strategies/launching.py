@@ -1,0 +1,104 @@
+"""What the tests of the launcher share: programs to start, and launchers that end with the test."""
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "programs" / "launch_without_tensorflow.py")]
+TIMEOUT_SECONDS = 120
+# What a test run inherits, from another launcher or from a shell, must not decide what is tested here.
+OURS = re.compile(
+    r"TF_CONFIG|TF_NUM_|OMP_NUM_|PYTHONUNBUFFERED|HOROVOD_|OMPI_|(LOCAL_|GROUP_)?RANK|.*WORLD_SIZE|MASTER_"
+)
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not OURS.match(name)}
+
+# Says who it is on stderr; a test waits for the word and is sure that the process stands.
+READY = "import os, signal, sys, time\nprint('ready', os.getpid(), file=sys.stderr)\n"
+
+
+def written(folder: Path, code: str) -> str:
+    """The path, with spaces in it, of a program with that code."""
+    path = folder / "a folder" / "the program.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(code)
+    return str(path)
+
+
+def launched(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    """The launcher, run to its end. Killed after a while, it takes its processes with it."""
+    return subprocess.run(
+        [*LAUNCHER, *arguments],
+        env=ENVIRONMENT | (environment or {}),
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+
+
+class Running:
+    """A launcher that is still at work; its stderr is read line by line, its stdout at the end. Killed on exit."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            # A shell without job control starts background commands, as the whole test run may be, without SIGINT.
+            ["env", "--default-signal=INT", *LAUNCHER, *arguments],
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stderr is not None
+        os.set_blocking(self.process.stderr.fileno(), False)
+        self.stderr = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=TIMEOUT_SECONDS)
+
+    def wait_for(self, word: bytes, count: int = 1) -> list[bytes]:
+        """The lines of stderr with `word`, as soon as there are `count`."""
+        assert self.process.stderr is not None
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            has_ended = self.process.poll() is not None
+            self.stderr += self.process.stderr.read() or b""
+            found = [line for line in self.stderr.split(b"\n")[:-1] if word in line]
+            if len(found) >= count:
+                return found
+            assert not has_ended, self.stderr
+            assert time.monotonic() < deadline, self.stderr
+            select.select([self.process.stderr], [], [], 1.0)
+
+    def ready(self, count: int) -> dict[int, int]:
+        """The process numbers by rank, once `count` processes have said that they are ready."""
+        found = (re.fullmatch(rb"\[(\d+)\] ready (\d+)", line) for line in self.wait_for(b"] ready", count))
+        return {int(match[1]): int(match[2]) for match in found if match}
+
+    def end(self) -> tuple[int, bytes, bytes]:
+        """Exit code, stdout and stderr of the launcher."""
+        assert self.process.stderr is not None
+        os.set_blocking(self.process.stderr.fileno(), True)
+        stdout, stderr = self.process.communicate(timeout=TIMEOUT_SECONDS)
+        return self.process.returncode, stdout, self.stderr + stderr
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Returns when none of the processes runs any more."""
+    deadline = time.monotonic() + 30
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline, f"{pid} still runs"
+                time.sleep(0.02)

@@ -1,0 +1,12 @@
+"""All parity cases, by section of the page and by name."""
+
+from tests.strategies.parity import cases_data, cases_layers, cases_models, cases_optimizers, cases_training
+
+SECTIONS = {
+    "Data": cases_data.CASES,
+    "Models and losses": cases_models.CASES,
+    "Optimizers": cases_optimizers.CASES,
+    "Metrics and training options": cases_training.CASES,
+    "Layers": cases_layers.CASES,
+}
+ALL = {case.name: case for cases in SECTIONS.values() for case in cases}

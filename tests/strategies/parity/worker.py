@@ -1,0 +1,44 @@
+"""One process of several that run the parity cases together: leaves the outcome of each in a file.
+
+Arguments: the strategy's name, a folder, and the names of the cases to run (all if none).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+import tensorflow as tf
+
+
+def main(kind: str, folder: Path, names: list[str]) -> None:
+    num_devices = int(os.environ.get("PARITY_LOCAL_DEVICES", "1"))
+    if num_devices > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
+    import strategies
+
+    strategy = getattr(strategies, kind)()
+    rank = strategy.extended.first_replica // num_devices
+
+    from tests.strategies.parity.cases import ALL
+    from tests.strategies.parity.harness import execute
+
+    for name in names or list(ALL):
+        try:
+            result = execute(ALL[name], strategy)
+        except Exception:
+            # The others wait for this process where it left off: nothing can follow.
+            (folder / f"error-{rank}").write_text(f"{name}\n{traceback.format_exc()}")
+            raise
+        path = folder / f"{list(ALL).index(name)}-{rank}.pickle"
+        path.with_suffix(".unfinished").write_bytes(pickle.dumps(result))
+        path.with_suffix(".unfinished").rename(path)
+        print("done", name, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,197 @@
+"""What holds across processes beyond parity: run by `test_suites` in two processes at once, never collected.
+
+The environment names the strategy and a folder that both processes see. Assertions look at what both ranks have: what
+one of them finds, the other finds, too, and neither waits for one that has failed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+
+# Keras says so of every dataset of unknown length, with or without us.
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+FOLDER = Path(os.environ.get("SUITE_FOLDER", "."))
+Policy = tf.data.experimental.AutoShardPolicy
+
+
+@functools.cache
+def strategy() -> Any:
+    return getattr(strategies, os.environ["SUITE_STRATEGY"])()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_first() -> None:
+    strategy()
+
+
+def crossing() -> Any:
+    return strategy().extended.crossing
+
+
+def rank() -> int:
+    return int(crossing().rank)
+
+
+def all_ranks(value: Any) -> list[Any]:
+    """What each rank has; numbers only."""
+    return list(crossing().gather(tf.convert_to_tensor([value])).numpy().tolist())
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest) -> Path:
+    """A folder of this test, the same on both ranks."""
+    folder = FOLDER / request.node.name
+    folder.mkdir(parents=True, exist_ok=True)
+    crossing().barrier()
+    return folder
+
+
+class Rows(keras.Model):
+    """Counts rows: its loss is the sum of its inputs over their number, and its one weight does not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        self.seen = keras.metrics.Sum(name="seen")
+        self.total = keras.metrics.Sum(name="total")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        self.seen.update_state(tf.ones_like(x))
+        self.total.update_state(x)
+        return {"seen": self.seen.result(), "total": self.total.result(), "loss": self._loss_tracker.result()}
+
+
+def counter(**kwargs: Any) -> Rows:
+    with strategy().scope():
+        model = Rows()
+        model.compile(keras.optimizers.SGD(0.0), "mse", **kwargs)
+    return model
+
+
+def numbers(count: int, first: int = 0) -> tf.data.Dataset:
+    """`first`, `first + 1`, ... as rows of a regression whose answer is 0."""
+    x = np.arange(first, first + count, dtype="float32")[:, None]
+    return tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x)))
+
+
+def with_policy(dataset: tf.data.Dataset, policy: Any) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    return dataset.with_options(options)
+
+
+def fit(dataset: Any, **kwargs: Any) -> dict[str, list[float]]:
+    history = counter().fit(dataset, verbose=0, shuffle=False, **kwargs).history
+    assert len({json.dumps(logs) for logs in [history]}) == 1
+    return {name: [float(value) for value in values] for name, values in history.items()}
+
+
+def records(shared: Path, counts: list[int]) -> list[str]:
+    """TFRecord files with that many numbers each, made by rank 0: 0, 1, ... in all."""
+    paths = [str(shared / f"{i}.tfrecord") for i in range(len(counts))]
+    if rank() == 0:
+        value = 0
+        for path, count in zip(paths, counts, strict=True):
+            with tf.io.TFRecordWriter(path) as writer:
+                for _ in range(count):
+                    writer.write(np.float32(value).tobytes())
+                    value += 1
+    crossing().barrier()
+    return paths
+
+
+def read(paths: list[str]) -> tf.data.Dataset:
+    def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        x = tf.reshape(tf.io.decode_raw(record, tf.float32), [1])
+        return x, tf.zeros([1])
+
+    return tf.data.TFRecordDataset(paths).map(parse)
+
+
+class TestDatasets:
+    def test_row_by_row_each_example_once(self) -> None:
+        logs = fit(numbers(21).batch(4), epochs=2)
+        assert logs["seen"] == [21.0, 21.0]
+        assert logs["total"] == [210.0, 210.0]
+
+    def test_auto_shard_by_data_is_row_by_row(self) -> None:
+        assert fit(with_policy(numbers(21).batch(4), Policy.DATA))["total"] == [210.0]
+
+    @pytest.mark.parametrize("counts", [[5, 7, 3, 6], [21, 0], [1, 20]])
+    def test_auto_shard_by_file_each_example_once(self, shared: Path, counts: list[int]) -> None:
+        logs = fit(with_policy(read(records(shared, counts)).batch(4), Policy.FILE), epochs=2)
+        assert logs["seen"] == [21.0, 21.0]
+        assert logs["total"] == [210.0, 210.0]
+
+    def test_by_file_the_mean_counts_every_row_alike(self, shared: Path) -> None:
+        logs = fit(with_policy(read(records(shared, [3, 2])).batch(8), Policy.FILE))
+        assert logs["loss"] == pytest.approx([np.mean(np.arange(5.0) ** 2)], rel=1e-6)
+
+    def test_unknown_length(self, shared: Path) -> None:
+        assert fit(read(records(shared, [9, 4])).batch(4), epochs=2)["total"] == [78.0, 78.0]
+
+    @pytest.mark.parametrize("steps_per_execution", [1, 3])
+    @pytest.mark.parametrize("counts", [(8, 8), (13, 5), (0, 6), (6, 0)])
+    def test_its_own_dataset_of_any_length(self, counts: tuple[int, int], steps_per_execution: int) -> None:
+        mine = with_policy(numbers(counts[rank()], first=100 * rank()).batch(3), Policy.OFF)
+        model = counter(steps_per_execution=steps_per_execution)
+        history = model.fit(mine, epochs=2, verbose=0, shuffle=False).history
+        total = sum(range(counts[0])) + sum(range(100, 100 + counts[1]))
+        assert history["seen"] == [sum(counts)] * 2
+        assert history["total"] == [total] * 2
+
+    def test_from_a_function_with_an_input_context(self) -> None:
+        def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            assert (context.num_input_pipelines, context.input_pipeline_id) == (2, rank())
+            shard = numbers(11).shard(context.num_input_pipelines, context.input_pipeline_id)
+            return shard.batch(context.get_per_replica_batch_size(4))
+
+        logs = fit(strategy().distribute_datasets_from_function(make))
+        assert logs["total"] == [55.0]
+
+    def test_steps_per_epoch_of_an_infinite_dataset(self) -> None:
+        logs = fit(numbers(8).repeat().batch(4), steps_per_epoch=3, epochs=2)
+        assert logs["seen"] == [12.0, 12.0]
+
+    def test_lengths_that_differ_row_by_row_end_with_the_shortest(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING, "strategies"):
+            logs = fit(numbers(8 if rank() else 16).batch(4))
+        assert logs["seen"] == [8.0]
+        assert "[4, 2]" in caplog.text
+
+    def test_the_plan_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "strategies"):
+            fit(numbers(8).batch(4))
+        said = [record for record in caplog.records if "Sharing the dataset out" in record.message]
+        assert len(said) == (1 if rank() == 0 else 0)
+
+    def test_shuffles_without_a_seed_are_alike(self) -> None:
+        assert fit(numbers(64).shuffle(64).batch(8), epochs=3)["total"] == [2016.0] * 3
+        x = np.arange(64, dtype="float32")[:, None]
+        history = counter().fit(x, 0 * x, batch_size=8, epochs=2, shuffle=True, verbose=0).history
+        assert history["total"] == [2016.0] * 2
+
+    def test_a_generator_that_can_be_read_once(self) -> None:
+        def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for begin in range(0, 20, 5):
+                x = np.arange(begin, begin + 5, dtype="float32")[:, None]
+                yield x, 0 * x
+
+        assert fit(batches())["total"] == [190.0]

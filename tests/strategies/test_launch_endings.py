@@ -1,0 +1,129 @@
+"""How a launched job ends: by itself, by one process that fails, by signals, by the death of the launcher."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.strategies.launching import READY, TIMEOUT_SECONDS, Running, launched, wait_until_gone, written
+
+
+def test_one_that_ends_early_is_not_missed(tmp_path: Path) -> None:
+    code = "import os, time\nif os.environ['RANK'] != '0': time.sleep(0.5)\nprint('end')"
+    done = launched("--nproc-per-node", "3", written(tmp_path, code))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.splitlines()) == [b"[0] end", b"[1] end", b"[2] end"]
+
+
+def test_one_that_fails_ends_the_others_and_has_the_last_word(tmp_path: Path) -> None:
+    # The seconds, odd on purpose, are the mark by which what a process leaves behind is found again.
+    mark = f"1000.{os.getpid()}"
+    go = tmp_path / "go"
+    code = f"""
+import os, pathlib, signal, subprocess, sys, time
+if os.environ["RANK"] == "1":
+    for i in range(40):
+        print("out", i)
+    while not pathlib.Path({str(go)!r}).exists():
+        time.sleep(0.01)
+    raise SystemExit("the reason")
+signal.signal(signal.SIGTERM, lambda *_: None if os.environ["RANK"] == "0" else sys.exit(4))
+subprocess.Popen(["sleep", "{mark}"])
+print("ready", os.getpid(), file=sys.stderr)
+while True:
+    time.sleep(0.1)
+"""
+    with Running("--nproc-per-node", "3", "--grace-seconds", "1", written(tmp_path, code)) as launcher:
+        launcher.ready(2)
+        sleeping = [
+            process.pid for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())
+        ]
+        assert len(sleeping) == 2
+        go.touch()
+        status, _, stderr = launcher.end()
+
+    wait_until_gone(sleeping)
+    assert status == 1
+    lines = stderr.decode().splitlines()
+    assert re.fullmatch(
+        r"strategies.launch: rank 1 \(pid \d+\) failed with exit code 1 and the others of this node were ended\.",
+        lines[-1],
+    )
+    assert lines[-2] == "strategies.launch: did not end by themselves and were killed: rank 0."
+    report = lines[lines.index("---- the last lines of rank 1 on stderr ----") :]
+    assert report[1:-3] == [
+        "the reason",
+        "---- the last lines of rank 1 on stdout ----",
+        *[f"out {i}" for i in range(20, 40)],
+    ]
+
+
+def test_one_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
+    with Running("--nproc-per-node", "2", written(tmp_path, READY + "time.sleep(1000)")) as launcher:
+        pids = launcher.ready(2)
+        os.kill(pids[1], signal.SIGSEGV)
+        code, _, stderr = launcher.end()
+
+    wait_until_gone(pids.values())
+    assert code == 128 + signal.SIGSEGV
+    assert b"strategies.launch: rank 1 (pid %d) failed with signal SIGSEGV (11) and" % pids[1] in stderr
+    assert b"rank 0" not in stderr
+
+
+def test_signals_are_passed_on(tmp_path: Path) -> None:
+    code = """import os, signal, sys, time
+def say(signum, frame):
+    print("heard", signum, file=sys.stderr)
+    if signum == signal.SIGTERM:
+        print("saved")
+        sys.exit(0)
+for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(signum, say)
+print("ready", os.getpid(), file=sys.stderr)
+while True:
+    time.sleep(0.1)
+"""
+    with Running("--nproc-per-node", "2", written(tmp_path, code)) as launcher:
+        launcher.ready(2)
+        for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            launcher.process.send_signal(signum)
+            launcher.wait_for(b"heard %d" % signum, 2)
+        status, stdout, stderr = launcher.end()
+        assert status == 128 + signal.SIGTERM
+        assert sorted(stdout.splitlines()) == [b"[0] saved", b"[1] saved"]
+        assert stderr.endswith(b"\nstrategies.launch: ended by SIGTERM (15).\n")
+
+
+def test_a_second_signal_kills(tmp_path: Path) -> None:
+    deaf = "import signal\nfor s in (2, 15): signal.signal(s, signal.SIG_IGN)\n" + READY + "time.sleep(1000)"
+    with Running("--nproc-per-node", "2", "--grace-seconds", "1000", written(tmp_path, deaf)) as launcher:
+        pids = launcher.ready(2)
+        # Two at once are one request: timeout(1) and some wrappers send them.
+        launcher.process.send_signal(signal.SIGINT)
+        launcher.process.send_signal(signal.SIGTERM)
+        (said,) = launcher.wait_for(b"; waiting up to 1000 s for 2 processes to end.")
+        time.sleep(1.5)
+        assert all(psutil.pid_exists(pid) for pid in pids.values())
+        assert launcher.process.poll() is None
+
+        launcher.process.send_signal(signal.SIGTERM)
+
+        code, _, stderr = launcher.end()
+        # The system may hand over the second first.
+        first = signal.SIGINT if b"SIGINT" in said else signal.SIGTERM
+        assert code == 128 + first
+        assert (
+            b"were killed: rank 0, 1.\nstrategies.launch: ended by %s (%d).\n" % (first.name.encode(), first) in stderr
+        )
+        wait_until_gone(pids.values())
+
+
+def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
+    with Running("--nproc-per-node", "2", written(tmp_path, READY + "time.sleep(1000)")) as launcher:
+        pids = launcher.ready(2)
+        launcher.process.kill()
+        launcher.process.wait(TIMEOUT_SECONDS)
+        wait_until_gone(pids.values())

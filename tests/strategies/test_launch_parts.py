@@ -1,0 +1,287 @@
+"""The launcher's parts without its processes: flags, environments, cores, lines, ports, and the meeting of nodes."""
+
+import contextlib
+import itertools
+import re
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from strategies import launch
+from strategies.launching.environment import (
+    World,
+    check_single_launcher,
+    deal_cores,
+    environment_of,
+    num_processes,
+    usable_cores,
+)
+from strategies.launching.nodes import Node, meet
+from strategies.launching.output import MAX_LINE_BYTES, Lines
+from strategies.launching.ports import HeldPorts, LaunchError
+from strategies.cluster import Cluster
+
+LOOPBACK = "127.0.0.1"
+WORLD = World((("a:1", "a:2"), ("b:1", "b:2", "b:3")), node_rank=1, master_addr="a", master_port=29500)
+
+
+class TestEnvironment:
+    def test_names_the_rank_to_tensorflow_and_in_torchruns_words(self) -> None:
+        variables = environment_of(WORLD, local_rank=1, num_cores=3, environment={"HOME": "/h", "RANK": "7"})
+        assert Cluster.from_environment(variables) == Cluster(
+            3, 5, 1, 3, 1, ("a:1", "a:2", "b:1", "b:2", "b:3"), "TF_CONFIG"
+        )
+        del variables["TF_CONFIG"]
+        assert variables == {
+            "HOME": "/h",
+            "RANK": "3",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "5",
+            "LOCAL_WORLD_SIZE": "3",
+            "GROUP_RANK": "1",
+            "MASTER_ADDR": "a",
+            "MASTER_PORT": "29500",
+            "TF_NUM_INTRAOP_THREADS": "3",
+            "TF_NUM_INTEROP_THREADS": "3",
+            "OMP_NUM_THREADS": "3",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def test_a_process_with_one_core_has_two_inter_op_threads(self) -> None:
+        variables = environment_of(WORLD, 0, 1, {"OMP_NUM_THREADS": "5"})
+        threads = [variables[f"TF_NUM_{kind}_THREADS"] for kind in ("INTRAOP", "INTEROP")]
+        assert [*threads, variables["OMP_NUM_THREADS"]] == ["1", "2", "5"]
+
+    @pytest.mark.parametrize(
+        ("cores", "size", "dealt"),
+        [
+            ((0, 1, 2, 3), 2, [(0, 1), (2, 3)]),
+            ((0, 2, 4, 6, 8), 2, [(0, 2), (4, 6, 8)]),
+            ((3, 5), 2, [(3,), (5,)]),
+            ((3, 5), 1, [(3, 5)]),
+            ((3, 5), 5, [(3,), (5,), (3,), (5,), (3,)]),
+        ],
+    )
+    def test_cores(self, cores: tuple[int, ...], size: int, dealt: list[tuple[int, ...]]) -> None:
+        assert deal_cores(cores, size) == dealt
+
+    @pytest.mark.parametrize(
+        ("text", "visible", "expected"),
+        [
+            ("3", "", 3),
+            ("cpu", "0,1", len(usable_cores())),
+            ("auto", "", len(usable_cores())),
+            ("auto", "-1", len(usable_cores())),
+            ("auto", "0,1,2", 3),
+            ("gpu", "GPU-a, GPU-b", 2),
+            ("gpu", "1,-1,2", 1),
+        ],
+    )
+    def test_number_of_processes(self, text: str, visible: str, expected: int) -> None:
+        assert num_processes(text, {"CUDA_VISIBLE_DEVICES": visible}) == expected
+
+    def test_gpus_are_asked_for_where_no_variable_tells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert num_processes("auto", {}) == len(usable_cores())
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text("#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-1)\n  MIG 1g.18gb Device 0:\nGPU 1: H200'\n")
+        tool.chmod(0o755)
+        assert num_processes("gpu", {"PATH": str(tmp_path)}) == 2
+
+    @pytest.mark.parametrize(
+        ("environment", "launcher"),
+        [
+            ({"HOROVOD_RANK": "0"}, "horovodrun"),
+            ({"OMPI_COMM_WORLD_RANK": "0"}, "mpirun"),
+            ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG is set"),
+        ],
+    )
+    def test_another_launcher_is_refused(self, environment: dict[str, str], launcher: str) -> None:
+        with pytest.raises(ValueError, match=launcher):
+            check_single_launcher(environment)
+
+    @pytest.mark.parametrize("text", ["", "{}", "{", "[]", '{"cluster": {}}'])
+    def test_a_tf_config_without_a_job_is_replaced(self, text: str) -> None:
+        check_single_launcher({"TF_CONFIG": text})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "required: script"),
+        (["--nproc-per-node", "0", __file__], "number of processes from 1.*Received: '0'"),
+        (["--nproc_per_node=gpu", __file__], "found no GPU"),
+        (["--nnodes", "1:2", __file__], "does not change while the job runs. Received: '1:2'"),
+        (["--nnodes", "2", __file__], "needs --node-rank, 0 to 1"),
+        (["--nnodes", "2", "--node-rank", "2", __file__], "between 0 and 1.*Received: 2"),
+        (["--node-rank", "1", __file__], "between 0 and 0.*Received: 1"),
+        (["--nnodes", "2", "--node-rank", "0", "--standalone", __file__], "--standalone means a single node"),
+        (["--master-port", "65536", __file__], "between 1 and 65535"),
+        (["--grace-seconds", "-1", __file__], "seconds from 0. Received: '-1'"),
+        (["--rdzv-timeout", "inf", __file__], "seconds from 0. Received: 'inf'"),
+        (["--nproc", "2", __file__], "unrecognized arguments|required"),
+        (["--module", "--no-python", "x"], "give one of them"),
+        (["--no-python", "no-such-command"], "no such command.*Received: 'no-such-command'"),
+        (["no_such_script.py", "--nproc-per-node", "2"], "no such file.*Received: 'no_such_script.py'"),
+        ([str(Path(__file__).parent)], "no such file"),
+    ],
+)
+def test_refused_flags(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with pytest.raises(SystemExit, match="2"):
+        launch.main(flags)
+    assert re.search(message, capsys.readouterr().err)
+
+
+class TestLines:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            (b"a\n\nb\n", [b"a\n", b"\n", b"b\n"]),
+            (b"a\r\nb", [b"a\r\n", b"b\n"]),
+            (b"\r1/2\b\b\b\r2/2\nend", [b"\r", b"1/2\b\b\b\r", b"2/2\n", b"end\n"]),
+            (b"\xff\xfe\n\x00", [b"\xff\xfe\n", b"\x00\n"]),
+            (b"50%\r", [b"50%\n"]),
+            (b"", []),
+        ],
+    )
+    def test_however_the_bytes_arrive(self, text: bytes, expected: list[bytes]) -> None:
+        for cut in range(len(text) + 1):
+            lines = Lines()
+            pieces = [lines.feed(text[:cut]), lines.feed(text[cut:]), lines.close()]
+            assert list(itertools.chain(*pieces)) == expected
+
+    def test_a_huge_line_is_printed_in_pieces_and_not_kept(self) -> None:
+        lines = Lines()
+        pieces = [piece for _ in range(160) for piece in lines.feed(b"x" * 1000)]
+        assert pieces == [b"x" * MAX_LINE_BYTES + b"\n"] * 2
+        assert list(lines.feed(b"\n")) == [b"x" * (160_000 - 2 * MAX_LINE_BYTES) + b"\n"]
+
+    def test_a_line_of_just_that_size_is_one_line(self) -> None:
+        lines = Lines()
+        assert [*lines.feed(b"x" * MAX_LINE_BYTES), *lines.feed(b"\n")] == [b"x" * MAX_LINE_BYTES + b"\n"]
+
+
+def test_ports_are_held_until_closed() -> None:
+    held = HeldPorts(20)
+    try:
+        assert len(set(held.ports)) == 20
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((LOOPBACK, held.ports[0]))
+    finally:
+        held.close()
+    with socket.socket() as other:
+        other.bind((LOOPBACK, held.ports[0]))
+
+
+@pytest.fixture
+def port() -> int:
+    held = HeldPorts(1)
+    held.close()
+    return held.ports[0]
+
+
+@pytest.fixture
+def nodes() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+NODE_1_OF_3 = (
+    b'{"protocol": "strategies.launch 1", "node": {"node_rank": 1, "num_nodes": 3, "host": "gone", "ports": [5]}}\n'
+)
+Meeting = Future[tuple[Node, ...]]
+
+
+def comes(pool: ThreadPoolExecutor, rank: int, of: int, port: int, seconds: float = 30.0) -> Meeting:
+    return pool.submit(meet, rank, of, range(100 * rank + 1, 101 * rank + 2), LOOPBACK, port, seconds)
+
+
+def message_of(meeting: Meeting) -> str:
+    error = meeting.exception(timeout=60)
+    assert isinstance(error, LaunchError)
+    return str(error)
+
+
+def connected(port: int) -> socket.socket:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return socket.create_connection((LOOPBACK, port), timeout=30)
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+class TestMeeting:
+    def test_all_hear_of_all_whatever_else_knocks(self, nodes: ThreadPoolExecutor, port: int) -> None:
+        meetings = [comes(nodes, 0, 3, port), comes(nodes, 2, 3, port)]
+        garbage = [b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"[" * 100_000 + b"\n", b"{}\n", b"x" * (2 << 20)]
+        garbage += [b'{"protocol": "strategies.launch 1", "node": %s}\n' % node for node in (b"3", b"{}", b"[]")]
+        for text in garbage:
+            with connected(port) as guest:
+                guest.sendall(text)
+                # It is shown the door: an end, or a reset where it was still talking.
+                with contextlib.suppress(ConnectionResetError):
+                    assert guest.recv(1) == b""
+        with connected(port):
+            meetings.insert(1, comes(nodes, 1, 3, port))
+            met = [meeting.result(timeout=60) for meeting in meetings]
+        assert met[0] == met[1] == met[2]
+        assert [node.node_rank for node in met[0]] == [0, 1, 2]
+        assert met[0][2].addresses == ("127.0.0.1:201", "127.0.0.1:202", "127.0.0.1:203")
+
+    def test_the_missing_are_named_everywhere(self, nodes: ThreadPoolExecutor, port: int) -> None:
+        meetings = [comes(nodes, rank, 4, port, seconds=2.0) for rank in (0, 2)]
+        for meeting in meetings:
+            assert f"Of 4 nodes, these did not come to {LOOPBACK}:{port} within 2 s: node 1, 3." in message_of(meeting)
+
+    def test_a_missing_node_0(self, nodes: ThreadPoolExecutor, port: int) -> None:
+        message = message_of(comes(nodes, 1, 2, port, seconds=0.5))
+        assert f"Node 1 did not reach node 0 at {LOOPBACK}:{port} within 0.5 s: " in message
+        assert "refused" in message
+
+    @pytest.mark.parametrize(
+        ("rank", "num_nodes", "expected"),
+        [
+            (2, 4, "started with --nnodes 4, node 0 with --nnodes 3"),
+            (1, 3, "Two nodes, .* --node-rank 1. Give each its own, 0 to 2"),
+        ],
+    )
+    def test_who_does_not_fit_ends_it_everywhere(
+        self, rank: int, num_nodes: int, expected: str, nodes: ThreadPoolExecutor, port: int
+    ) -> None:
+        first = comes(nodes, 0, 3, port)
+        with connected(port) as guest:
+            guest.sendall(NODE_1_OF_3)
+            meetings = [first, comes(nodes, rank, num_nodes, port)]
+            for message in [*map(message_of, meetings), guest.recv(1 << 16).decode()]:
+                assert re.search(expected, message)
+
+    def test_a_node_started_again_takes_its_place(self, nodes: ThreadPoolExecutor, port: int) -> None:
+        first = comes(nodes, 0, 3, port)
+        with connected(port) as guest:
+            guest.sendall(NODE_1_OF_3)
+        meetings = [first, comes(nodes, 1, 3, port), comes(nodes, 2, 3, port)]
+        assert {meeting.result(timeout=60)[1].host for meeting in meetings} == {LOOPBACK}
+
+    def test_a_port_in_use_is_named(self, port: int) -> None:
+        with socket.create_server((LOOPBACK, port)), pytest.raises(LaunchError, match=f"{port}.*--master-port"):
+            meet(0, 2, [1], LOOPBACK, port, 1.0)
+
+    def test_another_program_at_the_port(self, nodes: ThreadPoolExecutor, port: int) -> None:
+        with socket.create_server((LOOPBACK, port)) as listener:
+            meeting = comes(nodes, 1, 2, port)
+            guest, _ = listener.accept()
+            with guest:
+                guest.sendall(b"220 mail.example.com\r\n")
+            assert "another program that listens there" in message_of(meeting)
+
+    def test_an_ipv6_address_is_in_brackets(self) -> None:
+        assert Node(0, 1, "::1", (5,)).addresses == ("[::1]:5",)
