@@ -39,15 +39,16 @@ def _crossing(model: Any) -> Crossing | None:
     return None if engine is None else engine.crossing
 
 
-def _init(original: Callable[..., Any], callbacks: Any, *args: Any, **kwargs: Any) -> None:
-    original(callbacks, *args, **kwargs)
+def _init(original: Callable[..., Any], owner: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
     crossing = _crossing(kwargs.get("model"))
-    if crossing is None or crossing.rank == 0:
-        return
-    callbacks.callbacks = [callback for callback in callbacks.callbacks if not isinstance(callback, _WRITERS)]
-    for callback in callbacks.callbacks:
-        if getattr(callback, "verbose", 0):
-            callback.verbose = 0
+    if crossing is not None and crossing.rank > 0:
+        # Before they meet the model, at which some open their files.
+        callbacks = [each for each in keras.tree.flatten(callbacks or []) if not isinstance(each, _WRITERS)]
+        kwargs["add_progbar"] = False
+        for callback in callbacks:
+            if getattr(callback, "verbose", 0):
+                callback.verbose = 0
+    original(owner, callbacks, *args, **kwargs)
 
 
 def _on_epoch_end(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
@@ -68,11 +69,12 @@ def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> N
         original(callback, logs)
         return
     model._initial_epoch = 0
+    with model.distribute_strategy.scope():
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
     if crossing.rank == 0:
         with files.alone():
             original(callback, logs)
-    if model.optimizer is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
     model._initial_epoch = int(crossing.broadcast(tf.constant(model._initial_epoch)))
     optimizer_variables = [] if model.optimizer is None else model.optimizer.variables
     for variable in [*model.variables, *optimizer_variables]:

@@ -15,10 +15,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src import export as keras_export
 from keras.src.legacy.saving import legacy_h5_format
-from keras.src.saving import saving_lib
+from keras.src.saving import saving_api, saving_lib
 
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.engine import DataParallelExtended
@@ -33,7 +34,9 @@ def install() -> None:
     wrap(saving_lib, "save_weights_only", _save, in_step=False)
     wrap(legacy_h5_format, "save_model_to_hdf5", _save, in_step=False)
     wrap(keras_export, "export_saved_model", _save, in_step=False)
-    wrap(saving_lib, "load_weights_only", _load, in_step=False)
+    wrap(saving_api, "load_weights", _load_weights, in_step=False)
+    for public in (keras.models, keras.saving):
+        wrap(public, "load_model", _load_model, in_step=False)
 
 
 @contextlib.contextmanager
@@ -80,8 +83,16 @@ def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, *
         return result
 
 
-def _load(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    engine = _engine(model)
+def _load_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    _meet(_engine(model))
+    return original(model, *args, **kwargs)
+
+
+def _load_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _meet(_engine(None))
+    return original(*args, **kwargs)
+
+
+def _meet(engine: DataParallelExtended | None) -> None:
     if engine is not None and engine.crossing is not None and not _alone.get():
         engine.crossing.barrier()
-    return original(model, *args, **kwargs)

@@ -195,3 +195,201 @@ class TestDatasets:
                 yield x, 0 * x
 
         assert fit(batches())["total"] == [190.0]
+
+
+def regression() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(1).standard_normal((30, 4)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def dense(seed: int = 5, **settings: Any) -> keras.Model:
+    """A model with a built optimizer."""
+    keras.utils.set_random_seed(seed)
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05, **settings), "mse", metrics=["mae"])
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def files_in(folder: Path) -> list[str]:
+    crossing().barrier()
+    return sorted(path.name for path in folder.iterdir())
+
+
+def digest(model: keras.Model) -> float:
+    return float(sum(np.abs(np.asarray(weight)).sum() for weight in model.get_weights()))
+
+
+class TestFiles:
+    @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "model.h5", "a folder"])
+    def test_one_writes_and_all_can_read(self, shared: Path, name: str) -> None:
+        x, y = regression()
+        model = dense()
+        model.fit(x, y, verbose=0, shuffle=False)
+        path = shared / name
+        if name.endswith(".weights.h5"):
+            model.save_weights(path)
+        elif name == "a folder":
+            model.save(path, zipped=False)
+        else:
+            model.save(path)
+        assert files_in(shared) == [name]
+        if name.endswith(".weights.h5"):
+            again = dense(seed=6)
+            again.load_weights(path)
+        else:
+            with strategy().scope():
+                # The old format cannot find the loss by its name.
+                again = keras.models.load_model(path, compile=name != "model.h5")
+        assert all_ranks(digest(again)) == [digest(model)] * 2
+        if rank() == 0 and name == "model.keras":
+            plain = keras.models.load_model(path)
+            assert np.array_equal(plain.get_weights()[0], model.get_weights()[0])
+
+    def test_rank_0_alone_may_save(self, shared: Path) -> None:
+        model = dense()
+        if rank() == 0:
+            model.save(shared / "model.keras")
+        assert files_in(shared) == ["model.keras"]
+        model.load_weights(shared / "model.keras")
+
+    def test_gathered_gradients_are_saved_whole(self, shared: Path) -> None:
+        x, y = regression()
+        model = dense(gradient_accumulation_steps=4)
+        model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
+        model.save(shared / "model.keras")
+        with strategy().scope():
+            again = keras.models.load_model(shared / "model.keras")
+        for one, other in zip(model.optimizer.variables, again.optimizer.variables, strict=True):
+            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
+        again.fit(x, y, batch_size=10, verbose=0, shuffle=False)
+        model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
+        np.testing.assert_allclose(digest(again), digest(model), rtol=1e-6)
+
+    def test_export(self, shared: Path) -> None:
+        model = dense()
+        model.export(shared / "exported", verbose=False)
+        assert files_in(shared) == ["exported"]
+
+
+class TestCallbacks:
+    def test_rank_0_writes(self, shared: Path) -> None:
+        x, y = regression()
+        callbacks = [
+            keras.callbacks.CSVLogger(str(shared / "log.csv")),
+            keras.callbacks.ModelCheckpoint(str(shared / "{epoch}.keras"), save_best_only=True, monitor="loss"),
+            keras.callbacks.TensorBoard(str(shared / "board")),
+            keras.callbacks.BackupAndRestore(str(shared / "backup"), delete_checkpoint=False),
+        ]
+        dense().fit(x, y, epochs=2, verbose=0, callbacks=callbacks)
+        assert files_in(shared) == ["1.keras", "2.keras", "backup", "board", "log.csv"]
+        assert len((shared / "log.csv").read_text().splitlines()) == 3
+        assert len(list((shared / "board").rglob("events*"))) == 1
+
+    def test_others_are_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
+        x, y = regression()
+        model = dense()
+        model.fit(x, y, verbose=2, callbacks=[keras.callbacks.EarlyStopping("loss", verbose=1)])
+        model.evaluate(x, y, verbose=2)
+        model.predict(x, verbose=2)
+        out, _ = capfd.readouterr()
+        assert bool(out.strip()) == (rank() == 0)
+
+    def test_a_run_goes_on_from_its_backup(self, shared: Path) -> None:
+        x, y = regression()
+
+        class Dies(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if epoch == 2:
+                    raise KeyboardInterrupt
+
+        def backup() -> keras.callbacks.Callback:
+            return keras.callbacks.BackupAndRestore(str(shared / "backup"))
+
+        settings = {"epochs": 4, "verbose": 0, "shuffle": False, "batch_size": 10}
+        whole = dense()
+        whole.fit(x, y, **settings)
+        with pytest.raises(KeyboardInterrupt):
+            dense().fit(x, y, callbacks=[backup(), Dies()], **settings)
+        resumed = dense(seed=9)
+        history = resumed.fit(x, y, callbacks=[backup()], **settings)
+        assert history.epoch == [2, 3]
+        assert all_ranks(digest(resumed)) == [digest(resumed)] * 2
+        np.testing.assert_allclose(digest(resumed), digest(whole), rtol=1e-6)
+        assert files_in(shared) == []
+
+    def test_all_stop_with_the_one_that_stops(self) -> None:
+        class Stops(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                self.model.stop_training = epoch == 1 and rank() == 1
+
+        x, y = regression()
+        assert dense().fit(x, y, epochs=5, verbose=0, callbacks=[Stops()]).epoch == [0, 1]
+
+    def test_deciding_by_logs_is_deciding_alike(self) -> None:
+        x, y = regression()
+        callbacks = [
+            keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5),
+            keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5, restore_best_weights=True),
+        ]
+        model = dense()
+        epochs = len(model.fit(x, y, epochs=9, verbose=0, callbacks=callbacks).epoch)
+        assert all_ranks(float(epochs)) == [float(epochs)] * 2
+        assert all_ranks(float(model.optimizer.learning_rate)) == [float(model.optimizer.learning_rate)] * 2
+        assert all_ranks(digest(model)) == [digest(model)] * 2
+
+
+class TestPrograms:
+    def test_initial_weights_are_rank_0s(self) -> None:
+        keras.utils.set_random_seed(10 + rank())
+        with strategy().scope():
+            layer = keras.layers.Dense(3)
+            layer.build((None, 4))
+        assert all_ranks(float(np.asarray(layer.kernel).sum())) == [float(np.asarray(layer.kernel).sum())] * 2
+
+    def test_a_custom_loop(self) -> None:
+        x, y = regression()
+        model = dense()
+        dataset = strategy().experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(7))
+        with strategy().scope():
+            optimizer = keras.optimizers.SGD(0.1)
+
+        @tf.function
+        def step(features: Any, targets: Any) -> tf.Tensor:
+            def replica(features: Any, targets: Any) -> tf.Tensor:
+                with tf.GradientTape() as tape:
+                    loss = keras.losses.MeanSquaredError()(targets, model(features, training=True))
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+                return loss
+
+            return strategy().reduce("SUM", strategy().run(replica, args=(features, targets)), axis=None)
+
+        losses = [float(step(features, targets)) for features, targets in dataset]
+        assert all_ranks(losses[-1]) == [losses[-1]] * 2
+        assert losses[-1] < losses[0]
+        assert all_ranks(digest(model)) == [digest(model)] * 2
+
+    def test_reduce_and_gather(self) -> None:
+        def replica() -> tf.Tensor:
+            index = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return tf.fill([int(index) + 1], float(index))
+
+        values = strategy().run(replica)
+        assert strategy().gather(values, axis=0).numpy().tolist() == [0.0, 1.0, 1.0]
+        assert float(strategy().reduce("SUM", values, axis=0)) == 2.0
+        one = strategy().experimental_distribute_values_from_function(lambda c: tf.constant(c.replica_id_in_sync_group))
+        assert int(strategy().reduce("SUM", one, axis=None)) == 1
+
+    def test_a_learning_rate_is_a_number(self) -> None:
+        assert float(dense().optimizer.learning_rate) == pytest.approx(0.05)
+
+    def test_a_second_strategy(self) -> None:
+        second = type(strategy())()
+        with second.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        x, y = regression()
+        model.fit(x, y, verbose=0)
+        assert all_ranks(digest(model)) == [digest(model)] * 2
