@@ -1,6 +1,7 @@
-"""Strategies that train Keras 3 models on TensorFlow across devices, with the numbers of one device."""
+"""Strategies that train Keras 3 models on TensorFlow across devices and processes, with the numbers of one device."""
 
+from strategies.horovod import HorovodStrategy
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 
-__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy"]
+__all__ = ["HorovodStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy"]

@@ -27,15 +27,41 @@ class Crossing:
     Args:
         collectives: joins the processes; each owns one coordinate, all on the axis "data".
         bucket_bytes: the most that gradients which travel together may hold; larger ones travel alone.
+        compression: what `collectives` round gradients to on their way, in their words; None for nothing.
+        reduction: "average", or another way to combine gradients that `collectives` know, by its name.
+
+    Raises:
+        ValueError: processes on another axis, options that `collectives` do not serve.
     """
 
-    def __init__(self, collectives: Collectives, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        collectives: Collectives,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        *,
+        compression: str | None = None,
+        reduction: str = "average",
+    ) -> None:
         if collectives.mesh.axis_size(_AXIS) != collectives.mesh.size:
             raise ValueError(f"All processes must lie on the axis 'data'. Received: mesh {collectives.mesh.axes}.")
         self.rank = collectives.rank
         self.num_processes = collectives.mesh.size
         self._collectives = collectives
         self._bucket_bytes = bucket_bytes
+        self._gradient_options: dict[str, str] = {}
+        if compression is not None:
+            self._gradient_options["compression"] = compression
+        #: Whether gradients are no plain sums: then each process gives the gradient of the mean over its own rows.
+        self.combines_means = reduction != "average"
+        if self.combines_means:
+            self._gradient_options["op"] = reduction
+        if self._gradient_options:
+            # What cannot be done is refused now, not at the first step.
+            self.sum_gradients([tf.zeros([1])])
+
+    def sum_gradients(self, values: Sequence[tf.Tensor], present: Any = True) -> list[tf.Tensor]:
+        """As :meth:`sum`, with the compression and the reduction of gradients."""
+        return self._sum(values, present, self._gradient_options)
 
     def sum(self, values: Sequence[tf.Tensor], present: Any = True) -> list[tf.Tensor]:
         """Returns the sums over the processes, each of the shape and dtype of its value.
@@ -45,6 +71,9 @@ class Crossing:
                 first, as gradients are.
             present: bool or bool scalar; where false, this process' parts count as zeros.
         """
+        return self._sum(values, present, {})
+
+    def _sum(self, values: Sequence[tf.Tensor], present: Any, options: dict[str, str]) -> list[tf.Tensor]:
         values = [tf.convert_to_tensor(value) for value in values]
         sizes = [(value.shape.num_elements() or 0) * value.dtype.size for value in values]
         results: list[Any] = [None] * len(values)
@@ -56,7 +85,8 @@ class Crossing:
                 parts = tf.cond(
                     present, lambda parts=parts: parts, lambda parts=parts: [tf.zeros_like(p) for p in parts]
                 )
-            for i, total in zip(bucket.indices, self._collectives.all_reduce_many(parts, _AXIS), strict=True):
+            totals = self._collectives.all_reduce_many(parts, _AXIS, **options)
+            for i, total in zip(bucket.indices, totals, strict=True):
                 results[i] = total
         return results
 

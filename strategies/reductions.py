@@ -72,7 +72,7 @@ class ReducingExtended:
         sums = list(gradients)
         reducible = [i for i, g in enumerate(sums) if isinstance(g, PerReplica)]
         if self.crossing is not None:
-            totals = self._reduce_across(_SUM, [sums[i] for i in reducible], present)
+            totals = self._reduce_across(_SUM, [sums[i] for i in reducible], present, gradients=True)
             for i, total in zip(reducible, totals, strict=True):
                 sums[i] = self._on_all_devices(total)
             return sums
@@ -125,14 +125,19 @@ class ReducingExtended:
                 copies.append(tf.nest.map_structure(tf.identity, total, expand_composites=True))
         return PerReplica(tuple(copies)) if len(copies) > 1 else total
 
-    def _reduce_across(self, reduce_op: Any, values: Sequence[Any], present: bool | tf.Tensor = True) -> list[Any]:
+    def _reduce_across(
+        self, reduce_op: Any, values: Sequence[Any], present: bool | tf.Tensor = True, *, gradients: bool = False
+    ) -> list[Any]:
         """Returns per value the sum or mean over all replicas of all processes, on the first local device."""
         crossing = _joined(self.crossing)
+        sum_dense = crossing.sum_gradients if gradients else crossing.sum
         with tf.device(self.worker_devices[0]):
             totals: list[Any] = [_add_up(self._local_values(value)) for value in values]
+            if gradients and crossing.combines_means and self._shares:
+                totals = [self._shares[0].unweigh(tf.convert_to_tensor(total)) for total in totals]
             sparse = [i for i, total in enumerate(totals) if isinstance(total, tf.IndexedSlices)]
             dense = [i for i in range(len(totals)) if i not in sparse]
-            for i, total in zip(dense, crossing.sum([totals[i] for i in dense], present), strict=True):
+            for i, total in zip(dense, sum_dense([totals[i] for i in dense], present), strict=True):
                 totals[i] = total
             for i in sparse:
                 slices = _if_present(present, [totals[i]])[0]

@@ -17,11 +17,17 @@ flags.DEFINE_string(
     None,
     "Folder with the four MNIST files (IDX, plain or gzip). Default: the best that is on this machine.",
 )
-flags.DEFINE_enum("strategy", "mirrored", ["mirrored"], "How the devices work together.")
+flags.DEFINE_enum(
+    "strategy",
+    "mirrored",
+    ["mirrored", "multi_worker", "horovod"],
+    "How the devices work together: those of one process; of the processes that strategies.launch has started; of "
+    "those that horovodrun has started, one device each.",
+)
 flags.DEFINE_integer(
     "devices",
     None,
-    "Number of GPUs, or of logical CPU devices where there is none. Default: all GPUs, or one CPU device.",
+    "Number of GPUs of a process, or of logical CPU devices where there is none. Default: all, or one CPU device.",
     lower_bound=1,
 )
 flags.DEFINE_integer("epochs", 15, "Times to go through the training images.", lower_bound=1)
@@ -65,7 +71,8 @@ def main(argv: list[str]) -> None:
         result = train.run(train.Options(**values), digits)
     except train.OptionError as error:
         sys.exit(f"error: {error}")
-    print(result, flush=True)
+    if result.is_chief:
+        print(result, flush=True)
 
 
 if __name__ == "__main__":

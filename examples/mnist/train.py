@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,8 @@ class Result:
     images_per_second: float
     epochs: int
     devices: int
+    # Whether this process speaks for all.
+    is_chief: bool
     seconds: float
     # Keras' logs by name, one value per epoch.
     history: dict[str, list[float]]
@@ -95,24 +98,37 @@ def run(options: Options, digits: data.Digits) -> Result:
     )
     logs: dict[str, float] = model.evaluate(test_set, return_dict=True, verbose=0)
     if options.save is not None:
-        model.save(options.save)
+        model.save(options.save)  # All processes call it, one writes.
         _log.info("saved: %s", options.save)
     return Result(
         test_accuracy=logs["accuracy"],
         test_loss=logs["loss"],
         images_per_second=throughput.images_per_second,
         epochs=options.epochs,
-        devices=len(devices),
+        devices=strategy.num_replicas_in_sync,
+        is_chief=strategy.extended.should_checkpoint,
         seconds=time.perf_counter() - start,
         history=history.history,
     )
 
 
 def make_strategy(name: str, devices: list[str]) -> tf.distribute.Strategy:
-    """The strategy of that name over those devices."""
-    if name == "mirrored":
-        return strategies.MirroredStrategy(devices)
-    raise OptionError(f"--strategy: expected 'mirrored', received {name!r}.")
+    """The strategy of that name, over those devices of this process.
+
+    Raises:
+        OptionError: an unknown name, or the strategy cannot work here, for the reason given.
+    """
+    makers: dict[str, Callable[[], tf.distribute.Strategy]] = {
+        "mirrored": lambda: strategies.MirroredStrategy(devices),
+        "multi_worker": strategies.MultiWorkerMirroredStrategy,
+        "horovod": lambda: strategies.HorovodStrategy(),
+    }
+    if name not in makers:
+        raise OptionError(f"--strategy: expected one of {list(makers)}, received {name!r}.")
+    try:
+        return makers[name]()
+    except (ImportError, ValueError) as error:
+        raise OptionError(f"--strategy={name}: {error}") from error
 
 
 def choose_devices(num_devices: int | None) -> list[str]:

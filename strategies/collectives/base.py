@@ -66,7 +66,7 @@ class Collectives(Transport):
 
         return self._apply(lambda v: self._reduced(v, axis, op), backward, tensors, differentiable)
 
-    def all_reduce_many(self, values: Sequence[tf.Tensor], axis: str) -> list[tf.Tensor]:
+    def all_reduce_many(self, values: Sequence[tf.Tensor], axis: str, **options: str) -> list[tf.Tensor]:
         """Every member gets the sums over the group of several tensors that travel together.
 
         For a process that owns one coordinate: unlike everywhere else, `values` are that coordinate's tensors. No
@@ -75,8 +75,10 @@ class Collectives(Transport):
         Shapes: each `S_i` -> `S_i`, equal on all members; one dtype.
 
         Raises:
-            ValueError: if this process owns several coordinates.
+            ValueError: if this process owns several coordinates, or for an option that this transport has not.
         """
+        if options:
+            raise ValueError(f"{type(self).__name__} has no options for sums. Received: {options}.")
         if len(self.local_indices) != 1:
             raise ValueError(
                 f"all_reduce_many serves processes with one coordinate. Received: {len(self.local_indices)} of them."

@@ -1,0 +1,84 @@
+"""HorovodStrategy: many processes joined by Horovod, one device each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import tensorflow as tf
+
+from strategies import _keras_hooks
+from strategies.cluster import Cluster
+from strategies.crossing import DEFAULT_BUCKET_BYTES, Crossing
+from strategies.devices import default_reduction, own_devices, pin_gpus, short_name
+from strategies.mesh import DeviceMesh
+from strategies.replicated import ReplicatedExtended
+
+
+class HorovodStrategy(tf.distribute.Strategy):
+    """Synchronous data parallelism over processes that Horovod joins, with the numbers of one device.
+
+    Every process runs the same program on one device (a GPU by its local rank, else the CPU), holds a copy of the
+    variables and takes its rows of every global batch. Initial values are rank 0's. Nothing is there to wrap, to scale
+    or to broadcast: make the model, the optimizer and the metrics inside ``strategy.scope()`` and call ``fit``.
+
+    Start the program with ``horovodrun``, or with ``mpirun`` where Horovod was built for MPI; by itself it is one
+    process. The strategy initialises Horovod; a program that has called ``hvd.init()`` before is served as well.
+
+    Args:
+        mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, "what is left". Only ``"data"`` may
+            exceed 1 in this release.
+        compression: what gradients are rounded to on their way, "fp16" or "bf16"; None for nothing.
+        reduction: "average", the gradient of the global batch; or "adasum" (Maleki et al., arXiv:2006.02924), which
+            combines the gradients of the processes' rows such that more processes need no other learning rate.
+            Horovod has it over MPI, for 2, 4, 8, ... processes.
+        bucket_bytes: the most that gradients which travel together may hold.
+
+    Raises:
+        ImportError: Horovod is not installed; the message has the command that does it.
+        ValueError: a mesh that does not fit the processes, an option that is none of those above or that Horovod was
+            not built for.
+
+    Source: the engine is Horovod 0.28 (Sergeev and Del Balso, arXiv:1802.05799); the interface is that of
+    ``tf.distribute.Strategy``, TensorFlow 2.21.
+    """
+
+    def __init__(
+        self,
+        *,
+        mesh: Mapping[str, int] | None = None,
+        compression: Literal["fp16", "bf16"] | None = None,
+        reduction: Literal["average", "adasum"] = "average",
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    ) -> None:
+        if compression not in (None, "fp16", "bf16") or reduction not in ("average", "adasum"):
+            raise ValueError(
+                "compression must be 'fp16', 'bf16' or None, and reduction 'average' or 'adasum'. Received: "
+                f"compression={compression!r}, reduction={reduction!r}."
+            )
+        # Only here: the rest of the package works without Horovod.
+        from strategies.collectives import horovod
+
+        cluster = Cluster.from_environment()
+        pin_gpus(cluster.local_rank, cluster.local_size)
+        device = own_devices()[0]
+        self._mesh = DeviceMesh.from_processes(cluster.world_size, mesh, local_devices=[short_name(device)])
+        if self._mesh.num_replicas != self._mesh.size:
+            raise ValueError(
+                "In this release only the mesh axis 'data' may be larger than 1: a replica is one device. "
+                f"Received: mesh={dict(mesh or {})} over {cluster.world_size} processes."
+            )
+        rank = horovod.start(self._mesh)
+        _keras_hooks.install()
+        self._collective_key_base = 0
+        crossing = None
+        if cluster.world_size > 1:
+            collectives = horovod.HorovodCollectives(self._mesh, rank)
+            crossing = Crossing(collectives, bucket_bytes, compression=compression, reduction=reduction)
+        extended = ReplicatedExtended(self, [device], default_reduction([device]), crossing)
+        tf.distribute.Strategy.__init__(self, extended)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The processes' devices by their coordinates."""
+        return self._mesh
