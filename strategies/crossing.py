@@ -48,7 +48,7 @@ class Crossing:
         self.num_processes = collectives.mesh.size
         self._collectives = collectives
         self._bucket_bytes = bucket_bytes
-        self._gradient_options: dict[str, str] = {}
+        self._gradient_options: dict[str, Any] = {}
         if compression is not None:
             self._gradient_options["compression"] = compression
         #: Whether gradients are no plain sums: then each process gives the gradient of the mean over its own rows.
@@ -73,7 +73,7 @@ class Crossing:
         """
         return self._sum(values, present, {})
 
-    def _sum(self, values: Sequence[tf.Tensor], present: Any, options: dict[str, str]) -> list[tf.Tensor]:
+    def _sum(self, values: Sequence[tf.Tensor], present: Any, options: dict[str, Any]) -> list[tf.Tensor]:
         values = [tf.convert_to_tensor(value) for value in values]
         sizes = [(value.shape.num_elements() or 0) * value.dtype.size for value in values]
         results: list[Any] = [None] * len(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import tensorflow as tf
 
@@ -66,7 +67,13 @@ class Collectives(Transport):
 
         return self._apply(lambda v: self._reduced(v, axis, op), backward, tensors, differentiable)
 
-    def all_reduce_many(self, values: Sequence[tf.Tensor], axis: str, **options: str) -> list[tf.Tensor]:
+    def all_reduce_many(
+        self,
+        values: Sequence[tf.Tensor],
+        axis: str,
+        op: Literal["sum", "average", "adasum"] = "sum",
+        compression: Literal["fp16", "bf16"] | None = None,
+    ) -> list[tf.Tensor]:
         """Every member gets the sums over the group of several tensors that travel together.
 
         For a process that owns one coordinate: unlike everywhere else, `values` are that coordinate's tensors. No
@@ -77,8 +84,10 @@ class Collectives(Transport):
         Raises:
             ValueError: if this process owns several coordinates, or for an option that this transport has not.
         """
-        if options:
-            raise ValueError(f"{type(self).__name__} has no options for sums. Received: {options}.")
+        if op != "sum" or compression is not None:
+            raise ValueError(
+                f"{type(self).__name__} sums, without compression. Received: op={op!r}, compression={compression!r}."
+            )
         if len(self.local_indices) != 1:
             raise ValueError(
                 f"all_reduce_many serves processes with one coordinate. Received: {len(self.local_indices)} of them."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -70,11 +70,11 @@ def start(*meshes: DeviceMesh, channel_axes: Sequence[str] = ("pipe",), all_pair
             ) from error
     for mesh in meshes:
         check_world(mesh, hvd.size())
-    missing = [ranks for ranks in needed if ranks not in _running_sets()]
-    if missing and os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") == "0":
-        raise _lacking(missing)
-    for ranks in missing:
-        hvd.add_process_set(list(ranks))
+    if os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") != "0":
+        for ranks in needed:
+            if ranks not in _running_sets():
+                hvd.add_process_set(list(ranks))
+    _check_running(needed)
     return int(hvd.rank())
 
 
@@ -103,6 +103,7 @@ class HorovodCollectives(Collectives):
         self._prefix = f"strategies{_INSTANCES.agree(mesh, rank)}"
         super().__init__(mesh, rank)
         [self._index] = self.local_indices
+        _check_running(process_sets([mesh], channel_axes=()))
         self._fence = Fence(self._prefix)
         self._groups: dict[str, _HorovodGroup] = {}
         for axis in mesh.axis_names:
@@ -197,6 +198,9 @@ class HorovodCollectives(Collectives):
                 "Make channels inside a tf.function: eagerly, a send would wait for a receive that comes "
                 "after it. Use permute instead."
             )
+        groups = self.mesh.groups(axis)
+        pairs = [tuple(sorted((self.mesh.ranks[group[source]], self.mesh.ranks[group[target]]))) for group in groups]
+        _check_running(pair for pair in pairs if len(pair) < self.mesh.size)
         ranks = group_ranks(self.mesh, self._index, axis)
         position = self.mesh.position(self._index, axis)
         if position not in (source, target):
@@ -317,21 +321,21 @@ def _running_sets() -> dict[Ranks, int]:
     return {tuple(ranks): number for number, ranks in registered.items()}
 
 
+def _check_running(needed: Iterable[Ranks]) -> None:
+    """Horovod has all these process sets, of which every process knows, a member or not."""
+    running = _running_sets()
+    missing = [list(ranks) for ranks in needed if ranks not in running]
+    if missing:
+        raise ValueError(
+            f"Horovod runs without the process sets {missing}. Do not call hvd.init() yourself: let the strategy, or "
+            f"strategies.collectives.horovod.start, do it for all meshes and channels that are needed; or set "
+            f"HOROVOD_DYNAMIC_PROCESS_SETS=1 before it."
+        )
+
+
 def _find_set(ranks: tuple[int, ...]) -> Any:
-    members = tuple(sorted(ranks))
-    if len(members) == hvd.size():
+    if len(ranks) == hvd.size():
         return hvd.global_process_set
-    number = _running_sets().get(members)
-    if number is None:
-        raise _lacking([members])
-    found = hvd.ProcessSet(list(members))
-    found.process_set_id = number
+    found = hvd.ProcessSet(list(ranks))
+    found.process_set_id = _running_sets()[tuple(sorted(ranks))]
     return found
-
-
-def _lacking(missing: Sequence[Ranks]) -> ValueError:
-    return ValueError(
-        f"Horovod runs without the process sets {[list(ranks) for ranks in missing]}. Do not call hvd.init() "
-        f"yourself: let the strategy, or strategies.collectives.horovod.start, do it with all meshes and channels "
-        f"that are needed; or set HOROVOD_DYNAMIC_PROCESS_SETS=1 before it."
-    )
