@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples import EXAMPLES
+from tests.processes import Programs, horovodrun
 
 MAIN = EXAMPLES / "mnist" / "main.py"
 
@@ -47,6 +48,23 @@ def test_trains_the_digits_of_scikit_learn(tmp_path: Path) -> None:
     assert "UserWarning" not in done.stderr
     assert save.is_file()
     assert (logs / "train").is_dir()
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+def test_two_processes_train_as_one_does(strategy: str, tmp_path: Path) -> None:
+    save = tmp_path / "digits of two.keras"
+    program = [str(MAIN), f"--strategy={strategy}", "--epochs=2", "--verbose=2", f"--save={save}"]
+    command = horovodrun(2, program)
+    if strategy == "multi_worker":
+        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *program]
+    with Programs(tmp_path, [command], [{"KERAS_HOME": str(tmp_path / "keras")}]) as programs:
+        codes = programs.wait(200)
+        output = programs.output(20000)
+    assert codes == [0], output
+    assert output.count("result test_accuracy=") == 1
+    assert output.count("Epoch 2/2") == 1
+    assert "devices=2" in output
+    assert [path.name for path in tmp_path.iterdir() if "digits" in path.name] == [save.name]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""The strategies of many processes in a process of its own: alone, in a wrong environment, too late."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import strategies
+from tests.processes import ROOT
+
+WORLD_OF_TWO = {"cluster": {"worker": ["127.0.0.1:20001", "127.0.0.1:20002"]}, "task": {"type": "worker", "index": 0}}
+
+HOROVODRUN = {
+    "HOROVOD_RANK": "0",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "0",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "0",
+}
+
+
+def test_alone_it_is_one_process_with_all_its_devices() -> None:
+    strategy = strategies.MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 8
+    assert strategy.mesh.axes == {"data": 8}
+    assert strategy.extended.should_checkpoint
+
+
+def test_joining_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps(WORLD_OF_TWO))
+    with pytest.raises(ValueError, match="before anything else that runs TensorFlow"):
+        strategies.MultiWorkerMirroredStrategy()
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"TF_CONFIG": "{"}, "TF_CONFIG is not JSON"),
+        (HOROVODRUN, "python -m strategies.launch"),
+    ],
+)
+def test_an_environment_that_will_not_do(
+    variables: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=reason):
+        strategies.MultiWorkerMirroredStrategy()
+
+
+def test_horovod_alone_is_one_process() -> None:
+    assert strategies.HorovodStrategy(mesh={"data": -1}).num_replicas_in_sync == 1
+
+
+@pytest.mark.parametrize("arguments", [{"compression": "zip"}, {"reduction": "max"}, {"mesh": {"data": 3}}])
+def test_horovod_options_that_will_not_do(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Received"):
+        strategies.HorovodStrategy(**arguments)
+
+
+def test_without_horovod_the_rest_works_and_the_strategy_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['horovod'] = None\n"
+        "import strategies; strategies.MirroredStrategy()\n"
+        "try: strategies.HorovodStrategy()\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "python -m strategies.install_horovod" in done.stdout, done.stderr
