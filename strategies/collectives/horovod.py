@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -13,7 +13,17 @@ from strategies.collectives import _horovod_members as members
 from strategies.collectives import checks
 from strategies.collectives._horovod_channel import HorovodChannel
 from strategies.collectives._horovod_fence import Fence
-from strategies.collectives._horovod_sets import Ranks, check_coordinates, check_world, group_ranks, process_sets
+from strategies.collectives._horovod_sets import (
+    Ranks,
+    channel_sets,
+    check_agreement,
+    check_coordinates,
+    check_promised_world,
+    check_running,
+    check_world,
+    group_ranks,
+    process_sets,
+)
 from strategies.collectives._wire import shape_of
 from strategies.collectives.base import Collectives
 from strategies.collectives.channel import Channel
@@ -50,17 +60,14 @@ def start(*meshes: DeviceMesh, channel_axes: Sequence[str] = ("pipe",), all_pair
 
     Raises:
         ValueError: a mesh that is not one coordinate for each process of Horovod, process sets that a running
-            Horovod lacks, an initialisation that failed.
+            Horovod lacks, an unknown axis, an initialisation that failed.
     """
     for mesh in meshes:
         check_coordinates(mesh)
-        # After an initialisation that failed Horovod accepts no other, and it says little.
-        for name in ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE"):
-            if name in os.environ:
-                check_world(mesh, int(os.environ[name]))
-                break
     needed = process_sets(meshes, channel_axes, all_pairs=all_pairs)
     if not hvd.is_initialized():
+        # Before, too: after an initialisation that failed Horovod accepts no other, and it says little.
+        check_promised_world(meshes, os.environ)
         try:
             hvd.init(process_sets=[hvd.ProcessSet(list(ranks)) for ranks in needed])
         except ValueError as error:
@@ -74,7 +81,7 @@ def start(*meshes: DeviceMesh, channel_axes: Sequence[str] = ("pipe",), all_pair
         for ranks in needed:
             if ranks not in _running_sets():
                 hvd.add_process_set(list(ranks))
-    _check_running(needed)
+    check_running(needed, _running_sets())
     return int(hvd.rank())
 
 
@@ -103,7 +110,7 @@ class HorovodCollectives(Collectives):
         self._prefix = f"strategies{_INSTANCES.agree(mesh, rank)}"
         super().__init__(mesh, rank)
         [self._index] = self.local_indices
-        _check_running(process_sets([mesh], channel_axes=()))
+        check_running(process_sets([mesh], channel_axes=()), _running_sets())
         self._fence = Fence(self._prefix)
         self._groups: dict[str, _HorovodGroup] = {}
         for axis in mesh.axis_names:
@@ -198,9 +205,7 @@ class HorovodCollectives(Collectives):
                 "Make channels inside a tf.function: eagerly, a send would wait for a receive that comes "
                 "after it. Use permute instead."
             )
-        groups = self.mesh.groups(axis)
-        pairs = [tuple(sorted((self.mesh.ranks[group[source]], self.mesh.ranks[group[target]]))) for group in groups]
-        _check_running(pair for pair in pairs if len(pair) < self.mesh.size)
+        check_running(channel_sets(self.mesh, axis, source, target), _running_sets())
         ranks = group_ranks(self.mesh, self._index, axis)
         position = self.mesh.position(self._index, axis)
         if position not in (source, target):
@@ -300,15 +305,8 @@ class _Instances:
             said: list[tuple[int, DeviceMesh, int]] = hvd.allgather_object((self._next, mesh, rank))
         numbers, meshes, ranks = zip(*said, strict=True)
         self._next = max(numbers) + 1
-        check_coordinates(mesh)
-        check_world(mesh, hvd.size())
-        for i, (theirs, given) in enumerate(zip(meshes, ranks, strict=True)):
-            if theirs != meshes[0] or given != i:
-                raise ValueError(
-                    f"All processes give the same mesh, and each its rank in Horovod. Received: rank {given} and "
-                    f"{theirs} in process {i}; rank {ranks[0]} and {meshes[0]} in process 0."
-                )
-        return max(numbers)
+        check_agreement(meshes, ranks)
+        return self._next - 1
 
 
 _INSTANCES = _Instances()
@@ -319,18 +317,6 @@ def _running_sets() -> dict[Ranks, int]:
     # Horovod has no public list of them; 0.28.1 is its last release.
     registered = hvd.mpi_ops._basics._get_process_set_ids_and_ranks()
     return {tuple(ranks): number for number, ranks in registered.items()}
-
-
-def _check_running(needed: Iterable[Ranks]) -> None:
-    """Horovod has all these process sets, of which every process knows, a member or not."""
-    running = _running_sets()
-    missing = [list(ranks) for ranks in needed if ranks not in running]
-    if missing:
-        raise ValueError(
-            f"Horovod runs without the process sets {missing}. Do not call hvd.init() yourself: let the strategy, or "
-            f"strategies.collectives.horovod.start, do it for all meshes and channels that are needed; or set "
-            f"HOROVOD_DYNAMIC_PROCESS_SETS=1 before it."
-        )
 
 
 def _find_set(ranks: tuple[int, ...]) -> Any:

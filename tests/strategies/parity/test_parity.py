@@ -36,4 +36,7 @@ def test_page_in_the_docs_shows_every_case_within_its_bound() -> None:
     for name, (*cells, bound) in shown.items():
         assert len(cells) == len(WORLDS), "run `make parity`"
         assert float(bound) == ALL[name].tolerance, name
-        assert max(float(number) for cell in cells for number in cell.split(" / ")) <= float(bound), name
+        measured = [float(number) for cell in cells if cell != "-" for number in cell.split(" / ")]
+        # The worlds of two replicas, and the devices of one process, are measured for every case.
+        assert len(measured) >= 8, name
+        assert max(measured) <= float(bound), name
