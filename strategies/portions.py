@@ -24,6 +24,8 @@ class Portion(PerReplica):
         own_rows: int32 ``[local replicas]``, how many rows are each local replica's own.
         all_rows: int32 scalar, rows of the global batch.
         static_rows: the same numbers, local ones first, where they are known when graphs are built.
+        spec: its type, if it came out of a dataset. The shapes of one batch are no type: processes that hold different
+            numbers of rows would trace their functions at different steps, and then wait for each other for ever.
     """
 
     def __init__(
@@ -32,14 +34,18 @@ class Portion(PerReplica):
         own_rows: tf.Tensor,
         all_rows: tf.Tensor,
         static_rows: tuple[int, ...] | None = None,
+        spec: PortionSpec | None = None,
     ) -> None:
         super().__init__(values)
+        self._spec = spec
         self.own_rows = own_rows
         self.all_rows = all_rows
         self.static_rows = static_rows
 
     @property
     def _type_spec(self) -> PortionSpec:
+        if self._spec is not None:
+            return self._spec
         return PortionSpec(*(tf.type_spec_from_value(v) for v in self.values), static_rows=self.static_rows)
 
 
@@ -53,6 +59,11 @@ class PortionSpec(PerReplicaSpec):
     def __init__(self, *value_specs: Any, static_rows: tuple[int, ...] | None = None) -> None:
         super().__init__(*value_specs)
         self._static_rows = static_rows
+
+    @property
+    def value_specs(self) -> tuple[Any, ...]:
+        """The type of each local replica's value."""
+        return tuple(self._value_specs)
 
     def _serialize(self) -> tuple[Any, ...]:
         return (*self._value_specs, self._static_rows)
@@ -72,4 +83,4 @@ class PortionSpec(PerReplicaSpec):
 
     def _from_components(self, components: Any) -> Portion:
         *values, own_rows, all_rows = components
-        return Portion(tuple(values), own_rows, all_rows, self._static_rows)
+        return Portion(tuple(values), own_rows, all_rows, self._static_rows, self)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from strategies import inputs, shares
-from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica
+from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica, PerReplicaSpec
 from strategies.crossing import Crossing
 from strategies.portions import Portion, PortionSpec
 
@@ -127,22 +127,25 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     @property
     def element_spec(self) -> Any:
         """The nest of specs of an element."""
-        return self._dataset.element_spec
+        return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self._dataset.element_spec)
 
     def cardinality(self) -> int:
         """The number of batches, as ``tf.data`` has it."""
         return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
 
     def __iter__(self) -> AgreedIterator:
-        return AgreedIterator(self._dataset, self._crossing, self._ends, self._num_together)
+        return AgreedIterator(self._dataset, self.element_spec, self._crossing, self._ends, self._num_together)
 
 
 class AgreedIterator:
     """Iterates over an :class:`AgreedDataset`."""
 
-    def __init__(self, dataset: tf.data.Dataset, crossing: Crossing, ends: str, num_together: int) -> None:
+    def __init__(
+        self, dataset: tf.data.Dataset, element_spec: Any, crossing: Crossing, ends: str, num_together: int
+    ) -> None:
+        self.element_spec = element_spec
+        self._part_spec = dataset.element_spec
         self._iterator = iter(dataset)
-        self.element_spec = dataset.element_spec
         self._crossing = crossing
         self._ends = ends
         self._num_together = num_together
@@ -163,7 +166,8 @@ class AgreedIterator:
             raise StopIteration
         if self._ends == "first":
             return parts[0]
-        return _merged([_nothing(self._like()) if part is None else part for part in parts], total)
+        parts = [_nothing(self._like()) if part is None else part for part in parts]
+        return _merged(parts, total, self.element_spec)
 
     def _draw(self) -> Any:
         """Returns the next element that has rows; None at the end."""
@@ -182,10 +186,10 @@ class AgreedIterator:
         def zeros(spec: Any) -> Any:
             if not isinstance(spec, PortionSpec):
                 return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec, expand_composites=True)
-            values = tuple(tf.zeros([size or 1 for size in s.shape], s.dtype) for s in spec._value_specs)
+            values = tuple(tf.zeros([size or 1 for size in s.shape], s.dtype) for s in spec.value_specs)
             return Portion(values, tf.zeros([len(values)], tf.int32), tf.zeros([], tf.int32))
 
-        return tf.nest.map_structure(zeros, self.element_spec)
+        return tf.nest.map_structure(zeros, self._part_spec)
 
 
 def _own_rows(element: Any) -> int:
@@ -205,15 +209,22 @@ def _nothing(element: Any) -> Any:
     return tf.nest.map_structure(empty, element)
 
 
-def _merged(parts: Sequence[Any], total: tf.Tensor) -> Any:
+def _merged(parts: Sequence[Any], total: tf.Tensor, element_spec: Any) -> Any:
     """Returns the elements of several local replicas as one, of a global batch of ``total`` rows."""
 
-    def merge(*leaves: Any) -> Any:
+    def merge(spec: Any, *leaves: Any) -> Any:
         if not isinstance(leaves[0], PerReplica):
             return leaves[0]
         values = tuple(value for leaf in leaves for value in leaf.values)
         if not isinstance(leaves[0], Portion):
             return PerReplica(values)
-        return Portion(values, tf.concat([leaf.own_rows for leaf in leaves], axis=0), total)
+        return Portion(values, tf.concat([leaf.own_rows for leaf in leaves], axis=0), total, spec=spec)
 
-    return tf.nest.map_structure(merge, *parts)
+    return tf.nest.map_structure(merge, element_spec, *parts)
+
+
+def _repeated(spec: Any, count: int) -> Any:
+    """Returns the type of ``count`` per-replica values merged into one; rows are not known beforehand."""
+    if isinstance(spec, PortionSpec):
+        return PortionSpec(*(spec.value_specs * count))
+    return PerReplicaSpec(*(spec._value_specs * count)) if isinstance(spec, PerReplicaSpec) else spec

@@ -371,6 +371,22 @@ class TestPrograms:
         assert losses[-1] < losses[0]
         assert all_ranks(digest(model)) == [digest(model)] * 2
 
+    def test_steps_are_traced_alike_when_one_rank_keeps_its_number_of_rows(self) -> None:
+        x = np.arange(15, dtype="float32")[:, None]
+        dataset = tf.data.Dataset.from_tensor_slices(x).batch(7)
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(x[:8]))  # 7, 7, 1 and 8 rows: rank 0 has 4, 4, 1, 4
+
+        @tf.function
+        def step(features: Any) -> tf.Tensor:
+            return strategy().reduce("SUM", strategy().run(tf.reduce_sum, args=(features,)), axis=None)
+
+        assert sum(len(batch.values) for batch in strategy().experimental_distribute_dataset(dataset)) == 4
+        totals = [float(step(features)) for features in strategy().experimental_distribute_dataset(dataset)]
+        assert totals[:2] == [21.0, 70.0]
+        assert totals[3] == 28.0
+        prediction = dense().predict(np.zeros((15, 4), "float32"), batch_size=8, verbose=0)
+        assert prediction.shape == (15, 1)
+
     def test_reduce_and_gather(self) -> None:
         def replica() -> tf.Tensor:
             index = tf.distribute.get_replica_context().replica_id_in_sync_group
