@@ -115,7 +115,7 @@ def test_saved_model_and_tensorboard_logs(digits: data.Digits, tmp_path: Path) -
 
 
 def test_result_is_one_line_of_keys_and_values() -> None:
-    line = str(train.Result(0.98125, 0.0612, 1234.5, 10, 2, 12.34, {}))
+    line = str(train.Result(0.98125, 0.0612, 1234.5, 10, 2, True, 12.34, {}))
     word, *pairs = line.split(" ")
     assert word == "result"
     assert {key: json.loads(value) for key, value in (pair.split("=") for pair in pairs)} == {

@@ -1,0 +1,92 @@
+"""The ported programs as their users start them, by two processes, and what their page shows."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from tests.examples import EXAMPLES
+from tests.processes import Programs, horovodrun
+
+PORTS = EXAMPLES / "ports"
+LAUNCH = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2"]
+LIMIT_SECONDS = 200
+
+pytestmark = pytest.mark.timeout(LIMIT_SECONDS + 60)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if re.match(r"TF_CONFIG|HOROVOD_|OMPI_|SLURM_", name)]:
+        monkeypatch.delenv(name)
+    # An empty Keras cache, so that the digits are those of scikit-learn.
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+
+
+def finished(folder: Path, command: list[str]) -> str:
+    """The output of a command that ends well, in time; whatever it has started ends with it."""
+    with Programs(folder, [command]) as programs:
+        codes = programs.wait(LIMIT_SECONDS)
+        output = programs.output(limit=40000)
+    assert codes == [0], output
+    assert "Traceback" not in output
+    return output
+
+
+def only(pattern: str, output: str) -> float:
+    """The number in the one line that has it: the ranks other than 0 print nothing."""
+    [number] = re.findall(pattern, output)
+    return float(number)
+
+
+def test_multi_worker_keras(tmp_path: Path) -> None:
+    results = tmp_path / "a folder"
+    program = [str(PORTS / "multi_worker_keras.py"), "--epochs=2", f"--output_dir={results}"]
+    output = finished(tmp_path, [*LAUNCH, *program])
+    assert only(r"result test_accuracy=(\S+) test_loss=\S+ replicas=2\n", output) > 0.3
+    assert output.count("Epoch 2/2") == 1
+    # The checkpoint of the other process and the backup are gone.
+    assert sorted(path.name for path in results.iterdir()) == ["checkpoint", "model.keras"]
+    assert (results / "checkpoint" / "ckpt-1.index").is_file()
+    assert keras.models.load_model(results / "model.keras").count_params() > 0
+
+
+def test_horovod_keras_mnist(tmp_path: Path) -> None:
+    results = tmp_path / "checkpoints"
+    program = [str(PORTS / "horovod_keras_mnist.py"), "--epochs=3", f"--output_dir={results}"]
+    output = finished(tmp_path, horovodrun(2, program))
+    assert only(r"result test_accuracy=(\S+) test_loss=\S+ processes=2\n", output) > 0.7
+    assert output.count("Epoch 3/3") == 1
+    assert only(r"Epoch 3: the learning rate has warmed up to (\S+)\.\n", output) == 0.002
+    assert [float(rate) for rate in re.findall(r"learning_rate: (\S+)", output)] == [0.0013, 0.0017, 0.002]
+    assert sorted(path.name for path in results.iterdir()) == [f"checkpoint-{epoch}.keras" for epoch in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", ["multi_worker_keras.py", "horovod_keras_mnist.py"])
+def test_one_process_in_a_clone_with_nothing_installed(name: str, tmp_path: Path) -> None:
+    # Tells Python to forget PYTHONPATH.
+    output = finished(tmp_path, [sys.executable, "-E", str(PORTS / name), "--epochs=1"])
+    assert only(r"result test_accuracy=\S+ test_loss=\S+ (?:replicas|processes)=(\d)\n", output) == 1
+
+
+def test_refuses_a_wrong_folder_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, str(PORTS / "multi_worker_keras.py"), "--data_dir=nowhere"]
+    with Programs(tmp_path, [command]) as programs:
+        assert programs.wait(LIMIT_SECONDS) == [1]
+        assert "error: nowhere: not a directory" in programs.output()
+
+
+@pytest.mark.parametrize("strategy", ["MultiWorkerMirroredStrategy", "HorovodStrategy"])
+def test_the_loop_on_the_page(strategy: str, tmp_path: Path) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (PORTS / "README.md").read_text(), flags=re.DOTALL)
+    program = tmp_path / "loop.py"
+    program.write_text(code.replace("MultiWorkerMirroredStrategy", strategy))
+    command = horovodrun(2, [str(program)]) if strategy == "HorovodStrategy" else [*LAUNCH, str(program)]
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", finished(tmp_path, command))]
+    # Five steps, and what both ranks print is the same.
+    assert len(losses) == 10
+    assert len(set(losses)) == 5
+    assert min(losses) < max(losses) / 2
