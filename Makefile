@@ -18,7 +18,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist test parity bench lint ruff mypy format clean
+.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -30,11 +30,17 @@ mnist: $(READY_RUN) ## train handwritten digits on two devices
 test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
 	$(BIN)/python -m pytest $(ARGS)
 
-parity: $(READY_DEV) ## measure parity with one device again and write strategies/PARITY.md
+parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
 	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md
 
 bench: $(READY_RUN) ## measure images/s beside TensorFlow's strategy and plain Keras, about half an hour
 	$(BIN)/python benchmarks/mirrored/main.py $(ARGS)
+
+bench-data-parallel: $(READY_HOROVOD) ## measure images/s of two processes beside independent ones, Horovod and torch
+	$(BIN)/python benchmarks/data_parallel/main.py $(ARGS)
+
+bench-all-reduce: $(READY_HOROVOD) ## measure GB/s of sums between two processes beside TensorFlow, Horovod and torch
+	$(BIN)/python benchmarks/all_reduce/main.py $(ARGS)
 
 lint: ruff mypy ## check style and types
 

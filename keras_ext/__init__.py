@@ -1,1 +1,5 @@
-"""Keras layers that split a model across devices. None yet: see CHANGELOG.md for what each release adds."""
+"""What training across devices adds to Keras: callbacks. Layers that split a model are to come; see CHANGELOG.md."""
+
+from keras_ext.callbacks import LearningRateWarmup
+
+__all__ = ["LearningRateWarmup"]

@@ -8,10 +8,13 @@ process that is not measuring waits for a message and takes no processor time.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
+import signal
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -20,6 +23,7 @@ Report = Callable[[float], None]
 Run = Callable[[Report], None]
 
 EXIT_TIMEOUT_SECONDS = 10
+_PR_SET_PDEATHSIG = 1
 
 
 class WorkerError(RuntimeError):
@@ -38,11 +42,16 @@ class Contender:
             called, so that the benchmark's own process stays small.
         environments: variables to add to the environment, one mapping for each process; they are there before
             the process imports anything. The processes measure at the same time.
+        cores: for each process the cores that it may use; None for all that the benchmark may.
+        freezes: whether its processes are stopped (SIGSTOP) while others are measured. For those that take
+            processor time while they wait, as Horovod's do; nothing of theirs may expire meanwhile.
     """
 
     name: str
     run: Run
     environments: tuple[Mapping[str, str], ...] = ({},)
+    cores: tuple[Sequence[int], ...] | None = None
+    freezes: bool = False
 
 
 class Workers:
@@ -61,20 +70,23 @@ class Workers:
     def __init__(self, contender: Contender, timeout_seconds: float) -> None:
         self._name = contender.name
         self._timeout_seconds = timeout_seconds
+        self._freezes = contender.freezes
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
         # Not fork: TensorFlow does not survive it.
         context = multiprocessing.get_context("spawn")
         try:
-            for environment in contender.environments:
+            cores = contender.cores or (None,) * len(contender.environments)
+            for environment, own_cores in zip(contender.environments, cores, strict=True):
                 here, there = context.Pipe()
-                process = context.Process(target=_serve, args=(contender.run, there), daemon=True)
+                process = context.Process(target=_serve, args=(contender.run, there, own_cores), daemon=True)
                 with _environment(environment):
                     process.start()
                 there.close()
                 self._processes.append(process)
                 self._connections.append(here)
             self._receive()
+            self._freeze()
         except BaseException:
             self.stop()
             raise
@@ -85,11 +97,14 @@ class Workers:
         Raises:
             WorkerError: if a process fails, dies or takes too long.
         """
+        self._signal(signal.SIGCONT)
         for connection in self._connections:
             # A process that is gone is noticed where its answer is missing, which names the reason.
             with contextlib.suppress(BrokenPipeError):
                 connection.send("measure")
-        return self._receive()
+        values = self._receive()
+        self._freeze()
+        return values
 
     def stop(self) -> None:
         """Ends the processes, by force: they have nothing to save, and some take long to put everything away."""
@@ -98,6 +113,15 @@ class Workers:
         for process in self._processes:
             process.kill()
             process.join()
+
+    def _freeze(self) -> None:
+        if self._freezes:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, signum: int) -> None:
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signum)
 
     def _receive(self) -> tuple[float, ...]:
         values = []
@@ -116,8 +140,14 @@ class Workers:
         return tuple(values)
 
 
-def _serve(run: Run, connection: Connection) -> None:
+def _serve(run: Run, connection: Connection, cores: Sequence[int] | None) -> None:
     """A process' life: `run`, until the other end of the connection closes."""
+    if sys.platform == "linux":
+        # A frozen process would not notice that the benchmark is gone, and stay for ever.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
+        if cores is not None:
+            # Before TensorFlow is there: threads that exist already would keep the cores they have.
+            os.sched_setaffinity(0, cores)
 
     def report(value: float) -> None:
         connection.send(value)

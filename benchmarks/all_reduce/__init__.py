@@ -1,0 +1,1 @@
+"""Gigabytes per second of one float32 all-reduce between processes, beside other libraries."""

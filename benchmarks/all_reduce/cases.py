@@ -1,0 +1,81 @@
+"""What is reduced, and in which turn. Pure: standard library only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+FLOAT_BYTES = 4
+# Each case is measured so often in a row: once going forwards through the contenders and once backwards.
+_IN_A_ROW = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to reduce.
+
+    Attributes:
+        megabytes: its size, of 10^6 bytes.
+        as_list: whether it is many tensors, as gradients are, or one.
+    """
+
+    megabytes: float
+    as_list: bool
+
+    def __str__(self) -> str:
+        return f"{self.megabytes:g} MB, {'list' if self.as_list else 'one tensor'}"
+
+    @property
+    def tensor_sizes(self) -> list[int]:
+        """The number of elements of each tensor.
+
+        A list has 32: big ones, of a tenth of the bytes, among small ones, of a third of a percent.
+        """
+        total = max(32, round(self.megabytes * 1e6 / FLOAT_BYTES))
+        if not self.as_list:
+            return [total]
+        weights = [2 ** (index % 6) for index in range(32)]
+        ends = [total * part // sum(weights) for part in itertools.accumulate(weights)]
+        return [max(1, end - begin) for begin, end in itertools.pairwise([0, *ends])]
+
+    @property
+    def gigabytes(self) -> float:
+        """The size as measured, of 10^9 bytes."""
+        return sum(self.tensor_sizes) * FLOAT_BYTES / 1e9
+
+    @property
+    def num_calls(self) -> int:
+        """How many all-reduces one measurement takes the median of."""
+        return max(5, min(50, int(50 / max(self.megabytes, 0.01) ** 0.5)))
+
+
+def make_cases(megabytes: Sequence[float]) -> list[Case]:
+    """Every size as one tensor and as a list."""
+    return [Case(size, as_list) for size in megabytes for as_list in (False, True)]
+
+
+def turns(all_cases: Sequence[Case]) -> Iterator[Case]:
+    """Which case each turn of a contender measures, without end."""
+    while True:
+        for case in all_cases:
+            yield from [case] * _IN_A_ROW
+
+
+def num_turns(all_cases: Sequence[Case], num_rounds: int) -> int:
+    """After how many turns every case has been measured twice in each of the rounds."""
+    return len(all_cases) * num_rounds * _IN_A_ROW
+
+
+def by_case(measured: Mapping[str, Sequence[float]], all_cases: Sequence[Case]) -> dict[str, list[float]]:
+    """The measurements of all turns, put under the names of contender and case."""
+    result: dict[str, list[float]] = {row_of(row, case): [] for case in all_cases for row in measured}
+    for row, values in measured.items():
+        for case, value in zip(turns(all_cases), values, strict=False):
+            result[row_of(row, case)].append(value)
+    return result
+
+
+def row_of(row: str, case: Case) -> str:
+    """The name of a contender's measurements of one case."""
+    return f"{row}, {case}"

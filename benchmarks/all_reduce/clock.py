@@ -1,0 +1,35 @@
+"""Measures one case per turn, whatever it is that reduces. Standard library only."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from harness.workers import Report
+
+from all_reduce.cases import Case, turns
+
+_NUM_SKIPPED = 2
+
+
+def measure(all_cases: Sequence[Case], make_call: Callable[[Case], Callable[[], object]], report: Report) -> None:
+    """Reports GB/s of one case per turn, until nobody asks any more.
+
+    Args:
+        all_cases: the cases, in the order of their turns.
+        make_call: makes of a case what reduces it once, and returns when the result is there.
+        report: takes GB/s, the bytes reduced per median time of a call; returns when it is this process' turn again.
+    """
+    calls = {case: make_call(case) for case in all_cases}
+    for call in calls.values():
+        call()
+    # The first report of all is thrown away.
+    report(0.0)
+    for case in turns(all_cases):
+        seconds = []
+        for _ in range(_NUM_SKIPPED + case.num_calls):
+            start = time.perf_counter()
+            calls[case]()
+            seconds.append(time.perf_counter() - start)
+        report(case.gigabytes / statistics.median(seconds[_NUM_SKIPPED:]))

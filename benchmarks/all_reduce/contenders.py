@@ -1,0 +1,112 @@
+"""Who reduces, and what is compared. Pure data: libraries are imported in the contenders' own processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import clusters
+from harness.clusters import Environments
+from harness.ratios import Comparison
+from harness.workers import Contender, Report
+
+from all_reduce.cases import Case, row_of
+
+# Of this size are the all-reduces for which there are targets, as conditions of a release.
+TARGET_MEGABYTES = 100.0
+TARGET_OF_STOCK = 2.3
+TARGET_OF_RAW_HOROVOD = 0.95
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to reduce.
+
+    Attributes:
+        row: its row in the tables.
+        cluster: how its processes are joined: "tensorflow", "horovod" or "torch".
+        requires: the distribution that has to be installed beside ours.
+    """
+
+    row: str
+    cluster: str
+    requires: str = "keras"
+
+
+KINDS: Mapping[str, Kind] = {
+    "multi_worker": Kind("strategies.MultiWorkerMirroredStrategy", "tensorflow"),
+    "stock": Kind("tf.distribute.MultiWorkerMirroredStrategy", "tensorflow"),
+    "horovod": Kind("strategies.HorovodStrategy", "horovod", "horovod"),
+    "raw_horovod": Kind("hvd.allreduce", "horovod", "horovod"),
+    "torch": Kind("torch.distributed.all_reduce, gloo", "torch", "torch"),
+}
+
+
+def contenders(
+    names: Sequence[str],
+    all_cases: Sequence[Case],
+    num_processes: int,
+    horovod_slots: Callable[[int], Environments],
+) -> list[Contender]:
+    """The contenders of those names, in that order.
+
+    Args:
+        names: keys of `KINDS`.
+        all_cases: what each of them reduces, a case per turn.
+        num_processes: of each contender, one core and one thread for each.
+        horovod_slots: makes the environments of one Horovod job.
+    """
+    environments: Mapping[str, Callable[[int], Environments]] = {
+        "tensorflow": clusters.of_tensorflow,
+        "horovod": horovod_slots,
+        "torch": clusters.of_torch,
+    }
+    return [
+        Contender(
+            KINDS[name].row,
+            functools.partial(_run, name, tuple(all_cases)),
+            environments[KINDS[name].cluster](num_processes),
+            cores=clusters.one_core_each(num_processes),
+            # Waiting processes of Horovod ask each other a thousand times a second whether there is work.
+            freezes=KINDS[name].cluster == "horovod",
+        )
+        for name in names
+    ]
+
+
+def comparisons(all_cases: Sequence[Case], names: Collection[str]) -> list[Comparison]:
+    """What is compared with what, of the contenders that are there."""
+    pairs: list[tuple[str, str, float | None]] = [
+        ("multi_worker", "stock", TARGET_OF_STOCK),
+        ("horovod", "raw_horovod", TARGET_OF_RAW_HOROVOD),
+        ("multi_worker", "torch", None),
+        ("horovod", "torch", None),
+    ]
+    return [
+        Comparison(
+            f"{one} / {other}, {case}",
+            row_of(KINDS[one].row, case),
+            row_of(KINDS[other].row, case),
+            target if case.megabytes == TARGET_MEGABYTES else None,
+        )
+        for one, other, target in pairs
+        if one in names and other in names
+        for case in all_cases
+    ]
+
+
+def _run(name: str, all_cases: Sequence[Case], report: Report) -> None:
+    match name:
+        case "torch":
+            from all_reduce import torch_reducing
+
+            torch_reducing.run(all_cases, report)
+        case "raw_horovod":
+            from all_reduce import raw_horovod
+
+            raw_horovod.run(all_cases, report)
+        case _:
+            from all_reduce import reducing
+
+            reducing.run(name, all_cases, report)

@@ -1,0 +1,150 @@
+"""Who is measured, and what is compared. Pure data: libraries are imported in the contenders' own processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import clusters
+from harness.clusters import Environments
+from harness.ratios import Comparison
+from harness.workers import Contender, Report
+from mirrored.contenders import Workload
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to train on several processes.
+
+    Attributes:
+        row: its row in the tables.
+        program: the module of this package that runs it.
+        cluster: how its processes are joined: "none", "tensorflow", "horovod" or "torch".
+        requires: the distribution that has to be installed beside ours.
+    """
+
+    row: str
+    program: str
+    cluster: str = "none"
+    requires: str = "keras"
+
+
+KINDS: Mapping[str, Kind] = {
+    "independent": Kind("plain Keras, independent processes", "training"),
+    "multi_worker": Kind("strategies.MultiWorkerMirroredStrategy", "training", "tensorflow"),
+    "horovod": Kind("strategies.HorovodStrategy", "training", "horovod", "horovod"),
+    "raw_horovod": Kind("hvd.DistributedGradientTape", "raw_horovod", "horovod", "horovod"),
+    "stock": Kind("tf.distribute.MultiWorkerMirroredStrategy, mended", "training", "tensorflow"),
+    "independent_again": Kind("plain Keras, other independent processes", "training"),
+    "torch_independent": Kind("torch, independent processes", "torch_training", "none", "torch"),
+    "torch_ddp": Kind("torch DistributedDataParallel, gloo", "torch_training", "torch", "torch"),
+}
+
+# As conditions of a release: by model, of a strategy's name, against independent processes.
+TARGETS_OF_INDEPENDENT: Mapping[str, Mapping[str, float]] = {
+    "small_cnn": {"horovod": 0.85, "multi_worker": 0.75},
+    "resnet50": {"horovod": 0.93, "multi_worker": 0.85},
+}
+TARGET_OF_RAW_HOROVOD = 0.97
+TARGET_OF_STOCK = 1.5
+TARGET_OF_TORCH = 1.0
+
+
+def contenders(
+    names: Sequence[str],
+    workload: Workload,
+    num_processes: int,
+    autotune: bool,
+    horovod_slots: Callable[[int], Environments],
+) -> list[Contender]:
+    """The contenders of those names, in that order.
+
+    Args:
+        names: keys of `KINDS`.
+        workload: its batch size is that of one process.
+        num_processes: of each contender, one core and one thread for each.
+        autotune: whether tf.data may choose its threads and buffers, which is what it does if not told.
+        horovod_slots: makes the environments of one Horovod job.
+    """
+    environments: Mapping[str, Callable[[int], Environments]] = {
+        "none": clusters.independent,
+        "tensorflow": clusters.of_tensorflow,
+        "horovod": horovod_slots,
+        "torch": clusters.of_torch,
+    }
+    return [
+        Contender(
+            KINDS[name].row,
+            functools.partial(_run, name, workload, autotune),
+            environments[KINDS[name].cluster](num_processes),
+            cores=clusters.one_core_each(num_processes),
+            # Waiting processes of Horovod ask each other a thousand times a second whether there is work.
+            freezes=KINDS[name].cluster == "horovod",
+        )
+        for name in names
+    ]
+
+
+def comparisons(model: str, names: Collection[str]) -> list[Comparison]:
+    """What is compared with what, of the contenders that are there."""
+    of_independent = TARGETS_OF_INDEPENDENT[model]
+    wanted: list[tuple[str, str, float | None]] = [
+        ("horovod", "independent", of_independent["horovod"]),
+        ("multi_worker", "independent", of_independent["multi_worker"]),
+        ("horovod", "raw_horovod", TARGET_OF_RAW_HOROVOD),
+        ("multi_worker", "stock", TARGET_OF_STOCK),
+        ("raw_horovod", "independent", None),
+        ("stock", "independent", None),
+        ("torch_ddp", "torch_independent", None),
+        ("independent_again", "independent", None),
+    ]
+    found = [
+        Comparison(f"{one} / {other}", KINDS[one].row, KINDS[other].row, target)
+        for one, other, target in wanted
+        if one in names and other in names
+    ]
+    if {"independent", "torch_ddp", "torch_independent"} <= set(names):
+        found += [
+            Comparison(f"efficiency of {name} / of torch_ddp", efficiency(name), efficiency("torch_ddp"), target)
+            for name, target in (
+                ("horovod", TARGET_OF_TORCH),
+                ("multi_worker", TARGET_OF_TORCH),
+                ("raw_horovod", None),
+                ("stock", None),
+            )
+            if name in names
+        ]
+    return found
+
+
+def efficiency(name: str) -> str:
+    """The name of a contender's share of what its independent processes do."""
+    return f"{KINDS[name].row}, efficiency"
+
+
+def with_efficiencies(measured: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """The measurements and, round by round, what part each contender reached of its library's independent processes."""
+    result = {row: list(values) for row, values in measured.items()}
+    for name, kind in KINDS.items():
+        limit = KINDS["torch_independent" if name.startswith("torch") else "independent"].row
+        if kind.row in measured and limit in measured:
+            pairs = zip(measured[kind.row], measured[limit], strict=True)
+            result[efficiency(name)] = [value / most for value, most in pairs]
+    return result
+
+
+def _run(name: str, workload: Workload, autotune: bool, report: Report) -> None:
+    match KINDS[name].program:
+        case "training":
+            from data_parallel import training
+
+            training.run(name, workload, autotune, report)
+        case "raw_horovod":
+            from data_parallel import raw_horovod
+
+            raw_horovod.run(workload, autotune, report)
+        case "torch_training":
+            from data_parallel import torch_training
+
+            torch_training.run(name, workload, report)

@@ -1,0 +1,86 @@
+"""Environments and cores of contenders whose processes work together on this machine. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+Environments = tuple[Mapping[str, str], ...]
+
+_LOOPBACK = "127.0.0.1"
+
+
+def one_core_each(num_processes: int) -> tuple[tuple[int, ...], ...]:
+    """The core of each process; where there are fewer cores than processes they come around again."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return tuple((cores[index % len(cores)],) for index in range(num_processes))
+
+
+def one_thread_each() -> dict[str, str]:
+    """The variables with which `strategies.launch` starts a process that has one core."""
+    return {
+        "TF_NUM_INTRAOP_THREADS": "1",
+        # With one, a collective that waits for the others would keep the computation waiting too.
+        "TF_NUM_INTEROP_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def independent(num_processes: int) -> Environments:
+    """Processes that know nothing of each other."""
+    return tuple(one_thread_each() for _ in range(num_processes))
+
+
+def of_tensorflow(num_processes: int) -> Environments:
+    """The processes of one `TF_CONFIG` cluster, on new ports."""
+    workers = [f"{_LOOPBACK}:{port}" for port in free_ports(num_processes)]
+    configs = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}} for rank in range(num_processes)
+    ]
+    return tuple({**one_thread_each(), "TF_CONFIG": json.dumps(config)} for config in configs)
+
+
+def of_torch(num_processes: int) -> Environments:
+    """The processes of one `torch.distributed` group that is made with `init_method="env://"`, on a new port."""
+    [port] = free_ports(1)
+    return tuple(
+        {
+            **one_thread_each(),
+            "MASTER_ADDR": _LOOPBACK,
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(num_processes),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        for rank in range(num_processes)
+    )
+
+
+def free_ports(num_ports: int) -> list[int]:
+    """As many different TCP ports that nobody listens on.
+
+    Raises:
+        OSError: there are none.
+    """
+    # Below the ports that the system gives to outgoing connections: a contender starts minutes later, and one of
+    # those could have taken its port by then.
+    try:
+        first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        first_outgoing = 32768
+    candidates = range(10000, max(first_outgoing, 11000))
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        for port in random.SystemRandom().sample(candidates, len(candidates)):
+            if len(found) == num_ports:
+                return found
+            probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            with contextlib.suppress(OSError):
+                probe.bind(("", port))
+                found.append(port)
+    raise OSError(f"This machine has not {num_ports} free TCP ports from {candidates[0]} to {candidates[-1]}.")
