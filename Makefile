@@ -22,7 +22,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
-	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 
 mnist: $(READY_RUN) ## train handwritten digits on two devices
 	$(BIN)/python examples/mnist/main.py --devices=2 $(ARGS)

@@ -409,3 +409,28 @@ class TestPrograms:
         x, y = regression()
         model.fit(x, y, verbose=0)
         assert all_ranks(digest(model)) == [digest(model)] * 2
+
+    @pytest.mark.parametrize("compression", ["fp16", "bf16"])
+    def test_gradients_rounded_on_their_way(self, compression: Any) -> None:
+        if os.environ["SUITE_STRATEGY"] != "HorovodStrategy":
+            with pytest.raises(TypeError, match="compression"):
+                strategies.MultiWorkerMirroredStrategy(compression=compression)  # type: ignore[call-arg]
+            return
+        x, y = regression()
+        exact = dense()
+        with strategies.HorovodStrategy(compression=compression).scope():
+            rounded = keras.models.clone_model(exact)
+            rounded.compile(keras.optimizers.SGD(0.05), "mse")
+        rounded.set_weights(exact.get_weights())
+        with strategy().scope():
+            exact.compile(keras.optimizers.SGD(0.05), "mse")
+        for model in (rounded, exact):
+            model.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False)
+        assert all_ranks(digest(rounded)) == [digest(rounded)] * 2
+        difference = abs(digest(rounded) - digest(exact)) / digest(exact)
+        assert 0 < difference < 1e-2
+
+    def test_adasum_needs_mpi(self) -> None:
+        if os.environ["SUITE_STRATEGY"] == "HorovodStrategy":
+            with pytest.raises(ValueError, match="--mpi"):
+                strategies.HorovodStrategy(reduction="adasum")
