@@ -78,13 +78,7 @@ class Crossing:
         sizes = [(value.shape.num_elements() or 0) * value.dtype.size for value in values]
         results: list[Any] = [None] * len(values)
         for bucket in make_buckets(sizes, [value.dtype.name for value in values], self._bucket_bytes):
-            parts = [values[i] for i in bucket.indices]
-            if present is False:
-                parts = [tf.zeros_like(part) for part in parts]
-            elif present is not True:
-                parts = tf.cond(
-                    present, lambda parts=parts: parts, lambda parts=parts: [tf.zeros_like(p) for p in parts]
-                )
+            parts = if_present(present, [values[i] for i in bucket.indices])
             totals = self._collectives.all_reduce_many(parts, _AXIS, **options)
             for i, total in zip(bucket.indices, totals, strict=True):
                 results[i] = total
@@ -103,6 +97,22 @@ class Crossing:
     def barrier(self) -> None:
         """Returns when all processes have called it."""
         self.sum([tf.zeros([], tf.int32)])
+
+
+def if_present(present: bool | tf.Tensor, values: list[Any]) -> list[Any]:
+    """Returns ``values``, or zeros in their place."""
+    if present is True:
+        return values
+
+    def zeros() -> list[Any]:
+        return [
+            tf.IndexedSlices(tf.zeros_like(v.values), v.indices, v.dense_shape)
+            if isinstance(v, tf.IndexedSlices)
+            else tf.zeros_like(v)
+            for v in values
+        ]
+
+    return zeros() if present is False else list(tf.cond(present, lambda: values, zeros))
 
 
 # Collectives know few kinds of integers. The same bits travel as another, or a wider one.

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies import shares
 from strategies._tf_internals import DistributedVariable, PerReplica, is_mirrored
-from strategies.crossing import Crossing
+from strategies.crossing import Crossing, if_present
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -102,7 +102,7 @@ class ReducingExtended:
         for r, (share, device) in enumerate(zip(self._shares, self.worker_devices, strict=True)):
             # Without a device, the conditional would take all values to the first one.
             with tf.device(device):
-                per_replica.append(_if_present(share.has_rows, [values[i].values[r] for i in mine]))
+                per_replica.append(if_present(share.has_rows, [values[i].values[r] for i in mine]))
         for i, components in zip(mine, zip(*per_replica, strict=True), strict=True):
             values[i] = PerReplica(components)
         return values
@@ -140,7 +140,7 @@ class ReducingExtended:
             for i, total in zip(dense, sum_dense([totals[i] for i in dense], present), strict=True):
                 totals[i] = total
             for i in sparse:
-                slices = _if_present(present, [totals[i]])[0]
+                slices = if_present(present, [totals[i]])[0]
                 gathered = crossing.gather(slices.values), crossing.gather(slices.indices)
                 totals[i] = tf.IndexedSlices(*gathered, slices.dense_shape)
             if reduce_op == _MEAN:
@@ -185,19 +185,3 @@ def _add_up(values: Sequence[Any]) -> Any:
     for value in values[1:]:
         total += value
     return total
-
-
-def _if_present(present: bool | tf.Tensor, values: list[Any]) -> list[Any]:
-    """Returns ``values``, or zeros in their place."""
-    if present is True:
-        return values
-
-    def zeros() -> list[Any]:
-        return [
-            tf.IndexedSlices(tf.zeros_like(v.values), v.indices, v.dense_shape)
-            if isinstance(v, tf.IndexedSlices)
-            else tf.zeros_like(v)
-            for v in values
-        ]
-
-    return zeros() if present is False else list(tf.cond(present, lambda: values, zeros))
