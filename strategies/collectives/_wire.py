@@ -37,6 +37,7 @@ class Group:
         wire_order: for each rank that TensorFlow gives, the position on the mesh axis.
         hint: "auto", "RING" or "NCCL".
         timeout_seconds: after which a collective fails; 0 for never.
+        on_cpu: whether its members are CPU devices, between which TensorFlow has no library to sum with.
     """
 
     key: int
@@ -44,6 +45,7 @@ class Group:
     wire_order: tuple[int, ...]
     hint: str
     timeout_seconds: float
+    on_cpu: bool
 
     def from_wire(self, rows: tf.Tensor) -> tf.Tensor:
         """Rows numbered by TensorFlow's ranks, put into the order of the axis."""
@@ -131,6 +133,17 @@ def _pad(rows: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
     return tf.pad(rows, [[0, 0], [0, length - tf.shape(rows)[1]]])
 
 
+def _is_padded(length: int | tf.Tensor, count: int | tf.Tensor) -> bool:
+    return not isinstance(length, int) or length != count
+
+
+def _sent(vector: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
+    """`[k]` -> `[length]`. What has the length already is sent uncopied."""
+    if isinstance(length, int) and vector.shape[0] == length:
+        return vector
+    return _pad(vector[tf.newaxis], length)[0]
+
+
 def _independent(result: tf.Tensor) -> tf.Tensor:
     """Let the op behind `result` run beside all others, and run even if nobody uses its result."""
     # No public name: an attribute of the graph being traced (TensorFlow 2.21), absent from graphs that put
@@ -145,21 +158,22 @@ def reduce(vector: tf.Tensor, group: Group, ordinal: int, merge_op: str) -> tf.T
     """`[k]` -> `[k]`; `merge_op` is "Add", "Min" or "Max"."""
     count = num_elements(shape_of(vector))
     length, size_class = padded_length(count)
-    sent = _pad(vector[tf.newaxis], length)[0]
+    sent = _sent(vector, length)
     result = tf.raw_ops.CollectiveReduceV2(
         input=sent, merge_op=merge_op, final_op="Id", ordering_token=[], **group.options(ordinal, size_class)
     )
-    return _independent(result)[:count]
+    result = _independent(result)
+    return result[:count] if _is_padded(length, count) else result
 
 
 def gather(vector: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
     """`[k]` -> `[n, k]` in the order of the axis."""
     count = num_elements(shape_of(vector))
     length, size_class = padded_length(count)
-    sent = _pad(vector[tf.newaxis], length)[0]
+    sent = _sent(vector, length)
     result = tf.raw_ops.CollectiveGatherV2(input=sent, ordering_token=[], **group.options(ordinal, size_class))
-    rows = tf.reshape(_independent(result), [group.size, length])
-    return group.from_wire(rows)[:, :count]
+    rows = group.from_wire(tf.reshape(_independent(result), [group.size, length]))
+    return rows[:, :count] if _is_padded(length, count) else rows
 
 
 def exchange(rows: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
@@ -174,7 +188,7 @@ def exchange(rows: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
 def send(vector: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
     """Send `[k]` to all other members; ready when they have it, or at least have asked for it."""
     length, size_class = padded_length(num_elements(shape_of(vector)))
-    sent = _pad(vector[tf.newaxis], length)[0]
+    sent = _sent(vector, length)
     return _independent(tf.raw_ops.CollectiveBcastSendV2(input=sent, **group.options(ordinal, size_class)))
 
 

@@ -24,6 +24,7 @@ from strategies.collectives._horovod_sets import (
     group_ranks,
     process_sets,
 )
+from strategies.collectives._horovod_threads import network_threads_yield
 from strategies.collectives._wire import shape_of
 from strategies.collectives.base import Collectives
 from strategies.collectives.channel import Channel
@@ -69,7 +70,9 @@ def start(*meshes: DeviceMesh, channel_axes: Sequence[str] = ("pipe",), all_pair
         # Before, too: after an initialisation that failed Horovod accepts no other, and it says little.
         check_promised_world(meshes, os.environ)
         try:
-            hvd.init(process_sets=[hvd.ProcessSet(list(ranks)) for ranks in needed])
+            # The first thread is the one that computes and sends; it has to come through.
+            with network_threads_yield(num_others=1):
+                hvd.init(process_sets=[hvd.ProcessSet(list(ranks)) for ranks in needed])
         except ValueError as error:
             raise ValueError(
                 f"Horovod did not start; what it wrote above says why. All processes must name the same meshes, "
@@ -80,7 +83,8 @@ def start(*meshes: DeviceMesh, channel_axes: Sequence[str] = ("pipe",), all_pair
     if os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") != "0":
         for ranks in needed:
             if ranks not in _running_sets():
-                hvd.add_process_set(list(ranks))
+                with network_threads_yield():
+                    hvd.add_process_set(list(ranks))
     check_running(needed, _running_sets())
     return int(hvd.rank())
 

@@ -211,7 +211,8 @@ class TensorFlowCollectives(Collectives):
             return self.mesh.ranks[index], spec.device_type, spec.device_index
 
         wire_order = tuple(sorted(range(len(members)), key=full_name))
-        return _wire.Group(key, len(members), wire_order, self._hint, self._timeout_seconds)
+        on_cpu = all(full_name(position)[1] == "CPU" for position in wire_order)
+        return _wire.Group(key, len(members), wire_order, self._hint, self._timeout_seconds, on_cpu)
 
     def _take_ordinals(self, key: int, count: int) -> int:
         with self._lock:
