@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from strategies.collectives._handles import capturable, make_handle
+
 
 class Fence:
     """Protects the ops of one instance of the collectives.
@@ -28,13 +30,13 @@ class Fence:
 
     def __init__(self, prefix: str) -> None:
         with tf.init_scope():
-            self._zero = _variable(f"{prefix}_zero", tf.int32)
+            self._zero = make_handle(f"{prefix}_zero", tf.int32)
             tf.raw_ops.AssignVariableOp(resource=self._zero, value=tf.constant(0))
 
     def pin(self, value: tf.Tensor) -> tf.Tensor:
         """The value, of one dimension at least, as an op's input that is neither constant nor shared."""
         with tf.device("CPU:0"):
-            zero = tf.raw_ops.ReadVariableOp(resource=_capturable(self._zero), dtype=tf.int32)
+            zero = tf.raw_ops.ReadVariableOp(resource=capturable(self._zero), dtype=tf.int32)
             begin = tf.fill([value.shape.rank], zero)
         pinned = tf.slice(value, begin, [-1] * value.shape.rank)
         pinned.set_shape(value.shape)
@@ -52,24 +54,9 @@ class Fence:
         with tf.device("CPU:0"):
             # Made outside: captured, it lets the calls of a function that holds this op wait for each other.
             with tf.init_scope():
-                handle = _variable(name, sample.dtype)
-            assignment = tf.raw_ops.AssignVariableOp(resource=_capturable(handle), value=sample)
+                handle = make_handle(name, sample.dtype)
+            assignment = tf.raw_ops.AssignVariableOp(resource=capturable(handle), value=sample)
         # No public name: absent from graphs that put nothing in sequence, such as those of gradients. There
         # even what is stateful is dropped, unless the graph is told to run it.
         if getattr(graph, "experimental_acd_manager", None) is None and hasattr(graph, "control_outputs"):
             graph.control_outputs.append(assignment)
-
-
-def _variable(name: str, dtype: tf.DType) -> tf.Tensor:
-    """A handle. Not a tf.Variable, of which a strategy's scope would make a distributed one."""
-    with tf.device("CPU:0"):
-        return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=name)
-
-
-def _capturable(handle: tf.Tensor) -> tf.Tensor:
-    """The handle as a tensor of the traced function around: gradients of loops and branches capture no other."""
-    graph = tf.compat.v1.get_default_graph()
-    # No public name; tf.distribute finds the function in the same way (TensorFlow 2.21).
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    return graph.capture(handle) if hasattr(graph, "capture") else handle

@@ -8,8 +8,9 @@ What the ops ask of their callers (measured with TensorFlow 2.21 on CPU), and wh
 - An empty tensor ends the process or hangs: one element is sent instead.
 - Broadcast and gather take no bfloat16, and only broadcast takes bool: `flatten` sends other bits.
 - Members are numbered by device name, whatever the caller's order: `Group.wire_order`.
+- A timeout costs two threads per op that runs, until it is over: they have none, `Watch` counts them instead.
 - Automatic control dependencies put the ops of one function in sequence, although each waits for the
-  others: `_independent`.
+  others: `Group.is_done`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
+
+from strategies.collectives._watch import Watch
 
 #: Dimensions: integers where known at tracing time, else int32 scalars.
 Shape = Sequence[int | tf.Tensor]
@@ -36,7 +39,7 @@ class Group:
         size: how many members.
         wire_order: for each rank that TensorFlow gives, the position on the mesh axis.
         hint: "auto", "RING" or "NCCL".
-        timeout_seconds: after which a collective fails; 0 for never.
+        watch: counts the ops that wait; None for nobody does.
         on_cpu: whether its members are CPU devices, between which TensorFlow has no library to sum with.
     """
 
@@ -44,7 +47,7 @@ class Group:
     size: int
     wire_order: tuple[int, ...]
     hint: str
-    timeout_seconds: float
+    watch: Watch | None
     on_cpu: bool
 
     def from_wire(self, rows: tf.Tensor) -> tf.Tensor:
@@ -70,8 +73,20 @@ class Group:
             "group_key": self.key,
             "instance_key": first + size_class,
             "communication_hint": self.hint,
-            "timeout_seconds": self.timeout_seconds,
         }
+
+    def waits(self, value: tf.Tensor) -> tf.Tensor:
+        """What an op sends."""
+        return value if self.watch is None else self.watch.waits(value)
+
+    def is_done(self, result: tf.Tensor) -> tf.Tensor:
+        """What an op gave. It runs beside all others, and runs even if nobody uses its result."""
+        # No public name: an attribute of the graph being traced (TensorFlow 2.21), absent from graphs that put
+        # nothing in sequence, such as those of gradients.
+        manager = getattr(result.graph, "experimental_acd_manager", None)
+        if manager is not None:
+            manager.run_independently(result.op)
+        return result if self.watch is None else self.watch.is_done(result)
 
 
 def flatten(value: tf.Tensor) -> tf.Tensor:
@@ -144,25 +159,15 @@ def _sent(vector: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
     return _pad(vector[tf.newaxis], length)[0]
 
 
-def _independent(result: tf.Tensor) -> tf.Tensor:
-    """Let the op behind `result` run beside all others, and run even if nobody uses its result."""
-    # No public name: an attribute of the graph being traced (TensorFlow 2.21), absent from graphs that put
-    # nothing in sequence, such as those of gradients.
-    manager = getattr(result.graph, "experimental_acd_manager", None)
-    if manager is not None:
-        manager.run_independently(result.op)
-    return result
-
-
 def reduce(vector: tf.Tensor, group: Group, ordinal: int, merge_op: str) -> tf.Tensor:
     """`[k]` -> `[k]`; `merge_op` is "Add", "Min" or "Max"."""
     count = num_elements(shape_of(vector))
     length, size_class = padded_length(count)
-    sent = _sent(vector, length)
+    sent = group.waits(_sent(vector, length))
     result = tf.raw_ops.CollectiveReduceV2(
         input=sent, merge_op=merge_op, final_op="Id", ordering_token=[], **group.options(ordinal, size_class)
     )
-    result = _independent(result)
+    result = group.is_done(result)
     return result[:count] if _is_padded(length, count) else result
 
 
@@ -170,9 +175,9 @@ def gather(vector: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
     """`[k]` -> `[n, k]` in the order of the axis."""
     count = num_elements(shape_of(vector))
     length, size_class = padded_length(count)
-    sent = _sent(vector, length)
+    sent = group.waits(_sent(vector, length))
     result = tf.raw_ops.CollectiveGatherV2(input=sent, ordering_token=[], **group.options(ordinal, size_class))
-    rows = group.from_wire(tf.reshape(_independent(result), [group.size, length]))
+    rows = group.from_wire(tf.reshape(group.is_done(result), [group.size, length]))
     return rows[:, :count] if _is_padded(length, count) else rows
 
 
@@ -180,21 +185,23 @@ def exchange(rows: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
     """`[n, k]` -> `[n, k]`: row i goes to position i, row j comes from position j."""
     count = num_elements(shape_of(rows)[1:])
     length, size_class = padded_length(count)
-    sent = group.to_wire(_pad(rows, length))
+    sent = group.waits(group.to_wire(_pad(rows, length)))
     result = tf.raw_ops.CollectiveAllToAllV2(input=sent, ordering_token=[], **group.options(ordinal, size_class))
-    return group.from_wire(_independent(result))[:, :count]
+    return group.from_wire(group.is_done(result))[:, :count]
 
 
 def send(vector: tf.Tensor, group: Group, ordinal: int) -> tf.Tensor:
     """Send `[k]` to all other members; ready when they have it, or at least have asked for it."""
     length, size_class = padded_length(num_elements(shape_of(vector)))
-    sent = _sent(vector, length)
-    return _independent(tf.raw_ops.CollectiveBcastSendV2(input=sent, **group.options(ordinal, size_class)))
+    sent = group.waits(_sent(vector, length))
+    return group.is_done(tf.raw_ops.CollectiveBcastSendV2(input=sent, **group.options(ordinal, size_class)))
 
 
 def recv(count: int | tf.Tensor, dtype: tf.DType, group: Group, ordinal: int) -> tf.Tensor:
     """The `[count]` elements, of flattened `dtype`, that another member sends."""
     length, size_class = padded_length(count)
+    # It has no input to wait for: the shape stands for one.
+    shape = group.waits(tf.convert_to_tensor([length]))
     wire_dtype = {tf.bool: tf.int32, tf.bfloat16: tf.float16}.get(dtype, dtype)
-    result = tf.raw_ops.CollectiveBcastRecvV2(T=wire_dtype, shape=[length], **group.options(ordinal, size_class))
-    return _independent(result)[:count]
+    result = tf.raw_ops.CollectiveBcastRecvV2(T=wire_dtype, shape=shape, **group.options(ordinal, size_class))
+    return group.is_done(result)[:count]

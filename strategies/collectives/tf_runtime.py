@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import tensorflow as tf
 
 from strategies.collectives import _members, _wire, checks
+from strategies.collectives._watch import Watch
 from strategies.collectives.base import Collectives
 from strategies.collectives.channel import Channel
 from strategies.collectives.transport import Op, Pairs
@@ -55,7 +57,8 @@ class TensorFlowCollectives(Collectives):
         mesh: the grid. Devices are names inside a process ("CPU:0", "/device:GPU:1"); "" means "CPU:0".
         rank: this process' rank in the mesh.
         implementation: TensorFlow's communication hint.
-        timeout_seconds: after which a collective that not all members joined fails on the others; 0: never.
+        timeout_seconds: after which collectives fail here if not one could be finished for so long, because not all
+            members have joined; 0: never.
 
     Raises:
         ValueError: a device this process does not have, a negative timeout, an unknown implementation.
@@ -76,7 +79,12 @@ class TensorFlowCollectives(Collectives):
                 f"Received: timeout_seconds={timeout_seconds}, implementation={implementation!r}."
             )
         self._hint = implementation
-        self._timeout_seconds = timeout_seconds
+        self._watch: Watch | None = None
+        if timeout_seconds:
+            self._watch = Watch(f"Rank {rank} of {mesh.num_processes}", timeout_seconds)
+            self._watch.start()
+            # Also at the end of the program.
+            weakref.finalize(self, self._watch.stop)
         self._devices = [_find_device(mesh.devices[index]) for index in self.local_indices]
         all_groups = [(axis, members) for axis in AXES for members in mesh.groups(axis)]
         first_key = _KEY_RANGES.take(len(all_groups) + mesh.size**2)
@@ -212,7 +220,7 @@ class TensorFlowCollectives(Collectives):
 
         wire_order = tuple(sorted(range(len(members)), key=full_name))
         on_cpu = all(full_name(position)[1] == "CPU" for position in wire_order)
-        return _wire.Group(key, len(members), wire_order, self._hint, self._timeout_seconds, on_cpu)
+        return _wire.Group(key, len(members), wire_order, self._hint, self._watch, on_cpu)
 
     def _take_ordinals(self, key: int, count: int) -> int:
         with self._lock:

@@ -1,0 +1,15 @@
+"""What a process of this benchmark runs: imports TensorFlow only there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.workers import Report
+from mirrored.contenders import Workload
+
+
+def run(name: str, workload: Workload, folder: Path, report: Report) -> None:
+    """Traces the strategy of that name."""
+    from overlap import tracing
+
+    tracing.run(name, workload, folder, report)
