@@ -18,7 +18,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce lint ruff mypy format clean
+.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce bench-overlap lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -41,6 +41,9 @@ bench-data-parallel: $(READY_HOROVOD) ## measure images/s of two processes besid
 
 bench-all-reduce: $(READY_HOROVOD) ## measure GB/s of sums between two processes beside TensorFlow, Horovod and torch
 	$(BIN)/python benchmarks/all_reduce/main.py $(ARGS)
+
+bench-overlap: $(READY_HOROVOD) ## show from traces how much of the all-reduce runs beside the backward pass
+	$(BIN)/python benchmarks/overlap/main.py $(ARGS)
 
 lint: ruff mypy ## check style and types
 
