@@ -33,6 +33,8 @@ class HorovodStrategy(tf.distribute.Strategy):
             combines the gradients of the processes' rows such that more processes need no other learning rate.
             Horovod has it over MPI, for 2, 4, 8, ... processes.
         bucket_bytes: the most that gradients which travel together may hold.
+        timeout_seconds: how long a process waits for another that lives but does not come, before Horovod is shut down
+            on all of them; 0 for ever.
 
     Raises:
         ImportError: Horovod is not installed; the message has the command that does it.
@@ -50,6 +52,7 @@ class HorovodStrategy(tf.distribute.Strategy):
         compression: Literal["fp16", "bf16"] | None = None,
         reduction: Literal["average", "adasum"] = "average",
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        timeout_seconds: float = 600.0,
     ) -> None:
         if compression not in (None, "fp16", "bf16") or reduction not in ("average", "adasum"):
             raise ValueError(
@@ -73,7 +76,7 @@ class HorovodStrategy(tf.distribute.Strategy):
         self._collective_key_base = 0
         crossing = None
         if cluster.world_size > 1:
-            collectives = horovod.HorovodCollectives(self._mesh, rank)
+            collectives = horovod.HorovodCollectives(self._mesh, rank, timeout_seconds=timeout_seconds)
             crossing = Crossing(collectives, bucket_bytes, compression=compression, reduction=reduction)
         extended = ReplicatedExtended(self, [device], default_reduction([device]), crossing)
         tf.distribute.Strategy.__init__(self, extended)

@@ -2,8 +2,9 @@
 
 TensorFlow's collective ops take a timeout, but pay for it with a thread that sleeps until then, two for each op that
 runs: with 10 minutes and 50 steps a second they reach the limits of a system within minutes (TensorFlow 2.21,
-`Env::SchedClosureAfter`). So our ops have none. Each counts when it starts to wait and when it is done, and one thread
-per process looks at the counts: when some op waits and none has been done for the time allowed, all are ended.
+`Env::SchedClosureAfter`). Horovod's ops take none, and its stall check did not end a wait (0.28.1, Gloo). So each op of
+ours counts when it starts to wait and when it is done, and one thread looks at the counts: when some op waits and none
+has been done for the time allowed, all are ended.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from strategies._tf_internals import eager_context
 from strategies.collectives._handles import capturable, make_handle
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -27,10 +28,13 @@ class Watch:
     Args:
         who: names this process in the error, as in "rank 0 of 2".
         timeout_seconds: how long a collective may wait while no other is done; more than 0.
+        end: ends all collectives of this process; takes what to say.
+        setting: what the user sets to allow more time.
     """
 
-    def __init__(self, who: str, timeout_seconds: float) -> None:
+    def __init__(self, who: str, timeout_seconds: float, end: Callable[[str], None], setting: str) -> None:
         self._who, self._timeout_seconds = who, timeout_seconds
+        self._end, self._setting = end, setting
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         number = next(_instances)
@@ -69,16 +73,12 @@ class Watch:
             if started == done or (started, done) != seen:
                 seen, since = (started, done), now
             elif now - since >= self._timeout_seconds:
-                self._end()
+                self._end(
+                    f"{self._who} has waited {self._timeout_seconds:g} s for the others in a collective. At least "
+                    "one of them has failed, hangs, is that much slower or runs another program: its own output tells. "
+                    f"If it was only slow, allow more with {self._setting}, 0 for no limit."
+                )
                 return
-
-    def _end(self) -> None:
-        eager_context.context().abort_collective_ops(
-            tf.errors.DEADLINE_EXCEEDED,
-            f"{self._who} has waited {self._timeout_seconds:g} s for the others in a collective. At least one of them "
-            "has failed, hangs, is that much slower, or runs another program: its own output tells. If it was only "
-            "slow, allow more with CommunicationOptions(timeout_seconds=...), 0 for no limit.",
-        )
 
 
 def _counted(value: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:

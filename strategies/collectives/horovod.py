@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -25,6 +27,7 @@ from strategies.collectives._horovod_sets import (
     process_sets,
 )
 from strategies.collectives._horovod_threads import network_threads_yield
+from strategies.collectives._watch import Watch
 from strategies.collectives._wire import shape_of
 from strategies.collectives.base import Collectives
 from strategies.collectives.channel import Channel
@@ -38,6 +41,7 @@ except ImportError as error:
         "Horovod for TensorFlow is not installed here. Build and install it: python -m strategies.install_horovod"
     ) from error
 
+_logger = logging.getLogger(__name__)
 _REDUCE_OPS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "adasum": hvd.Adasum}
 _COMPRESSED = {"fp16": tf.float16, "bf16": tf.bfloat16}
 
@@ -94,21 +98,24 @@ class HorovodCollectives(Collectives):
 
     All processes must make their instances in the same order (making one is an exchange in itself), trace the
     functions that use them in the same order, and take gradients of nested functions inside the outermost one.
-    A process that stays away from an exchange leaves the others waiting: Horovod has no timeout of its own
-    unless HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is set, and heeds that for the group of all processes only.
+    Where a process stays away from an exchange, those that wait for it shut Horovod down, on all processes, when
+    `timeout_seconds` are over; every later exchange fails.
 
     16-bit floats are added in float32. Sums, minima and maxima have the same bits on all members.
 
     Args:
         mesh: the grid, one coordinate in each process.
         rank: this process' rank in the mesh, which must be Horovod's.
+        timeout_seconds: how long exchanges may wait here while not one is done; 0: for ever.
 
     Raises:
-        ValueError: Horovod not started, or without a process set that the mesh needs; a mesh that differs between
-            processes or does not fit them. All processes raise it.
+        ValueError: a negative timeout, Horovod not started, or without a process set that the mesh needs; a mesh that
+            differs between processes or does not fit them. All processes raise it.
     """
 
-    def __init__(self, mesh: DeviceMesh, rank: int = 0) -> None:
+    def __init__(self, mesh: DeviceMesh, rank: int = 0, *, timeout_seconds: float = 300.0) -> None:
+        if timeout_seconds < 0:
+            raise ValueError(f"timeout_seconds must be 0 (never) or more. Received: {timeout_seconds}.")
         if not hvd.is_initialized():
             raise ValueError("Horovod does not run yet: call strategies.collectives.horovod.start(mesh) first.")
         self._prefix = f"strategies{_INSTANCES.agree(mesh, rank)}"
@@ -116,6 +123,13 @@ class HorovodCollectives(Collectives):
         [self._index] = self.local_indices
         check_running(process_sets([mesh], channel_axes=()), _running_sets())
         self._fence = Fence(self._prefix)
+        self._watch: Watch | None = None
+        if timeout_seconds:
+            who = f"Rank {rank} of {mesh.size}"
+            self._watch = Watch(who, timeout_seconds, _shut_down, "HorovodStrategy(timeout_seconds=...)")
+            self._watch.start()
+            # Also at the end of the program.
+            weakref.finalize(self, self._watch.stop)
         self._groups: dict[str, _HorovodGroup] = {}
         for axis in mesh.axis_names:
             if mesh.axis_size(axis) > 1:
@@ -229,7 +243,7 @@ class HorovodCollectives(Collectives):
         return self._on_devices(lambda local, _: body(values[local], self._groups[axis]))
 
     def _make_group(self, label: str, ranks: tuple[int, ...], position: int) -> _HorovodGroup:
-        return _HorovodGroup(ranks, position, _find_set(ranks), f"{self._prefix}_{label}", self._fence)
+        return _HorovodGroup(ranks, position, _find_set(ranks), f"{self._prefix}_{label}", self._fence, self._watch)
 
 
 class _HorovodGroup(members.Group):
@@ -241,11 +255,20 @@ class _HorovodGroup(members.Group):
         process_set: Horovod's object for these ranks.
         name: unique in this process, the same on all members.
         fence: the instance's.
+        watch: the instance's, if it has one.
     """
 
-    def __init__(self, ranks: tuple[int, ...], position: int, process_set: Any, name: str, fence: Fence) -> None:
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        position: int,
+        process_set: Any,
+        name: str,
+        fence: Fence,
+        watch: Watch | None,
+    ) -> None:
         super().__init__(ranks, position)
-        self._process_set, self._name, self._fence = process_set, name, fence
+        self._process_set, self._name, self._fence, self._watch = process_set, name, fence, watch
         self._next_ordinal = 0
         self._lock = threading.Lock()
 
@@ -279,18 +302,29 @@ class _HorovodGroup(members.Group):
     ) -> list[tf.Tensor]:
         """The outputs of a Horovod function of a tensor, or of tensors; the first has a dimension or more."""
         options["process_set"] = self._process_set
-        if tf.executing_eagerly():
-            # One op at a time: it needs no name, and it runs.
-            outputs = function(value, **options)
-            return [outputs] if isinstance(outputs, tf.Tensor) else list(outputs)
-        # The scopes around it may differ between processes; the name does not.
-        name = f"{self._name}_{self.take() if ordinal is None else ordinal}"
-        single = isinstance(value, tf.Tensor)
-        pinned = self._fence.pin(value) if single else [self._fence.pin(value[0]), *value[1:]]
-        outputs = function(pinned, name=name, ignore_name_scope=True, **options)
+        # One op at a time, where it runs at once: it needs no name, and nobody can take it away.
+        first, *others = [value] if isinstance(value, tf.Tensor) else value
+        eager = tf.executing_eagerly()
+        if not eager:
+            # The scopes around it may differ between processes; the name does not.
+            name = f"{self._name}_{self.take() if ordinal is None else ordinal}"
+            options |= {"name": name, "ignore_name_scope": True}
+            first = self._fence.pin(first)
+        if self._watch is not None:
+            first = self._watch.waits(first)
+        outputs = function(first if isinstance(value, tf.Tensor) else [first, *others], **options)
         outputs = [outputs] if isinstance(outputs, tf.Tensor) else list(outputs)
-        self._fence.keep(outputs[0], name)
+        if self._watch is not None:
+            outputs[0] = self._watch.is_done(outputs[0])
+        if not eager:
+            self._fence.keep(outputs[0], name)
         return outputs
+
+
+def _shut_down(why: str) -> None:
+    """Fails what waits now on all processes. Horovod's own error does not say why."""
+    _logger.error(why)
+    hvd.shutdown()
 
 
 class _Instances:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import tensorflow as tf
 
+from strategies._tf_internals import eager_context
 from strategies.collectives import _members, _wire, checks
 from strategies.collectives._watch import Watch
 from strategies.collectives.base import Collectives
@@ -81,7 +82,8 @@ class TensorFlowCollectives(Collectives):
         self._hint = implementation
         self._watch: Watch | None = None
         if timeout_seconds:
-            self._watch = Watch(f"Rank {rank} of {mesh.num_processes}", timeout_seconds)
+            who = f"Rank {rank} of {mesh.num_processes}"
+            self._watch = Watch(who, timeout_seconds, _end_all, "CommunicationOptions(timeout_seconds=...)")
             self._watch.start()
             # Also at the end of the program.
             weakref.finalize(self, self._watch.stop)
@@ -303,6 +305,11 @@ class _RuntimeChannel(Channel):
                 wanted = shape if isinstance(shape, tf.Tensor) else list(shape)
                 received.append(_members.receive(wanted, dtype, group, ordinal + tag))
         return received
+
+
+def _end_all(why: str) -> None:
+    """Fails what waits now, and every later collective of this process."""
+    eager_context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, why)
 
 
 def _with_slash(device: str) -> str:

@@ -18,10 +18,12 @@ class RecordingWatch(Watch):
     """Notes that it would end the collectives."""
 
     def __init__(self) -> None:
-        super().__init__("rank 0 of 1", TIMEOUT_SECONDS)
         self.ended = threading.Event()
+        self.said: list[str] = []
+        super().__init__("Rank 0 of 1", TIMEOUT_SECONDS, self._note, "a_setting=...")
 
-    def _end(self) -> None:
+    def _note(self, why: str) -> None:
+        self.said.append(why)
         self.ended.set()
 
 
@@ -45,6 +47,9 @@ def test_one_waits_too_long(watch: RecordingWatch) -> None:
     tf.function(watch.waits)(tf.constant(1.0))
     assert watch.ended.wait(60)
     assert time.monotonic() - start >= TIMEOUT_SECONDS
+    [why] = watch.said
+    assert why.startswith("Rank 0 of 1 has waited 1 s for the others in a collective.")
+    assert why.endswith("allow more with a_setting=..., 0 for no limit.")
 
 
 def test_others_are_done_while_one_waits(watch: RecordingWatch) -> None:

@@ -1,0 +1,41 @@
+"""One of two ranks that stays away from a step while its process lives: run by `test_absent`, never collected."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import strategies
+
+TIMEOUT_SECONDS = 4.0
+
+
+def main(name: str) -> None:
+    if name == "HorovodStrategy":
+        strategy = strategies.HorovodStrategy(timeout_seconds=TIMEOUT_SECONDS)
+    else:
+        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=TIMEOUT_SECONDS)
+        strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options)
+    rank = strategy.extended.crossing.rank
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones((16, 4), "float32")
+    model.fit(x, x[:, :1], verbose=0)
+    if rank == 1:
+        time.sleep(3 * TIMEOUT_SECONDS)
+    start = time.monotonic()
+    try:
+        model.fit(x, x[:, :1], verbose=0)
+    except tf.errors.OpError as error:
+        # In one piece: the other rank writes to the same terminal.
+        sys.stdout.write(f"rank {rank} failed after {time.monotonic() - start:.0f} s: {error}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,30 @@
+"""A rank that lives but does not come: the others end in time, with an error that says so, and so does it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Programs, cluster_environments, horovodrun
+
+LIMIT_SECONDS = 150
+PROGRAM = str(Path(__file__).with_name("absent.py"))
+
+
+@pytest.mark.timeout(LIMIT_SECONDS + 30)
+@pytest.mark.parametrize("strategy", ["MultiWorkerMirroredStrategy", "HorovodStrategy"])
+def test_nobody_waits_for_ever(strategy: str, tmp_path: Path) -> None:
+    if strategy == "HorovodStrategy":
+        programs = Programs(tmp_path, [horovodrun(2, [PROGRAM, strategy])])
+    else:
+        programs = Programs(tmp_path, [[sys.executable, PROGRAM, strategy]] * 2, cluster_environments(2))
+    with programs:
+        codes = programs.wait(LIMIT_SECONDS)
+        output = programs.output(limit=20000)
+    assert None not in codes, output
+    assert "Rank 0 of 2 has waited 4 s for the others in a collective." in output
+    waited = {int(rank): int(seconds) for rank, seconds in re.findall(r"rank (\d) failed after (\d+) s", output)}
+    assert waited[0] >= 4, output
+    # The one that stayed away does not have to wait: nobody is there any more.
+    assert waited[1] <= waited[0], output
