@@ -82,11 +82,13 @@ class Watch:
 
 
 def _counted(value: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
+    # Captured first: what is captured depends on nothing in the function.
+    resource = capturable(handle)
     with tf.device("CPU:0"), tf.control_dependencies([value]):
-        count = tf.raw_ops.AssignAddVariableOp(resource=capturable(handle), value=tf.constant(1, tf.int64))
+        count = tf.raw_ops.AssignAddVariableOp(resource=resource, value=tf.constant(1, tf.int64))
     # As the collectives themselves: not one after the other. See `_wire`.
     manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
-    if manager is not None:
+    if manager is not None and not tf.executing_eagerly():
         manager.run_independently(count)
     with tf.control_dependencies([count]):
         return tf.identity(value)
