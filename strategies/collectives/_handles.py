@@ -1,4 +1,4 @@
-"""Small variables of our own that the ops of collectives touch, out of sight of strategies and checkpoints."""
+"""Small variables that the ops of collectives touch, unseen by strategies and checkpoints, and the ops' order."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ def capturable(handle: tf.Tensor) -> tf.Tensor:
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     return graph.capture(handle) if hasattr(graph, "capture") else handle
+
+
+def run_beside_others(op: tf.Operation | None) -> None:
+    """Let an op of the function being traced run in no sequence, and run even if nobody uses its result.
+
+    Automatic control dependencies would put the ops of collectives one after the other, although each waits for the
+    others of its kind elsewhere.
+    """
+    # No public name: an attribute of the graph being traced (TensorFlow 2.21), absent from graphs that put nothing in
+    # sequence, such as those of gradients.
+    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+    if manager is not None and not tf.executing_eagerly():
+        manager.run_independently(op)

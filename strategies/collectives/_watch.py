@@ -12,11 +12,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from strategies.collectives._handles import capturable, make_handle
+from strategies.collectives._handles import capturable, make_handle, run_beside_others
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _instances = itertools.count()
@@ -27,12 +28,17 @@ class Watch:
 
     Args:
         who: names this process in the error, as in "rank 0 of 2".
-        timeout_seconds: how long a collective may wait while no other is done; more than 0.
+        timeout_seconds: how long a collective may wait while no other is done; 0 for ever, and nothing is counted.
         end: ends all collectives of this process; takes what to say.
         setting: what the user sets to allow more time.
+
+    Raises:
+        ValueError: a negative timeout.
     """
 
     def __init__(self, who: str, timeout_seconds: float, end: Callable[[str], None], setting: str) -> None:
+        if timeout_seconds < 0:
+            raise ValueError(f"timeout_seconds must be 0 (never) or more. Received: timeout_seconds={timeout_seconds}.")
         self._who, self._timeout_seconds = who, timeout_seconds
         self._end, self._setting = end, setting
         self._stop = threading.Event()
@@ -45,8 +51,11 @@ class Watch:
             for handle in (self._started, self._done):
                 tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
 
-    def start(self) -> None:
-        """Looks from now on. Call :meth:`stop` before the interpreter ends: threads in TensorFlow take it down."""
+    def start(self, owner: object) -> None:
+        """Looks as long as `owner` lives, at most until the interpreter ends: a thread in TensorFlow takes it down."""
+        if not self._timeout_seconds:
+            return
+        weakref.finalize(owner, self.stop)
         self._thread = threading.Thread(target=self._look, name="strategies-watch", daemon=True)
         self._thread.start()
 
@@ -58,11 +67,11 @@ class Watch:
 
     def waits(self, value: tf.Tensor) -> tf.Tensor:
         """The input of a collective, which waits as soon as it is there."""
-        return _counted(value, self._started)
+        return _counted(value, self._started) if self._timeout_seconds else value
 
     def is_done(self, result: tf.Tensor) -> tf.Tensor:
         """The result of a collective, which waits no more."""
-        return _counted(result, self._done)
+        return _counted(result, self._done) if self._timeout_seconds else result
 
     def _look(self) -> None:
         seen, since = None, time.monotonic()
@@ -86,10 +95,8 @@ def _counted(value: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
     resource = capturable(handle)
     with tf.device("CPU:0"), tf.control_dependencies([value]):
         count = tf.raw_ops.AssignAddVariableOp(resource=resource, value=tf.constant(1, tf.int64))
-    # As the collectives themselves: not one after the other. See `_wire`.
-    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
-    if manager is not None and not tf.executing_eagerly():
-        manager.run_independently(count)
+    # As the collectives themselves.
+    run_beside_others(count)
     with tf.control_dependencies([count]):
         return tf.identity(value)
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from strategies.collectives._handles import run_beside_others
 from strategies.collectives._watch import Watch
 
 #: Dimensions: integers where known at tracing time, else int32 scalars.
@@ -39,7 +40,7 @@ class Group:
         size: how many members.
         wire_order: for each rank that TensorFlow gives, the position on the mesh axis.
         hint: "auto", "RING" or "NCCL".
-        watch: counts the ops that wait; None for nobody does.
+        watch: counts the ops that wait.
         on_cpu: whether its members are CPU devices, between which TensorFlow has no library to sum with.
     """
 
@@ -47,7 +48,7 @@ class Group:
     size: int
     wire_order: tuple[int, ...]
     hint: str
-    watch: Watch | None
+    watch: Watch
     on_cpu: bool
 
     def from_wire(self, rows: tf.Tensor) -> tf.Tensor:
@@ -77,16 +78,12 @@ class Group:
 
     def waits(self, value: tf.Tensor) -> tf.Tensor:
         """What an op sends."""
-        return value if self.watch is None else self.watch.waits(value)
+        return self.watch.waits(value)
 
     def is_done(self, result: tf.Tensor) -> tf.Tensor:
         """What an op gave. It runs beside all others, and runs even if nobody uses its result."""
-        # No public name: an attribute of the graph being traced (TensorFlow 2.21), absent from graphs that put
-        # nothing in sequence, such as those of gradients.
-        manager = getattr(result.graph, "experimental_acd_manager", None)
-        if manager is not None:
-            manager.run_independently(result.op)
-        return result if self.watch is None else self.watch.is_done(result)
+        run_beside_others(result.op)
+        return self.watch.is_done(result)
 
 
 def flatten(value: tf.Tensor) -> tf.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -114,8 +113,6 @@ class HorovodCollectives(Collectives):
     """
 
     def __init__(self, mesh: DeviceMesh, rank: int = 0, *, timeout_seconds: float = 300.0) -> None:
-        if timeout_seconds < 0:
-            raise ValueError(f"timeout_seconds must be 0 (never) or more. Received: {timeout_seconds}.")
         if not hvd.is_initialized():
             raise ValueError("Horovod does not run yet: call strategies.collectives.horovod.start(mesh) first.")
         self._prefix = f"strategies{_INSTANCES.agree(mesh, rank)}"
@@ -123,13 +120,9 @@ class HorovodCollectives(Collectives):
         [self._index] = self.local_indices
         check_running(process_sets([mesh], channel_axes=()), _running_sets())
         self._fence = Fence(self._prefix)
-        self._watch: Watch | None = None
-        if timeout_seconds:
-            who = f"Rank {rank} of {mesh.size}"
-            self._watch = Watch(who, timeout_seconds, _shut_down, "HorovodStrategy(timeout_seconds=...)")
-            self._watch.start()
-            # Also at the end of the program.
-            weakref.finalize(self, self._watch.stop)
+        who = f"Rank {rank} of {mesh.size}"
+        self._watch = Watch(who, timeout_seconds, _shut_down, "HorovodStrategy(timeout_seconds=...)")
+        self._watch.start(self)
         self._groups: dict[str, _HorovodGroup] = {}
         for axis in mesh.axis_names:
             if mesh.axis_size(axis) > 1:
@@ -255,7 +248,7 @@ class _HorovodGroup(members.Group):
         process_set: Horovod's object for these ranks.
         name: unique in this process, the same on all members.
         fence: the instance's.
-        watch: the instance's, if it has one.
+        watch: the instance's.
     """
 
     def __init__(
@@ -265,7 +258,7 @@ class _HorovodGroup(members.Group):
         process_set: Any,
         name: str,
         fence: Fence,
-        watch: Watch | None,
+        watch: Watch,
     ) -> None:
         super().__init__(ranks, position)
         self._process_set, self._name, self._fence, self._watch = process_set, name, fence, watch
@@ -310,12 +303,10 @@ class _HorovodGroup(members.Group):
             name = f"{self._name}_{self.take() if ordinal is None else ordinal}"
             options |= {"name": name, "ignore_name_scope": True}
             first = self._fence.pin(first)
-        if self._watch is not None:
-            first = self._watch.waits(first)
+        first = self._watch.waits(first)
         outputs = function(first if isinstance(value, tf.Tensor) else [first, *others], **options)
         outputs = [outputs] if isinstance(outputs, tf.Tensor) else list(outputs)
-        if self._watch is not None:
-            outputs[0] = self._watch.is_done(outputs[0])
+        outputs[0] = self._watch.is_done(outputs[0])
         if not eager:
             self._fence.keep(outputs[0], name)
         return outputs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -74,19 +73,12 @@ class TensorFlowCollectives(Collectives):
         timeout_seconds: float = 300.0,
     ) -> None:
         super().__init__(mesh, rank)
-        if timeout_seconds < 0 or implementation not in ("auto", "RING", "NCCL"):
-            raise ValueError(
-                f"timeout_seconds must be 0 (never) or more, implementation 'auto', 'RING' or 'NCCL'. "
-                f"Received: timeout_seconds={timeout_seconds}, implementation={implementation!r}."
-            )
+        if implementation not in ("auto", "RING", "NCCL"):
+            raise ValueError(f"implementation must be 'auto', 'RING' or 'NCCL'. Received: {implementation!r}.")
         self._hint = implementation
-        self._watch: Watch | None = None
-        if timeout_seconds:
-            who = f"Rank {rank} of {mesh.num_processes}"
-            self._watch = Watch(who, timeout_seconds, _end_all, "CommunicationOptions(timeout_seconds=...)")
-            self._watch.start()
-            # Also at the end of the program.
-            weakref.finalize(self, self._watch.stop)
+        who = f"Rank {rank} of {mesh.num_processes}"
+        self._watch = Watch(who, timeout_seconds, _end_all, "CommunicationOptions(timeout_seconds=...)")
+        self._watch.start(self)
         self._devices = [_find_device(mesh.devices[index]) for index in self.local_indices]
         all_groups = [(axis, members) for axis in AXES for members in mesh.groups(axis)]
         first_key = _KEY_RANGES.take(len(all_groups) + mesh.size**2)

@@ -30,7 +30,8 @@ class RecordingWatch(Watch):
 @pytest.fixture
 def watch() -> Iterator[RecordingWatch]:
     watch = RecordingWatch()
-    watch.start()
+    owner = threading.Event()
+    watch.start(owner)
     yield watch
     watch.stop()
 
