@@ -2,7 +2,7 @@
 
 Nothing in Keras knows of other processes: all of them would write the same path. Every process may call ``save``, as
 callbacks do, or rank 0 alone, as programs for Horovod do. Before a file is read, all processes meet, so that what rank
-0 wrote is there.
+0 wrote is there. A folder that another process made in the meantime is as good as one's own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras.src import export as keras_export
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
+from keras.src.utils import file_utils
 
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.engine import DataParallelExtended
@@ -35,6 +36,7 @@ def install() -> None:
     wrap(legacy_h5_format, "save_model_to_hdf5", _save, in_step=False)
     wrap(keras_export, "export_saved_model", _save, in_step=False)
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
+    wrap(file_utils, "makedirs", _makedirs, in_step=False)
     for public in (keras.models, keras.saving):
         wrap(public, "load_model", _load_model, in_step=False)
 
@@ -81,6 +83,16 @@ def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, *
             else:
                 unfinished.unlink(missing_ok=True)
         return result
+
+
+def _makedirs(original: Callable[..., Any], path: Any) -> Any:
+    """Keras makes a folder that it has not seen, as callbacks on all processes do: one comes first."""
+    try:
+        return original(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return None
 
 
 def _load_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

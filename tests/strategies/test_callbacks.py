@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from keras.src.utils import file_utils
 
 import strategies
 from tests.strategies.parity.harness import features, labels, vectors
@@ -140,3 +142,22 @@ def test_restores_after_an_interruption(tmp_path: pathlib.Path) -> None:
     fit(plain, [])
     for mine, theirs in zip(again.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+def test_a_folder_that_another_process_makes_first(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between Keras' look whether it is there and its making it."""
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = make()
+    make_folder = os.makedirs
+
+    def second(path: Any, *args: Any, **kwargs: Any) -> None:
+        pathlib.Path(path).mkdir(parents=True)
+        make_folder(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "makedirs", second)
+    fit(model, [cb.ModelCheckpoint(tmp_path / "a folder" / "{epoch}.keras")])
+    assert list((tmp_path / "a folder").glob("*.keras"))
+    (tmp_path / "a file").touch()
+    monkeypatch.setattr(os, "makedirs", make_folder)
+    with pytest.raises(FileExistsError):
+        file_utils.makedirs(tmp_path / "a file")
