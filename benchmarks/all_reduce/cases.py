@@ -18,10 +18,12 @@ class Case:
     Attributes:
         megabytes: its size, of 10^6 bytes.
         as_list: whether it is many tensors, as gradients are, or one.
+        of_processor: whether the seconds that count are those in which the process ran on its core.
     """
 
     megabytes: float
     as_list: bool
+    of_processor: bool = False
 
     def __str__(self) -> str:
         return f"{self.megabytes:g} MB, {'list' if self.as_list else 'one tensor'}"
@@ -50,9 +52,9 @@ class Case:
         return max(5, min(50, int(50 / max(self.megabytes, 0.01) ** 0.5)))
 
 
-def make_cases(megabytes: Sequence[float]) -> list[Case]:
+def make_cases(megabytes: Sequence[float], of_processor: bool = False) -> list[Case]:
     """Every size as one tensor and as a list."""
-    return [Case(size, as_list) for size in megabytes for as_list in (False, True)]
+    return [Case(size, as_list, of_processor) for size in megabytes for as_list in (False, True)]
 
 
 def turns(all_cases: Sequence[Case]) -> Iterator[Case]:

@@ -16,6 +16,11 @@ flags.DEFINE_multi_enum("contender", list(_KINDS), list(_KINDS), "What to measur
 flags.DEFINE_multi_float("megabytes", [0.1, 1, 10, 100], "Sizes to reduce; repeatable.", lower_bound=0.001)
 flags.DEFINE_integer("processes", 2, "Processes of each contender, with one core and one thread each.", lower_bound=2)
 flags.DEFINE_integer("rounds", 7, "Each case is measured twice in each.", lower_bound=1)
+flags.DEFINE_bool(
+    "processor_time",
+    False,
+    "Whether to count the seconds of a process' core only: what bytes cost a core that computes.",
+)
 flags.DEFINE_float(
     "timeout_seconds", 300, "How long a contender may take to start, and for one measurement.", lower_bound=1
 )
@@ -43,7 +48,7 @@ def main(argv: list[str]) -> None:
             print(f"Left out: {contenders.KINDS[name].row}; {contenders.KINDS[name].requires} is not installed.")
         else:
             names.append(name)
-    cases = make_cases(list(dict.fromkeys(FLAGS.megabytes)))
+    cases = make_cases(list(dict.fromkeys(FLAGS.megabytes)), FLAGS.processor_time)
     with contextlib.ExitStack() as stack:
         turns = rounds.measure_in_turn(
             contenders.contenders(
@@ -56,7 +61,8 @@ def main(argv: list[str]) -> None:
         )
     measured = by_case(turns, cases)
     print(
-        f"\n## all-reduce: {FLAGS.processes} processes, float32, {FLAGS.rounds} rounds\n\n"
+        f"\n## all-reduce: {FLAGS.processes} processes, float32, {FLAGS.rounds} rounds"
+        f"{', of processor time' if FLAGS.processor_time else ''}\n\n"
         f"{ratios.ratio_table(contenders.comparisons(cases, names), measured)}\n\n"
         f"{ratios.value_table(measured, 'GB/s')}",
         flush=True,

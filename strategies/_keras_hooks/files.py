@@ -90,7 +90,7 @@ def _makedirs(original: Callable[..., Any], path: Any) -> Any:
     try:
         return original(path)
     except FileExistsError:
-        if not os.path.isdir(path):
+        if not pathlib.Path(path).is_dir():
             raise
         return None
 

@@ -96,3 +96,32 @@ def test_flags_name_every_contender() -> None:
 
     done = run("--helpshort")
     assert f"<{'|'.join(contenders.KINDS)}>" in "".join(line.strip() for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("of_processor", [False, True])
+def test_counts_the_seconds_that_are_asked_for(of_processor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from all_reduce import clock
+    from all_reduce.cases import Case
+
+    class EnoughError(Exception):
+        pass
+
+    reported = []
+
+    def report(value: float) -> None:
+        reported.append(value)
+        if len(reported) == 2:
+            raise EnoughError
+
+    # An all-reduce that takes 4 s, of which the process runs for 1.
+    now = {"perf_counter": 0.0, "process_time": 0.0}
+
+    def call() -> None:
+        now["perf_counter"] += 4
+        now["process_time"] += 1
+
+    for name in now:
+        monkeypatch.setattr(clock.time, name, lambda name=name: now[name])
+    with pytest.raises(EnoughError):
+        clock.measure([Case(100.0, False, of_processor)], lambda case: call, report)
+    assert reported == [0.0, 0.1 if of_processor else 0.025]
