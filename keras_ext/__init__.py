@@ -1,5 +1,6 @@
-"""What training across devices adds to Keras: callbacks. Layers that split a model are to come; see CHANGELOG.md."""
+"""What training across devices adds to Keras: layers whose weights are split over devices, and callbacks."""
 
 from keras_ext.callbacks import LearningRateWarmup
+from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 
-__all__ = ["LearningRateWarmup"]
+__all__ = ["ColumnParallelDense", "LearningRateWarmup", "RowParallelDense"]

@@ -3,5 +3,16 @@
 from strategies.horovod import HorovodStrategy
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from strategies.parts import ReplicaParts, replica_parts
+from strategies.splitting import SplitWeight, joined, saved_as
 
-__all__ = ["HorovodStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy"]
+__all__ = [
+    "HorovodStrategy",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "ReplicaParts",
+    "SplitWeight",
+    "joined",
+    "replica_parts",
+    "saved_as",
+]

@@ -16,6 +16,9 @@ from tensorflow.python.data.experimental.ops.distribute import (
     _LegacyRebatchDataset as LegacyRebatchDataset,
 )
 
+# Its public subclass NcclAllReduce knows GPUs only, and no group of devices.
+from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
+
 # UpdateContext makes a mirrored variable mean one replica's component outside a replica thread;
 # get_update_replica_id tells which. Strategy.extended.update enters it for one variable at a time only.
 # ReplicaContext, entered, makes the caller the replica; the public name's constructor is the same.
@@ -40,6 +43,9 @@ from tensorflow.python.distribute.values import (
     SyncOnReadVariable,
 )
 
+# Which replica is running, inside one or inside an update of one; None elsewhere.
+from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
+
 # Whether TensorFlow's runtime has started: what joins processes must be set before.
 from tensorflow.python.eager import context as eager_context
 
@@ -52,6 +58,7 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 __all__ = [
     "AutoShardDataset",
     "CheckpointInitialValue",
+    "CollectiveAllReduce",
     "DistributedVariable",
     "Function",
     "LegacyRebatchDataset",
@@ -65,6 +72,7 @@ __all__ = [
     "call_for_each_replica",
     "control_status_ctx",
     "eager_context",
+    "get_current_replica_id_as_int",
     "get_update_replica_id",
     "is_mirrored",
     "regroup",

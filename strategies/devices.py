@@ -53,6 +53,15 @@ def short_name(device: str) -> str:
     return f"/device:{spec.device_type}:{spec.device_index}"
 
 
+def full_name(device: str) -> str:
+    """Returns ``/job:localhost/replica:0/task:0/device:GPU:0`` for ``/device:GPU:0`` of a program on its own."""
+    return (
+        tf.DeviceSpec(job="localhost", replica=0, task=0)
+        .make_merged_spec(tf.DeviceSpec.from_string(device))
+        .to_string()
+    )
+
+
 def checked_devices(devices: Sequence[str]) -> list[str]:
     """Returns ``devices`` as names like ``/device:GPU:0``; refuses what is not there, or there twice."""
     if isinstance(devices, str) or not devices:

@@ -241,11 +241,13 @@ class DataParallelExtended(ReducingExtended):
         update: Callable[[list[Any]], Any],
         accumulators: Sequence[Any] | None = None,
         is_due: bool | tf.Tensor = True,
+        variables: Sequence[Any] | None = None,
     ) -> Any:
         """Sums ``gradients`` over the replicas and calls ``update`` with the sums once per local replica.
 
         Call in cross-replica context. Inside ``update`` every variable of the strategy stands for the component
-        on that replica's device, and ops are placed there.
+        on that replica's device, and ops are placed there; those that update a variable of another part of the
+        replica, where that part is.
 
         Args:
             gradients: per variable a per-replica tensor or ``IndexedSlices``, a plain one that all replicas share
@@ -256,43 +258,57 @@ class DataParallelExtended(ReducingExtended):
             is_due: bool scalar, whether this step's gradients complete a sum. If not, replicas do not communicate
                 and ``update`` gets the replica's own gradients. If so, it gets the sum over replicas of gradients
                 and accumulators, and finds the accumulators empty.
+            variables: per gradient the variable that it is for, on whose devices its sum is wanted. None if all are
+                on the replicas' first devices.
 
         Returns:
             What ``update`` returned for the first replica.
         """
         gradients = self._as_local(gradients)
         if accumulators is not None:
-            local = self._sum_when_due(gradients, accumulators, is_due)
+            local = self._sum_when_due(gradients, accumulators, is_due, variables)
         elif self.crossing is not None and len(self.worker_devices) == 1:
             # Gradients leave bucket by bucket; a conditional around all of them would wait for the last.
             local = self._sum_gradients(gradients, self._shares[0].has_rows if self._shares else True)
         else:
-            local = self._sum_gradients(self._without_borrowed(gradients))
+            local = self._sum_gradients(self._without_borrowed(gradients), destinations=variables)
         results = []
         for r, device in enumerate(self.worker_devices):
             with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
                 results.append(update(list(select_replica(r, local))))
         return results[0]
 
-    def _sum_when_due(self, gradients: list[Any], accumulators: Sequence[Any], is_due: bool | tf.Tensor) -> list[Any]:
-        devices = self.worker_devices
+    def _sum_when_due(
+        self,
+        gradients: list[Any],
+        accumulators: Sequence[Any],
+        is_due: bool | tf.Tensor,
+        variables: Sequence[Any] | None,
+    ) -> list[Any]:
+        num_local = len(self.worker_devices)
         present = [i for i, g in enumerate(gradients) if isinstance(g, PerReplica)]
         parts = self._without_borrowed([gradients[i] for i in present])
 
+        held = [accumulators[i].values for i in present]
+
         def own() -> list[list[tf.Tensor]]:
-            return [[_dense(part.values[r], device) for part in parts] for r, device in enumerate(devices)]
+            return [
+                [_dense(part.values[r], holder[r].device) for part, holder in zip(parts, held, strict=True)]
+                for r in range(num_local)
+            ]
 
         def summed() -> list[list[tf.Tensor]]:
             totals = []
-            for part, i in zip(parts, present, strict=True):
+            for part, holders in zip(parts, held, strict=True):
                 components = []
-                for value, held, device in zip(part.values, accumulators[i].values, devices, strict=True):
-                    with tf.device(device):
-                        components.append(held + tf.convert_to_tensor(value))
-                        held.assign(tf.zeros_like(held))
+                for value, holder in zip(part.values, holders, strict=True):
+                    with tf.device(holder.device):
+                        components.append(holder + tf.convert_to_tensor(value))
+                        holder.assign(tf.zeros_like(holder))
                 totals.append(PerReplica(tuple(components)))
-            reduced = self._sum_gradients(totals)
-            return [[select_replica(r, total) for total in reduced] for r in range(len(devices))]
+            destinations = None if variables is None else [variables[i] for i in present]
+            reduced = self._sum_gradients(totals, destinations=destinations)
+            return [[select_replica(r, total) for total in reduced] for r in range(num_local)]
 
         local = tf.cond(is_due, summed, own)
         for position, i in enumerate(present):
@@ -307,7 +323,9 @@ class DataParallelExtended(ReducingExtended):
         r = get_update_replica_id()
         if r is None:
             return super()._update(var, fn, args, kwargs, group)  # type: ignore[misc]
-        return fn(var._get_replica(r), *select_replica(r, args), **select_replica(r, kwargs))
+        component = var._get_replica(r)
+        with tf.device(component.device):
+            return fn(component, *select_replica(r, args), **select_replica(r, kwargs))
 
 
 def _dense(value: Any, device: str) -> tf.Tensor:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from strategies import _keras_hooks
-from strategies.devices import checked_devices, default_reduction, own_devices
+from strategies.devices import checked_devices, default_reduction, full_name, own_devices
 from strategies.mesh import DeviceMesh
+from strategies.parts import ReplicaParts
 from strategies.replicated import ReplicatedExtended
 
 # Process-wide because TensorFlow's numbering of collectives is. The stock strategies' numbers begin at 1.
@@ -37,8 +38,9 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             logical CPU devices (one, unless ``tf.config.set_logical_device_configuration`` made more).
         cross_device_ops: how gradients are summed, a ``tf.distribute.CrossDeviceOps``. None means NCCL for GPUs and
             plain additions for CPU devices, which share their memory.
-        mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, "what is left". Only ``"data"`` may
-            exceed 1 in this release.
+        mesh: sizes of named mesh axes, as in ``{"data": 2, "tensor": 4}``; one may be -1, "what is left". A replica
+            spans the devices of the axis ``"tensor"``: layers of ``keras_ext`` split their weights over them, all
+            others live on the first. ``num_replicas_in_sync`` is the size of ``"data"``, 1 if it is not there.
 
     Raises:
         ValueError: a device named twice or not there, no device, a mesh that does not fit the devices.
@@ -55,16 +57,19 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
     ) -> None:
         found = own_devices() if devices is None else checked_devices(devices)
         self._mesh = DeviceMesh.from_devices(found, mesh)
-        if self._mesh.num_replicas != self._mesh.size:
+        if self._mesh.axis_size("pipe") > 1:
             raise ValueError(
-                "In this release only the mesh axis 'data' may be larger than 1: a replica is one device. "
+                "In this release the mesh axis 'pipe' may not be larger than 1. "
                 f"Received: mesh={dict(mesh or {})} over {len(found)} devices."
             )
         # Collectives of one process meet by number: those of another strategy must not bear the same.
         self._collective_key_base = _KEYS_PER_STRATEGY * next(_strategies_made)
         _keras_hooks.install()
         reduction = cross_device_ops or default_reduction(found)
-        tf.distribute.Strategy.__init__(self, ReplicatedExtended(self, found, reduction))
+        grid = [[full_name(device) for device in row] for row in self._mesh.grid()]
+        axes = {name: size for name, size in self._mesh.axes.items() if name != "data"}
+        extended = ReplicatedExtended(self, [row[0] for row in grid], reduction, parts=ReplicaParts(grid, axes))
+        tf.distribute.Strategy.__init__(self, extended)
 
     @property
     def mesh(self) -> DeviceMesh:

@@ -64,10 +64,13 @@ class ReducingExtended:
 
     # ---- sums over replicas
 
-    def _sum_gradients(self, gradients: Sequence[Any], present: bool | tf.Tensor = True) -> list[Any]:
+    def _sum_gradients(
+        self, gradients: Sequence[Any], present: bool | tf.Tensor = True, destinations: Sequence[Any] | None = None
+    ) -> list[Any]:
         """Returns the sums over all replicas of the per-replica ``gradients``; the rest is left as it is.
 
-        With one local replica of several, `present` says whether its gradients count.
+        With one local replica of several, `present` says whether its gradients count. Inside one process, sums lie
+        on the devices of `destinations`, a distributed value per gradient; where each gradient was, if None.
         """
         sums = list(gradients)
         reducible = [i for i, g in enumerate(sums) if isinstance(g, PerReplica)]
@@ -78,15 +81,29 @@ class ReducingExtended:
             return sums
         sparse = [i for i in reducible if isinstance(sums[i].values[0], tf.IndexedSlices)]
         dense = [i for i in reducible if i not in sparse]
+        where = sums if destinations is None else list(destinations)
         for indices, reduce in ((dense, self._sum_dense), (sparse, self._sum_sparse)):
             if indices:
-                for i, total in zip(indices, reduce([(sums[i], sums[i]) for i in indices]), strict=True):
+                for i, total in zip(indices, reduce([(sums[i], where[i]) for i in indices]), strict=True):
                     sums[i] = total
         return sums
 
-    def _sum_dense(self, pairs: list[tuple[Any, Any]]) -> Any:
+    def _sum_dense(self, pairs: list[tuple[Any, Any]]) -> list[Any]:
         options = tf.distribute.experimental.CommunicationOptions()
-        return super()._batch_reduce_to(_SUM, pairs, options)  # type: ignore[misc]
+        columns: dict[tuple[str, ...], list[int]] = {}
+        for i, (_, destination) in enumerate(pairs):
+            columns.setdefault(tuple(destination._devices), []).append(i)
+        sums: list[Any] = [None] * len(pairs)
+        for devices, indices in columns.items():
+            with self._reducing(devices):
+                totals = super()._batch_reduce_to(_SUM, [pairs[i] for i in indices], options)  # type: ignore[misc]
+            for i, total in zip(indices, totals, strict=True):
+                sums[i] = total
+        return sums
+
+    def _reducing(self, devices: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
+        """Inside, TensorFlow's cross-device ops are those of `devices`, one for each local replica."""
+        return contextlib.nullcontext()
 
     def _sum_sparse(self, pairs: list[tuple[Any, Any]]) -> Any:
         # As many slices as the batch has rows: collectives, which are bound to one shape, cannot carry them.

@@ -5,16 +5,26 @@ What a strategy is made of once it has chosen its local devices and what joins t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from strategies import inputs, sharding
-from strategies._tf_internals import CheckpointInitialValue, MirroredExtended, regroup
+from strategies._tf_internals import CheckpointInitialValue, CollectiveAllReduce, MirroredExtended, regroup
 from strategies.crossing import Crossing
 from strategies.engine import DataParallelExtended
+from strategies.parts import ReplicaParts
 from strategies.seeds import agree_on_seed
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Stands, to TensorFlow, for a variable on these devices with which another is to be colocated."""
+
+    _devices: tuple[str, ...]
 
 
 class ReplicatedExtended(DataParallelExtended, MirroredExtended):
@@ -22,16 +32,28 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
 
     Args:
         container_strategy: the strategy this is part of.
-        devices: full names of the local devices, one per local replica.
+        devices: full names of the local devices, one per local replica: where a replica spans several, its first.
         cross_device_ops: sums over them; None for TensorFlow's own choice.
         crossing: joins the other processes; None if there are none.
+        parts: all devices of each local replica; None if it has no others.
     """
 
+    _cross_device_ops: Any
+
     def __init__(
-        self, container_strategy: Any, devices: Sequence[str], cross_device_ops: Any, crossing: Crossing | None = None
+        self,
+        container_strategy: Any,
+        devices: Sequence[str],
+        cross_device_ops: Any,
+        crossing: Crossing | None = None,
+        parts: ReplicaParts | None = None,
     ) -> None:
         # TensorFlow's constructor asks for numbers that depend on the devices.
         self._devices = tuple(devices)
+        #: The devices over which a replica is spread.
+        self.parts = ReplicaParts([[device] for device in devices], {}) if parts is None else parts
+        # TensorFlow's own reductions are bound to their devices; those that a caller brings are not.
+        self._bound_reductions: dict[tuple[str, ...], Any] | None = {} if cross_device_ops is None else None
         self._start_engine(crossing)
         super().__init__(container_strategy, devices=devices, cross_device_ops=cross_device_ops)
         self._make_weights()
@@ -43,6 +65,11 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
             launcher._use_unique_instance_key = lambda: False
 
     # ---- variables
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if self.parts.here and kwargs.get("colocate_with") is None:
+            kwargs["colocate_with"] = _Column(self.parts.column(self.parts.here))
+        return super()._create_variable(next_creator, **kwargs)
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
         if self.crossing is None or replica_id > 0:
@@ -56,6 +83,26 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
             return crossing.broadcast(tf.convert_to_tensor(value, dtype=kwargs.get("dtype")))
 
         return from_rank_0
+
+    # ---- reductions
+
+    @contextlib.contextmanager
+    def _reducing(self, devices: tuple[str, ...]) -> Iterator[None]:
+        if self._bound_reductions is None or devices == self._devices:
+            yield
+            return
+        if devices not in self._bound_reductions:
+            self._bound_reductions[devices] = CollectiveAllReduce(
+                devices=devices,
+                group_size=len(devices),
+                options=self._communication_options,
+                collective_keys=self._collective_keys,
+            )
+        of_first_column, self._cross_device_ops = self._cross_device_ops, self._bound_reductions[devices]
+        try:
+            yield
+        finally:
+            self._cross_device_ops = of_first_column
 
     # ---- input
 

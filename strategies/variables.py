@@ -82,7 +82,7 @@ def agree(
 ) -> None:
     """Sets the components of each variable to their mean over all replicas, each weighing what its rows weigh.
 
-    Variables of one dtype travel as one vector: a deep network has a hundred small ones.
+    Variables of one dtype and place travel as one vector: a deep network has a hundred small ones.
 
     Args:
         written: what a replica wrote for itself in this step.
@@ -91,8 +91,10 @@ def agree(
     """
     if local_shares[0].num_replicas == 1:
         return
-    for dtype in dict.fromkeys(variable.dtype for variable in written):
-        alike = [variable for variable in written if variable.dtype == dtype]
+    kinds: dict[Any, list[ReplicaStateVariable]] = {}
+    for variable in written:
+        kinds.setdefault((variable.dtype, *variable._devices), []).append(variable)
+    for alike in kinds.values():
         devices = [component.device for component in alike[0].values]
         vectors = []
         for r, device in enumerate(devices):

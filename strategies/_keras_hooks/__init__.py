@@ -7,7 +7,7 @@ strategy at hand is one of this package's; other strategies, and Keras without o
 reaches a saved file.
 """
 
-from strategies._keras_hooks import callbacks, files, losses, optimizers, random, trainer
+from strategies._keras_hooks import callbacks, files, losses, norms, optimizers, random, trainer, weights
 
 
 def install() -> None:
@@ -15,9 +15,11 @@ def install() -> None:
     callbacks.install()
     files.install()
     losses.install()
+    norms.install()
     optimizers.install()
     random.install()
     trainer.install()
+    weights.install()
 
 
 __all__ = ["install"]

@@ -8,6 +8,7 @@ for optimizers wrapped in others: an inner ``apply`` finds itself outside any re
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
 
+from strategies._keras_hooks import weights
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
 
@@ -50,11 +52,12 @@ def _reduce_first(optimizer: Any, gradients: Any, variables: Any, update: Callab
         if not optimizer.built and variables is not None:
             with tf.init_scope():
                 optimizer.build(variables)
+        targets = [getattr(v, "value", v) for v in (optimizer._trainable_variables if variables is None else variables)]
         accumulators = _accumulators(optimizer, variables)
         if accumulators is None:
-            return engine.update_replicas(gradients, update)
+            return engine.update_replicas(gradients, update, variables=targets)
         is_due = tf.equal((optimizer._iterations + 1) % optimizer.gradient_accumulation_steps, 0)
-        return engine.update_replicas(gradients, update, accumulators, is_due)
+        return engine.update_replicas(gradients, update, accumulators, is_due, targets)
 
     context = tf.distribute.get_replica_context()
     if context is None:
@@ -70,18 +73,19 @@ def _accumulators(optimizer: Any, variables: Any) -> list[Any] | None:
     return [optimizer._accumulated_gradients[optimizer._get_variable_index(v)].value for v in variables]
 
 
-def _add_variable(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def _add_variable(original: Callable[..., Any], optimizer: Any, reference: Any, *args: Any, **kwargs: Any) -> Any:
     """Lets accumulated gradients be parts of a sum. Keras' name for them is all that tells them from other slots.
 
     Not in a wrapped optimizer: a loss scale is checked at every step on the global gradient, so each replica
     gathers that.
     """
-    name = kwargs.get("name", args[1] if len(args) > 1 else None)
+    name = kwargs.get("name", args[0] if args else None)
     engine = engine_of(tf.distribute.get_strategy())
-    if engine is None or name != "gradient_accumulator" or _wrapped.get():
-        return original(optimizer, *args, **kwargs)
-    with engine.partial_sums():
-        return original(optimizer, *args, **kwargs)
+    gathers = name == "gradient_accumulator" and not _wrapped.get()
+    with engine.partial_sums() if engine is not None and gathers else contextlib.nullcontext():
+        slot = original(optimizer, reference, *args, **kwargs)
+    weights.note_slot(optimizer, reference, slot)
+    return slot
 
 
 def _build_wrapped(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import strategies
+
 TOLERANCE = 1e-6
 
 # 14 rows on 4 replicas: 4, 4, 3 and 3. The last batch has 3 rows: on 4 replicas one stays empty.
@@ -123,7 +125,7 @@ def execute(case: Case, strategy: tf.distribute.Strategy | None) -> Outcome:
     optimizer = getattr(model, "optimizer", None)
     return Outcome(
         weights=model.get_weights(),
-        slots=[] if optimizer is None else [np.asarray(v) for v in optimizer.variables],
+        slots=[] if optimizer is None else [np.asarray(v) for v in strategies.joined(optimizer.variables)],
         logs=logs,
     )
 

@@ -1,0 +1,47 @@
+"""Which activations may be applied to a piece of a tensor: those that look at one number at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+_ELEMENTWISE = frozenset(
+    {
+        "celu",
+        "elu",
+        "exponential",
+        "gelu",
+        "hard_shrink",
+        "hard_sigmoid",
+        "hard_silu",
+        "hard_tanh",
+        "leaky_relu",
+        "linear",
+        "log_sigmoid",
+        "mish",
+        "relu",
+        "relu6",
+        "selu",
+        "sigmoid",
+        "silu",
+        "soft_shrink",
+        "softplus",
+        "softsign",
+        "sparse_plus",
+        "sparse_sigmoid",
+        "squareplus",
+        "tanh",
+        "tanh_shrink",
+        "threshold",
+    }
+)
+
+
+def is_elementwise(activation: Callable[..., Any] | None) -> bool:
+    """Whether `activation` is one of Keras' that map each number by itself. Of others nobody knows."""
+    if activation is None:
+        return True
+    name = getattr(activation, "__name__", "")
+    return name in _ELEMENTWISE and getattr(keras.activations, name, None) is activation

@@ -1,0 +1,210 @@
+"""What split layers have in common: weights that are cut, files in which they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import strategies
+from keras_ext.tensor.mappings import Shards
+from keras_ext.tensor.penalties import constraints_of_shards, regularizers_of_shards
+from keras_ext.tensor.split import SplitTensor
+
+
+class SplitLayer(keras.Layer):
+    """Mix-in before the plain layer's class.
+
+    A subclass calls `place_shards` first thing in ``build``, makes its weights by `add_split_weight` and
+    ``add_weight``, and sets `own_arguments`.
+    """
+
+    #: Names of the constructor's arguments that the plain layer does not have.
+    own_arguments: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shards: Shards | None = None
+        # Pieces have to arrive as they are; Keras would join them. See `_as_input`.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+
+    @classmethod
+    def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config of the plain layer, for files."""
+        return {name: value for name, value in config.items() if name not in cls.own_arguments}
+
+    def get_config(self) -> dict[str, Any]:
+        """The plain layer's config and the arguments of this class."""
+        config: dict[str, Any] = super().get_config()
+        return config | {name: getattr(self, name) for name in self.own_arguments}
+
+    def place_shards(self) -> Shards:
+        """Finds out where this layer's shards are: under the strategy whose scope it is built in."""
+        self.shards = Shards.present()
+        return self.shards
+
+    def add_split_weight(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dim: int,
+        *,
+        initializer: Any,
+        regularizer: Any = None,
+        constraint: Any = None,
+        sizes: Sequence[int] | None = None,
+    ) -> strategies.SplitWeight:
+        """Adds a weight that is cut along `dim`, whose initial values are those of the plain layer.
+
+        Args:
+            name: as in the plain layer.
+            shape: of the whole weight.
+            dim: where it is cut.
+            initializer: of the whole weight.
+            regularizer: of the whole weight.
+            constraint: of the whole weight.
+            sizes: of the shards along `dim`; equal ones if left out.
+
+        Raises:
+            ValueError: `sizes` left out, and the number of shards does not divide the size.
+        """
+        shards = self._placed()
+        sizes = even_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
+        weight = strategies.SplitWeight(name, shape, dim, sizes)
+        drawn = _Drawn(initializer, weight)
+        regularizers = regularizers_of_shards(regularizer, weight, shards)
+        constraints = constraints_of_shards(constraint, weight, shards)
+        for index, member in enumerate(shards.members):
+            own_shape = list(shape)
+            own_shape[dim] = sizes[index]
+            with shards.parts.creating(member):
+                shard = self.add_weight(
+                    name=name if shards.count == 1 else f"{name}_{index}",
+                    shape=tuple(own_shape),
+                    initializer=drawn.of_shard(index),
+                    regularizer=regularizers[index],
+                    constraint=constraints[index],
+                    # Cast where it is used: a gradient is else cast back where the caller of the tape is.
+                    autocast=False,
+                )
+            weight.add(shard)
+        return weight
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the plain layer's variables."""
+        for i, variable in enumerate(self._whole_variables()):
+            store[f"{i}"] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the plain layer's variables.
+
+        Raises:
+            ValueError: there are not as many.
+        """
+        variables = self._whole_variables()
+        if len(store.keys()) != len(variables):
+            raise ValueError(
+                f"Layer {self.name!r} expected {len(variables)} variables, {[v.name for v in variables]}. Received: "
+                f"{len(store.keys())} in the file."
+            )
+        for i, variable in enumerate(variables):
+            variable.assign(store[f"{i}"])
+
+    def quantize(self, mode: Any = None, **kwargs: Any) -> None:
+        """Refuses: there is no kernel for a quantized shard.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(self._refusal("quantization", f"quantize({mode!r})"))
+
+    def enable_lora(self, rank: int, *args: Any, **kwargs: Any) -> None:
+        """Refuses: low-rank updates of a split weight are not built.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(self._refusal("LoRA", f"rank={rank}"))
+
+    def _refusal(self, what: str, received: str) -> str:
+        return (
+            f"{type(self).__name__} {self.name!r} has no {what}. Use the plain layer where you need it, or split the "
+            f"model without this layer. Received: {received}."
+        )
+
+    def _placed(self) -> Shards:
+        if self.shards is None:
+            raise ValueError(f"Layer {self.name!r} is not built yet: call it, or its `build`, first.")
+        return self.shards
+
+    def _whole_variables(self) -> list[Any]:
+        return strategies.joined(self._trainable_variables + self._non_trainable_variables)
+
+    def in_pieces(self, pieces: Sequence[Any], dim: int) -> SplitTensor:
+        """Returns an output that stays in pieces; Keras' penalties for activities see it whole, as it sees no pieces."""
+        output = SplitTensor(pieces, dim, self._placed())
+        if self.activity_regularizer is not None:
+            self.add_loss(self.activity_regularizer(output.whole()))
+        return output
+
+    def copies_of(self, inputs: Any) -> list[Any]:
+        """Returns a tensor in the compute dtype for each shard: ``inputs``, whole."""
+        return self._placed().copy(self._as_input(inputs.whole() if isinstance(inputs, SplitTensor) else inputs))
+
+    def pieces_of(self, inputs: Any, dim: int) -> list[Any]:
+        """Returns a tensor in the compute dtype for each shard: its part of ``inputs`` along `dim`."""
+        shards = self._placed()
+        if isinstance(inputs, SplitTensor):
+            if inputs.dim == dim % inputs.ndim and inputs.shards.members == shards.members:
+                return [shards.run(i, self._as_input, piece) for i, piece in enumerate(inputs.pieces)]
+            inputs = inputs.whole()
+        return shards.scatter(self._as_input(inputs), dim)
+
+    def _as_input(self, value: Any) -> Any:
+        """Returns ``value`` as a tensor in the compute dtype."""
+        return self.dtype_policy.convert_input(value, self.autocast, self.input_dtype)
+
+
+class _Drawn:
+    """Initial values of a whole weight, drawn once on the host for all shards."""
+
+    def __init__(self, initializer: Any, weight: strategies.SplitWeight) -> None:
+        self._initializer = keras.initializers.get(initializer)
+        self._weight = weight
+        self._value: np.ndarray | None = None
+        self._missing: set[int] = set()
+
+    def of_shard(self, index: int) -> Callable[..., Any]:
+        """An initializer of one shard."""
+
+        def draw(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
+            if self._value is None:
+                with keras.device("cpu:0"):
+                    self._value = np.asarray(self._initializer(self._weight.shape, dtype=dtype))
+                self._missing = set(range(len(self._weight.sizes)))
+            part = self._weight.part_of(self._value, index)
+            self._missing.discard(index)
+            if not self._missing:
+                self._value = None
+            return keras.ops.convert_to_tensor(part, dtype=dtype)
+
+        return draw
+
+
+def even_sizes(size: int, count: int, what: str) -> list[int]:
+    """Returns ``count`` equal sizes that add up to ``size``.
+
+    Raises:
+        ValueError: there are none; the message names the nearest sizes that fit.
+    """
+    if size % count:
+        lower = size // count * count
+        nearest = f"{lower} or {lower + count}" if lower else f"{count}"
+        raise ValueError(
+            f"{count} shards cannot hold equal parts of {what}. Use a size that {count} divides, {nearest}, or a mesh "
+            f"whose 'tensor' axis divides {size}. Received: {size}."
+        )
+    return [size // count] * count

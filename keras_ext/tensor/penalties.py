@@ -1,0 +1,105 @@
+"""Constraints and regularizers of whole weights, applied to their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+import strategies
+from keras_ext.tensor.mappings import Shards
+
+# Sums over single numbers: the penalty of a weight is the sum of its shards'.
+_ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+# They scale a weight by its norms along `axis`, and look at nothing else.
+_BY_NORM = (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.UnitNorm)
+
+
+def regularizers_of_shards(regularizer: Any, weight: strategies.SplitWeight, shards: Shards) -> list[Any]:
+    """Returns a regularizer for each shard of `weight`, which add up to `regularizer` of the whole weight.
+
+    Those of Keras that are sums over single numbers run where the shard is. Any other needs the whole weight, which is
+    put together for it.
+    """
+    regularizer = keras.regularizers.get(regularizer)
+    if regularizer is None or shards.count == 1:
+        return [regularizer] * shards.count
+    if type(regularizer) in _ADDITIVE:
+        return [_there(regularizer, index, shards) for index in range(shards.count)]
+
+    def of_whole(_: Any) -> Any:
+        return regularizer(shards.gather(_values(weight), weight.dim))
+
+    return [of_whole] + [_nothing] * (shards.count - 1)
+
+
+def constraints_of_shards(constraint: Any, weight: strategies.SplitWeight, shards: Shards) -> list[Any]:
+    """Returns a constraint for each shard of `weight`, which together make `constraint` of the whole weight.
+
+    Keras' own run where the shard is, and exchange norms at most. Any other needs the whole weight, which is put
+    together for it.
+    """
+    constraint = keras.constraints.get(constraint)
+    if constraint is None or shards.count == 1:
+        return [constraint] * shards.count
+    if type(constraint) is keras.constraints.NonNeg:
+        return [_there(constraint, index, shards) for index in range(shards.count)]
+    if type(constraint) in _BY_NORM:
+        axes = constraint.axis if isinstance(constraint.axis, (list, tuple)) else (constraint.axis,)
+        if weight.dim not in [axis % weight.ndim for axis in axes]:
+            return [_there(constraint, index, shards) for index in range(shards.count)]
+        together = _Together(lambda: _by_norm(constraint, weight, shards))
+    else:
+        together = _Together(lambda: _by_whole(constraint, weight, shards))
+    return [together.of_shard(index) for index in range(shards.count)]
+
+
+class _Together:
+    """New values of all shards, made when the first is asked for: by then no shard has been changed."""
+
+    def __init__(self, make: Callable[[], list[Any]]) -> None:
+        self._make = make
+        self._made: list[Any] = []
+
+    def of_shard(self, index: int) -> Callable[[Any], Any]:
+        def constrained(_: Any) -> Any:
+            if index == 0:
+                self._made = self._make()
+            return self._made[index]
+
+        return constrained
+
+
+def _by_norm(constraint: Any, weight: strategies.SplitWeight, shards: Shards) -> list[Any]:
+    """Beside a slice whose squares are those of all other shards, a shard has the norms of the whole weight."""
+    values = _values(weight)
+    squares = [
+        shards.run(i, lambda v: ops.sum(ops.square(v), axis=weight.dim, keepdims=True), value)
+        for i, value in enumerate(values)
+    ]
+
+    def constrained(value: Any, *others: Any) -> Any:
+        rest = ops.sqrt(sum(others[1:], others[0]))
+        beside = constraint(ops.concatenate([value, rest], axis=weight.dim))
+        return ops.take(beside, ops.arange(value.shape[weight.dim]), axis=weight.dim)
+
+    return [shards.run(i, constrained, value, *squares[:i], *squares[i + 1 :]) for i, value in enumerate(values)]
+
+
+def _by_whole(constraint: Any, weight: strategies.SplitWeight, shards: Shards) -> list[Any]:
+    whole = constraint(shards.gather(_values(weight), weight.dim))
+    return shards.scatter(whole, weight.dim, weight.sizes)
+
+
+def _values(weight: strategies.SplitWeight) -> list[Any]:
+    return [ops.convert_to_tensor(shard) for shard in weight.shards]
+
+
+def _there(function: Any, index: int, shards: Shards) -> Callable[[Any], Any]:
+    return lambda value: shards.run(index, function, value)
+
+
+def _nothing(value: Any) -> Any:
+    return ops.zeros((), dtype=value.dtype)

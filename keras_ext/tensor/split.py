@@ -1,0 +1,63 @@
+"""A tensor that lies in pieces, one at each shard, on its way from one split layer to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_ext.tensor.mappings import Shards
+
+
+class SplitTensor:
+    """What a split layer returns that does not gather its output; to Keras, one tensor of the whole shape.
+
+    A layer that knows of it takes the pieces. Any other gets the whole tensor: it is joined where it is used, which
+    is what the layer before was told to spare. So results never depend on who knows.
+
+    Args:
+        pieces: a tensor per shard.
+        dim: along which the tensor is cut.
+        shards: where the pieces lie.
+    """
+
+    def __init__(self, pieces: Sequence[Any], dim: int, shards: Shards) -> None:
+        self.pieces = list(pieces)
+        self.dim = dim % len(pieces[0].shape)
+        self.shards = shards
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Of the whole tensor; None where it is not known."""
+        shape = list(self.pieces[0].shape)
+        sizes = [piece.shape[self.dim] for piece in self.pieces]
+        shape[self.dim] = None if None in sizes else sum(sizes)
+        return tuple(shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.pieces[0].shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Of the pieces."""
+        return self.pieces[0].dtype
+
+    def whole(self) -> Any:
+        """Returns the whole tensor."""
+        return self.shards.gather(self.pieces, self.dim)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        whole = self.whole()
+        return whole if dtype is None else ops.cast(whole, dtype)
+
+    # Keras takes what has this for something to convert, and converts it by `__tf_tensor__`.
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value: np.ndarray = ops.convert_to_numpy(self.whole())
+        return value if dtype is None else value.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"<SplitTensor shape={self.shape}, {len(self.pieces)} pieces along {self.dim}>"

@@ -1,0 +1,63 @@
+"""Weights that are split: to the outside, arrays and files, each is one."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras.src.optimizers import base_optimizer
+from keras.src.saving import serialization_lib
+from keras.src.utils import naming
+
+from strategies._keras_hooks.wrapping import wrap
+from strategies.splitting import Slots, class_in_files, joined, name_in_files, weight_of
+
+_slots: weakref.WeakKeyDictionary[Any, Slots] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """Wraps what reads and sets weights as arrays, and what says in a file which class a layer is of."""
+    for name in ("get_weights", "set_weights"):
+        wrap(keras.Layer, name, _with_whole_weights, in_step=False)
+    for name in ("save_own_variables", "load_own_variables", "set_weights"):
+        wrap(base_optimizer.BaseOptimizer, name, _with_whole_slots, in_step=False)
+    wrap(serialization_lib, "serialize_with_public_class", _as_plain_class, in_step=False)
+    # The folders in a file are named after classes.
+    wrap(naming, "to_snake_case", _as_plain_name, in_step=False)
+
+
+def _with_whole_weights(original: Callable[..., Any], layer: Any, *args: Any) -> Any:
+    weights = layer.weights
+    whole = joined(weights)
+    if len(whole) == len(weights):
+        return original(layer, *args)
+    return original(types.SimpleNamespace(weights=whole, name=layer.name), *args)
+
+
+def _with_whole_slots(original: Callable[..., Any], optimizer: Any, *args: Any) -> Any:
+    variables = optimizer.variables
+    whole = joined(variables)
+    if len(whole) == len(variables):
+        return original(optimizer, *args)
+    view = types.SimpleNamespace(
+        name=optimizer.name, built=optimizer.built, variables=whole, _variables=whole, _var_key=lambda v: v.name
+    )
+    return original(view, *args)
+
+
+def note_slot(optimizer: Any, reference: Any, slot: Any) -> None:
+    """Remembers that ``optimizer`` made ``slot`` for the variable ``reference``."""
+    if weight_of(reference) is not None:
+        _slots.setdefault(optimizer, Slots()).note(reference, slot)
+
+
+def _as_plain_class(original: Callable[..., Any], cls: Any, inner_config: Any = None) -> Any:
+    plain = class_in_files(cls)
+    return original(cls, inner_config) if plain is cls else original(plain, cls.plain_config(inner_config))
+
+
+def _as_plain_name(original: Callable[..., Any], name: str) -> Any:
+    return original(name_in_files(name))

@@ -1,0 +1,135 @@
+"""The devices over which one replica of a model is spread, as its layers see them.
+
+A replica is one copy of the model. On a mesh with axes beside "data" it spans several devices, its parts; part k of
+all replicas is a column of the mesh. A layer that is split creates each of its variables in one part, and computes
+with it there, forward and backward. Under other strategies, and without one, a replica has one part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies import _keras_hooks
+from strategies._tf_internals import get_current_replica_id_as_int
+from strategies.mesh import DeviceMesh
+
+
+class ReplicaParts:
+    """Where the parts of a replica are, and how to put variables and computations there.
+
+    Parts are numbered in row-major order of the mesh's axes other than "data".
+
+    Args:
+        grid: device names as ``[local replica][part]``.
+        axes: size of each axis other than "data", in the order of the mesh.
+    """
+
+    def __init__(self, grid: Sequence[Sequence[str]], axes: Mapping[str, int]) -> None:
+        #: The mesh of one replica: the axes that it has, over the devices of the first local one.
+        self.mesh = DeviceMesh.from_devices(list(grid[0]), dict(axes) or None)
+        self._grid = tuple(tuple(row) for row in grid)
+        self._local = threading.local()
+
+    @property
+    def here(self) -> int:
+        """The part in which variables are created now: 0, unless inside :meth:`creating`."""
+        return getattr(self._local, "part", 0)
+
+    def along(self, axis: str) -> tuple[int, ...]:
+        """The parts that differ from the present one along `axis` only, in its order; the present one included."""
+        return self.mesh.group(self.here, axis)
+
+    def column(self, part: int) -> tuple[str, ...]:
+        """The devices of one part, one for each local replica."""
+        return tuple(row[part] for row in self._grid)
+
+    def device(self, part: int) -> str:
+        """The device of a part of the replica that is running; of the first one, outside of replicas."""
+        replica = get_current_replica_id_as_int() or 0
+        # A foreign strategy's replicas may be more than ours.
+        return self._grid[replica][part] if replica < len(self._grid) else self._grid[0][part]
+
+    @contextlib.contextmanager
+    def creating(self, part: int) -> Iterator[None]:
+        """Inside, variables are created in `part`: one component on each device of its column."""
+        before = self.here
+        self._local.part = part
+        try:
+            yield
+        finally:
+            self._local.part = before
+
+    def fan_out(self, value: Any, part: int, count: int) -> list[tf.Tensor]:
+        """Returns `count` tensors equal to ``value``, for so many users; the gradient is their sum, made in `part`."""
+        if count == 1:
+            return [tf.convert_to_tensor(value)]
+        device = self.device(part)
+
+        @tf.custom_gradient
+        def copies(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
+            def backward(*upstream: tf.Tensor) -> tf.Tensor:
+                with tf.device(device):
+                    # In turn, so that the order, and so the rounding, is the same in every run.
+                    total = tf.convert_to_tensor(upstream[0])
+                    for gradient in upstream[1:]:
+                        total += tf.convert_to_tensor(gradient)
+                    return total
+
+            return [tf.identity(tensor) for _ in range(count)], backward
+
+        with tf.device(device):
+            copied: list[tf.Tensor] = copies(tf.convert_to_tensor(value))
+        return copied
+
+    def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Returns ``function(*inputs)``, computed on the device of `part`, as is its gradient.
+
+        TensorFlow puts the ops of a gradient where the caller of ``tape.gradient`` is, wherever those of the forward
+        pass were. Here both stay where the variables are.
+
+        Args:
+            part: one of this replica's parts.
+            function: takes the tensors, returns one or a list; must be differentiable in floating-point ones.
+            inputs: tensors, or variables, which are read there. What `function` reads otherwise gets no gradient.
+        """
+        if self.mesh.size == 1:
+            return function(*(tf.convert_to_tensor(value) for value in inputs))
+        device = self.device(part)
+
+        @tf.custom_gradient
+        def region(*tensors: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+            watched = [tensor for tensor in tensors if tensor.dtype.is_floating]
+            # Persistent, since the tape outside may be.
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(watched)
+                outputs = function(*tensors)
+
+            def backward(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
+                with tf.device(device):
+                    flat = tf.nest.flatten(outputs)
+                    found = iter(
+                        tape.gradient(flat, watched, list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+                    )
+                    return [next(found) if tensor.dtype.is_floating else None for tensor in tensors]
+
+            return outputs, backward
+
+        with tf.device(device):
+            return region(*(tf.convert_to_tensor(value) for value in inputs))
+
+
+#: What layers find where a replica has one part.
+_WHOLE = ReplicaParts([[""]], {})
+
+
+def replica_parts() -> ReplicaParts:
+    """The parts of a replica under the strategy whose scope this is called in."""
+    # A layer that is split has its weights written as one, with or without a strategy.
+    _keras_hooks.install()
+    parts = getattr(tf.distribute.get_strategy().extended, "parts", None)
+    return parts if isinstance(parts, ReplicaParts) else _WHOLE

@@ -1,0 +1,166 @@
+"""One weight of a layer, cut into shards that are variables of their own, each in its part of the replica.
+
+Optimizers and gradients see the shards. What looks at a model from outside, arrays of weights and files, sees the
+whole weight: the first shard stands for it in a list of variables, the others stand for nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+_ATTRIBUTE = "_keras_strategies_weight"
+
+
+class SplitWeight:
+    """A weight whose shards are variables.
+
+    It can be read (``numpy``, ``np.asarray``, ``tf.convert_to_tensor``) and assigned like a variable. Both go through
+    the whole value, on the host or where the caller is: layers compute with the shards.
+
+    Args:
+        name: the weight's name in its layer.
+        shape: of the whole weight.
+        dim: along which it is cut; counts from the end if negative.
+        sizes: of the shards along `dim`.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int], dim: int, sizes: Sequence[int]) -> None:
+        self.name = name
+        self.shape = tuple(shape)
+        self.dim = dim % len(self.shape)
+        self.sizes = tuple(sizes)
+        #: Keras variables, in order along `dim`.
+        self.shards: list[Any] = []
+
+    def add(self, shard: Any) -> None:
+        """Takes the next shard: a Keras variable of the weight's shape, but of its own size along `dim`."""
+        setattr(shard, _ATTRIBUTE, weakref.ref(self))
+        self.shards.append(shard)
+
+    @property
+    def dtype(self) -> str:
+        """Of the variables, as Keras names it."""
+        return str(self.shards[0].dtype)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the shards are."""
+        return bool(self.shards[0].trainable)
+
+    def part_of(self, value: Any, index: int) -> Any:
+        """Returns what shard `index` holds of ``value``, which has the weight's shape."""
+        bounds = [0, *itertools.accumulate(self.sizes)]
+        where: list[Any] = [slice(None)] * self.ndim
+        where[self.dim] = slice(bounds[index], bounds[index + 1])
+        return value[tuple(where)]
+
+    def assign(self, value: Any) -> None:
+        """Sets the weight.
+
+        Raises:
+            ValueError: ``value`` has another shape.
+        """
+        value = np.asarray(value)
+        if value.shape != self.shape:
+            raise ValueError(f"The weight {self.name!r} has shape {self.shape}. Received: a value of {value.shape}.")
+        for index, shard in enumerate(self.shards):
+            shard.assign(self.part_of(value, index))
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole weight."""
+        return np.concatenate([shard.numpy() for shard in self.shards], axis=self.dim)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = self.numpy()
+        return value if dtype is None else value.astype(dtype)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        whole = tf.concat([tf.convert_to_tensor(shard) for shard in self.shards], axis=self.dim, name=name)
+        return whole if dtype is None else tf.cast(whole, dtype)
+
+    def __repr__(self) -> str:
+        return f"<SplitWeight {self.name!r}, shape={self.shape}, {self.sizes} along {self.dim}>"
+
+
+def weight_of(variable: Any) -> SplitWeight | None:
+    """The weight of which ``variable`` is a shard; None if it is whole."""
+    reference = getattr(variable, _ATTRIBUTE, None)
+    return None if reference is None else reference()
+
+
+def joined(variables: Sequence[Any]) -> list[Any]:
+    """Returns ``variables`` with each weight's shards replaced by the weight, where the first of them stood."""
+    result: list[Any] = []
+    seen: set[int] = set()
+    for variable in variables:
+        weight = weight_of(variable)
+        if weight is None:
+            result.append(variable)
+        elif id(weight) not in seen:
+            seen.add(id(weight))
+            result.append(weight)
+    return result
+
+
+class Slots:
+    """Groups an optimizer's slots of shards: the k-th slots of all shards of a weight are one slot of the weight."""
+
+    def __init__(self) -> None:
+        self._groups: weakref.WeakKeyDictionary[SplitWeight, list[SplitWeight]] = weakref.WeakKeyDictionary()
+
+    def note(self, shard: Any, slot: Any) -> None:
+        """Remembers that ``slot`` was made for ``shard``, a variable of the same shape."""
+        weight = weight_of(shard)
+        if weight is None:
+            return
+        groups = self._groups.setdefault(weight, [])
+        position = next(i for i, other in enumerate(weight.shards) if other is shard)
+        # The first group that has no slot of this shard yet.
+        group = next((group for group in groups if len(group.shards) == position), None)
+        if group is None:
+            group = SplitWeight(slot.name, weight.shape, weight.dim, weight.sizes)
+            groups.append(group)
+        group.add(slot)
+
+
+_Class = TypeVar("_Class", bound=type)
+
+# By the name of the class; what it is in a file.
+_plain_classes: dict[str, type] = {}
+
+
+def saved_as(plain_class: type) -> Callable[[_Class], _Class]:
+    """Makes layers of the decorated class be layers of `plain_class` in files, so that Keras alone opens them.
+
+    The decorated class has a class method ``plain_config(config)``, which takes out of a config what `plain_class` does
+    not know.
+    """
+
+    def mark(cls: _Class) -> _Class:
+        _plain_classes[cls.__name__] = plain_class
+        return cls
+
+    return mark
+
+
+def class_in_files(cls: type) -> type:
+    """The class that a layer of ``cls`` has in a file."""
+    plain = _plain_classes.get(cls.__name__)
+    return cls if plain is None or not issubclass(cls, plain) else plain
+
+
+def name_in_files(class_name: str) -> str:
+    """The name of the class that a layer of the class of that name has in a file."""
+    plain = _plain_classes.get(class_name)
+    return class_name if plain is None else plain.__name__

@@ -1,0 +1,53 @@
+"""Compares a model with split layers on a mesh with the plain model on one device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import strategies
+from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, fit_arrays
+
+#: The meshes on which every layer is tried.
+MESHES: Mapping[str, Mapping[str, int]] = {
+    "tensor=2": {"tensor": 2},
+    "tensor=4": {"tensor": 4},
+    "data=2,tensor=2": {"data": 2, "tensor": 2},
+    "tensor=2,data=2": {"tensor": 2, "data": 2},
+}
+
+#: Makes and compiles the model: split, or plain.
+Make = Callable[[bool], Any]
+
+
+def mesh_strategy(axes: Mapping[str, int]) -> strategies.MirroredStrategy:
+    """A strategy over the first logical CPU devices."""
+    count = int(np.prod(list(axes.values())))
+    return strategies.MirroredStrategy([f"CPU:{i}" for i in range(count)], mesh=axes)
+
+
+def assert_parity(
+    make: Make,
+    x: Any,
+    y: Any,
+    axes: Mapping[str, int],
+    *,
+    dtype_policy: str = "float32",
+    tolerance: float = TOLERANCE,
+    **fit: Any,
+) -> None:
+    """Trains the split model on the mesh and the plain one on one device, for three epochs, and compares.
+
+    Weights, optimizer slots, logs of epochs and batches, of `evaluate` and the output of `predict`. Batches have 14
+    rows, the last one fewer.
+    """
+    run = fit_arrays(x, y, epochs=3, **fit)
+    outcomes = [
+        execute(Case("", functools.partial(make, split), run, dtype_policy), mesh_strategy(axes) if split else None)
+        for split in (False, True)
+    ]
+    found = compare(*outcomes)
+    assert found.largest <= tolerance, found
