@@ -1,6 +1,7 @@
 """Strategies that train Keras 3 models on TensorFlow across devices and processes, with the numbers of one device."""
 
 from strategies.horovod import HorovodStrategy
+from strategies.memory import bytes_per_device
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from strategies.parts import ReplicaParts, replica_parts
@@ -12,6 +13,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "ReplicaParts",
     "SplitWeight",
+    "bytes_per_device",
     "joined",
     "replica_parts",
     "saved_as",

@@ -35,6 +35,7 @@ from strategies._tf_internals import (
 )
 from strategies.crossing import Crossing
 from strategies.reductions import ReducingExtended
+from strategies.splitting import SplitWeight
 
 _MEAN = tf.distribute.ReduceOp.MEAN
 
@@ -321,6 +322,8 @@ class DataParallelExtended(ReducingExtended):
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         r = get_update_replica_id()
+        if isinstance(var, SplitWeight):
+            return fn(var, *args, **kwargs) if r is None else fn(var, *select_replica(r, args), **kwargs)
         if r is None:
             return super()._update(var, fn, args, kwargs, group)  # type: ignore[misc]
         component = var._get_replica(r)

@@ -20,8 +20,9 @@ _ATTRIBUTE = "_keras_strategies_weight"
 class SplitWeight:
     """A weight whose shards are variables.
 
-    It can be read (``numpy``, ``np.asarray``, ``tf.convert_to_tensor``) and assigned like a variable. Both go through
-    the whole value, on the host or where the caller is: layers compute with the shards.
+    It can be read, assigned and computed with like a variable. All of it goes through the whole value, on the host or
+    where the caller is: layers compute with the shards, and so do optimizers, if they look at each number by itself.
+    Those that do not, which scale by norms for instance, are given weights of this class in place of variables.
 
     Args:
         name: the weight's name in its layer.
@@ -37,16 +38,39 @@ class SplitWeight:
         self.sizes = tuple(sizes)
         #: Keras variables, in order along `dim`.
         self.shards: list[Any] = []
+        #: Of the whole weight, if it has one.
+        self.constraint: Any = None
+        self.overwrite_with_gradient = False
 
     def add(self, shard: Any) -> None:
         """Takes the next shard: a Keras variable of the weight's shape, but of its own size along `dim`."""
-        setattr(shard, _ATTRIBUTE, weakref.ref(self))
+        if len(self.sizes) > 1:
+            setattr(shard, _ATTRIBUTE, weakref.ref(self))
         self.shards.append(shard)
+
+    def like(self) -> SplitWeight:
+        """Returns a weight of the same form that has no shards yet."""
+        return SplitWeight(self.name, self.shape, self.dim, self.sizes)
 
     @property
     def dtype(self) -> str:
         """Of the variables, as Keras names it."""
         return str(self.shards[0].dtype)
+
+    @property
+    def value(self) -> SplitWeight:
+        """Itself: what an optimizer takes for the variable behind Keras'."""
+        return self
+
+    @property
+    def path(self) -> str:
+        """Of the first shard."""
+        return str(self.shards[0].path)
+
+    @property
+    def _unique_id(self) -> str:
+        # By which Keras' optimizers know a variable.
+        return f"{self.path}_{id(self)}"
 
     @property
     def ndim(self) -> int:
@@ -71,11 +95,20 @@ class SplitWeight:
         Raises:
             ValueError: ``value`` has another shape.
         """
-        value = np.asarray(value)
-        if value.shape != self.shape:
+        if not tf.is_tensor(value):
+            value = np.asarray(value)
+        if tuple(value.shape) != self.shape:
             raise ValueError(f"The weight {self.name!r} has shape {self.shape}. Received: a value of {value.shape}.")
         for index, shard in enumerate(self.shards):
             shard.assign(self.part_of(value, index))
+
+    def assign_add(self, value: Any) -> None:
+        """Adds ``value``, of the weight's shape."""
+        self.assign(self + value)
+
+    def assign_sub(self, value: Any) -> None:
+        """Subtracts ``value``, of the weight's shape."""
+        self.assign(self - value)
 
     def numpy(self) -> np.ndarray:
         """Returns the whole weight."""
@@ -88,6 +121,21 @@ class SplitWeight:
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         whole = tf.concat([tf.convert_to_tensor(shard) for shard in self.shards], axis=self.dim, name=name)
         return whole if dtype is None else tf.cast(whole, dtype)
+
+    def __add__(self, other: Any) -> tf.Tensor:
+        return tf.convert_to_tensor(self) + other
+
+    def __sub__(self, other: Any) -> tf.Tensor:
+        return tf.convert_to_tensor(self) - other
+
+    def __mul__(self, other: Any) -> tf.Tensor:
+        return tf.convert_to_tensor(self) * other
+
+    def __truediv__(self, other: Any) -> tf.Tensor:
+        return tf.convert_to_tensor(self) / other
+
+    __radd__ = __add__
+    __rmul__ = __mul__
 
     def __repr__(self) -> str:
         return f"<SplitWeight {self.name!r}, shape={self.shape}, {self.sizes} along {self.dim}>"
@@ -129,7 +177,7 @@ class Slots:
         # The first group that has no slot of this shard yet.
         group = next((group for group in groups if len(group.shards) == position), None)
         if group is None:
-            group = SplitWeight(slot.name, weight.shape, weight.dim, weight.sizes)
+            group = weight.like()
             groups.append(group)
         group.add(slot)
 

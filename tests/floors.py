@@ -76,6 +76,7 @@ ROOMS = (
             "strategies.devices",
             "strategies.engine",
             "strategies.inputs",
+            "strategies.memory",
             "strategies.parts",
             "strategies.portions",
             "strategies.reductions",

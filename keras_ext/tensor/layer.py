@@ -56,6 +56,7 @@ class SplitLayer(keras.Layer):
         regularizer: Any = None,
         constraint: Any = None,
         sizes: Sequence[int] | None = None,
+        trainable: bool = True,
     ) -> strategies.SplitWeight:
         """Adds a weight that is cut along `dim`, whose initial values are those of the plain layer.
 
@@ -67,6 +68,7 @@ class SplitLayer(keras.Layer):
             regularizer: of the whole weight.
             constraint: of the whole weight.
             sizes: of the shards along `dim`; equal ones if left out.
+            trainable: whether the optimizer updates it.
 
         Raises:
             ValueError: `sizes` left out, and the number of shards does not divide the size.
@@ -74,6 +76,7 @@ class SplitLayer(keras.Layer):
         shards = self._placed()
         sizes = even_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
         weight = strategies.SplitWeight(name, shape, dim, sizes)
+        weight.constraint = keras.constraints.get(constraint)
         drawn = _Drawn(initializer, weight)
         regularizers = regularizers_of_shards(regularizer, weight, shards)
         constraints = constraints_of_shards(constraint, weight, shards)
@@ -87,6 +90,7 @@ class SplitLayer(keras.Layer):
                     initializer=drawn.of_shard(index),
                     regularizer=regularizers[index],
                     constraint=constraints[index],
+                    trainable=trainable,
                     # Cast where it is used: a gradient is else cast back where the caller of the tape is.
                     autocast=False,
                 )
@@ -144,7 +148,7 @@ class SplitLayer(keras.Layer):
         return strategies.joined(self._trainable_variables + self._non_trainable_variables)
 
     def in_pieces(self, pieces: Sequence[Any], dim: int) -> SplitTensor:
-        """Returns an output that stays in pieces; Keras' penalties for activities see it whole, as it sees no pieces."""
+        """Returns an output that stays in pieces, with the penalty for it that Keras gives to tensors only."""
         output = SplitTensor(pieces, dim, self._placed())
         if self.activity_regularizer is not None:
             self.add_loss(self.activity_regularizer(output.whole()))

@@ -7,7 +7,7 @@ strategy at hand is one of this package's; other strategies, and Keras without o
 reaches a saved file.
 """
 
-from strategies._keras_hooks import callbacks, files, losses, norms, optimizers, random, trainer, weights
+from strategies._keras_hooks import callbacks, files, losses, norms, optimizers, random, trainer, weights, whole_updates
 
 
 def install() -> None:
@@ -20,6 +20,7 @@ def install() -> None:
     random.install()
     trainer.install()
     weights.install()
+    whole_updates.install()
 
 
 __all__ = ["install"]

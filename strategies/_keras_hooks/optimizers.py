@@ -17,9 +17,11 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
 
-from strategies._keras_hooks import weights
+from strategies._keras_hooks import weights, whole_updates
+from strategies._keras_hooks.whole_updates import needs_whole, shards_of, whole_pairs
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
+from strategies.splitting import SplitWeight, joined
 
 # Whether an optimizer is being built by another that wraps it.
 _wrapped: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_wrapped", default=False)
@@ -49,10 +51,12 @@ def _reduce_first(optimizer: Any, gradients: Any, variables: Any, update: Callab
         return update(gradients)
 
     def across(strategy: tf.distribute.Strategy, gradients: list[Any]) -> Any:
+        whole_updates.watch(optimizer)
         if not optimizer.built and variables is not None:
             with tf.init_scope():
                 optimizer.build(variables)
-        targets = [getattr(v, "value", v) for v in (optimizer._trainable_variables if variables is None else variables)]
+        known = optimizer._trainable_variables if variables is None else variables
+        targets = [getattr(shard, "value", shard) for v in known for shard in shards_of(v)]
         accumulators = _accumulators(optimizer, variables)
         if accumulators is None:
             return engine.update_replicas(gradients, update, variables=targets)
@@ -70,21 +74,31 @@ def _accumulators(optimizer: Any, variables: Any) -> list[Any] | None:
     if not optimizer.gradient_accumulation_steps:
         return None
     variables = optimizer._trainable_variables if variables is None else variables
-    return [optimizer._accumulated_gradients[optimizer._get_variable_index(v)].value for v in variables]
+    if needs_whole(optimizer):
+        variables = joined(variables)
+    found = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
+    return [shard.value for accumulator in found for shard in shards_of(accumulator)]
 
 
-def _add_variable(original: Callable[..., Any], optimizer: Any, reference: Any, *args: Any, **kwargs: Any) -> Any:
+def _add_variable(
+    original: Callable[..., Any], optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Lets accumulated gradients be parts of a sum. Keras' name for them is all that tells them from other slots.
 
     Not in a wrapped optimizer: a loss scale is checked at every step on the global gradient, so each replica
     gathers that.
     """
+    if isinstance(reference_variable, SplitWeight):
+        slot = reference_variable.like()
+        for shard in reference_variable.shards:
+            slot.add(_add_variable(original, optimizer, shard, *args, **kwargs))
+        return slot
     name = kwargs.get("name", args[0] if args else None)
     engine = engine_of(tf.distribute.get_strategy())
     gathers = name == "gradient_accumulator" and not _wrapped.get()
     with engine.partial_sums() if engine is not None and gathers else contextlib.nullcontext():
-        slot = original(optimizer, reference, *args, **kwargs)
-    weights.note_slot(optimizer, reference, slot)
+        slot = original(optimizer, reference_variable, *args, **kwargs)
+    weights.note_slot(optimizer, reference_variable, slot)
     return slot
 
 
@@ -98,7 +112,9 @@ def _build_wrapped(original: Callable[..., Any], optimizer: Any, *args: Any, **k
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     variables = None if trainable_variables is None else list(trainable_variables)
-    return _reduce_first(optimizer, grads, variables, lambda summed: original(optimizer, summed, variables))
+    return _reduce_first(
+        optimizer, grads, variables, lambda summed: original(optimizer, *whole_pairs(optimizer, summed, variables))
+    )
 
 
 def _apply_gradients(original: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:

@@ -16,7 +16,7 @@ from keras.src.trainers import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_data_adapter
 
 from strategies import shares
-from strategies._keras_hooks import losses
+from strategies._keras_hooks import losses, whole_updates
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
 from strategies.sharding import AgreedDataset, AgreedIterator
@@ -117,6 +117,8 @@ def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     # Outside the scope, Keras would make the optimizer and the metrics for one device.
     with strategy.scope():
         result = original(model, *args, **kwargs)
+    if model.optimizer is not None:
+        whole_updates.watch(model.optimizer)
     _check(model, strategy)
     return result
 

@@ -12,6 +12,7 @@ from keras.src.optimizers import base_optimizer
 from keras.src.saving import serialization_lib
 from keras.src.utils import naming
 
+from strategies._keras_hooks.whole_updates import needs_whole
 from strategies._keras_hooks.wrapping import wrap
 from strategies.splitting import Slots, class_in_files, joined, name_in_files, weight_of
 
@@ -50,7 +51,7 @@ def _with_whole_slots(original: Callable[..., Any], optimizer: Any, *args: Any) 
 
 def note_slot(optimizer: Any, reference: Any, slot: Any) -> None:
     """Remembers that ``optimizer`` made ``slot`` for the variable ``reference``."""
-    if weight_of(reference) is not None:
+    if weight_of(reference) is not None and not needs_whole(optimizer):
         _slots.setdefault(optimizer, Slots()).note(reference, slot)
 
 

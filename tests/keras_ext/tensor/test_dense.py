@@ -61,6 +61,14 @@ class TestParity:
         assert_parity(make, vectors().reshape(-1, 3, 2), vectors()[:, :1], axes)
 
 
+class Normalized(keras.optimizers.Optimizer):
+    """Divides each gradient by its largest number."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        largest = keras.ops.max(keras.ops.abs(gradient)) + 1e-3
+        self.assign_sub(variable, gradient / largest * keras.ops.cast(learning_rate, variable.dtype))
+
+
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "SGD, momentum, weight decay, clipvalue": lambda: keras.optimizers.SGD(
         0.05, momentum=0.9, nesterov=True, weight_decay=0.01, clipvalue=0.02
@@ -69,6 +77,12 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
     "average, overwritten": lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=3),
     "RMSprop, centered": lambda: keras.optimizers.RMSprop(0.01, centered=True),
+    "LAMB": lambda: keras.optimizers.Lamb(0.05),
+    "LAMB, clipnorm, weight decay": lambda: keras.optimizers.Lamb(0.05, clipnorm=0.2, weight_decay=0.01),
+    "LAMB, average, accumulation": lambda: keras.optimizers.Lamb(0.05, use_ema=True, gradient_accumulation_steps=2),
+    "Adafactor": lambda: keras.optimizers.Adafactor(0.05),
+    "LAMB, loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Lamb(0.05), initial_scale=8.0),
+    "own class": lambda: Normalized(0.05),
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=8.0),
 }
 

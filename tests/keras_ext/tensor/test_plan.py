@@ -1,0 +1,150 @@
+"""Plans: which layers are split, and how. Nothing is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+
+from keras_ext.tensor.plan import make_plan
+
+L = keras.layers
+
+
+def kinds(model: Any, num_shards: int = 2, **kwargs: Any) -> dict[str, Any]:
+    plan = make_plan(model, num_shards, **kwargs)
+    return {path: (choice.kind, choice.pieces) for path, choice in plan.items()}
+
+
+def mlp() -> Any:
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            L.Dense(8, activation="relu", name="up"),
+            L.Dropout(0.1, name="drop"),
+            L.Dense(6, name="down"),
+            L.Dense(3, activation="softmax", name="odd"),
+            L.Dense(5, name="odder"),
+        ],
+        name="mlp",
+    )
+
+
+def test_pairs_columns_with_rows() -> None:
+    assert kinds(mlp()) == {
+        "up": ("column", True),
+        "drop": (None, True),
+        "down": ("row", False),
+        # Three and five outputs are not dealt out evenly to two, nor are three inputs.
+        "odd": ("row", False),
+        "odder": (None, False),
+    }
+
+
+def test_an_output_that_others_use_is_whole() -> None:
+    x = keras.Input((6,))
+    up = L.Dense(8, activation="relu", name="up")(x)
+    down = L.Dense(6, name="down")(up)
+    both = keras.Model(x, [down, up])
+    assert kinds(both) == {"up": ("column", False), "down": ("column", False)}
+    used_twice = keras.Model(x, L.Add(name="add")([L.Dense(8, name="again")(up), up]))
+    assert kinds(used_twice)["up"] == ("column", False)
+
+
+def test_a_shared_layer_is_no_pair() -> None:
+    x = keras.Input((8,))
+    shared = L.Dense(8, activation="relu", name="shared")
+    assert kinds(keras.Model(x, shared(shared(x)))) == {"shared": ("column", False)}
+
+
+def test_an_activation_that_needs_all_units_parts_a_pair() -> None:
+    x = keras.Input((8,))
+    model = keras.Model(x, L.Dense(8, name="b")(L.Dense(8, activation="softmax", name="a")(x)))
+    assert kinds(model) == {"a": ("column", False), "b": ("column", False)}
+
+
+def test_convolutions_through_batch_normalization() -> None:
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            L.Conv2D(8, 3, name="a"),
+            L.BatchNormalization(name="norm"),
+            L.ReLU(name="relu"),
+            L.Conv2D(4, 3, name="b"),
+            L.Flatten(name="flat"),
+            L.Dense(2, name="out"),
+        ]
+    )
+    assert kinds(model) == {
+        "a": ("column", True),
+        "norm": (None, True),
+        "relu": (None, True),
+        "b": ("row", False),
+        "flat": (None, False),
+        "out": ("column", False),
+    }
+
+
+def test_embeddings_attention_and_models_inside() -> None:
+    x = keras.Input((5,), dtype="int32")
+    h = L.Embedding(7, 8, name="tokens")(x)
+    h = L.MultiHeadAttention(4, 2, name="four")(h, h)
+    h = L.MultiHeadAttention(3, 2, name="three")(h, h)
+    inner_x = keras.Input((5, 8))
+    inner = keras.Model(inner_x, L.Dense(8, name="b")(L.Dense(16, "gelu", name="a")(inner_x)), name="inner")
+    assert kinds(keras.Model(x, inner(h))) == {
+        "tokens": ("vocab", False),
+        "four": ("heads", False),
+        "three": (None, False),
+        "inner/a": ("column", True),
+        "inner/b": ("row", False),
+    }
+
+
+def test_a_plan_of_ones_own() -> None:
+    wanted = {"up": "column", "down": "row", "od+": None}
+    assert kinds(mlp(), wanted=wanted) == {
+        "up": ("column", True),
+        "drop": (None, True),
+        "down": ("row", False),
+        "odd": (None, False),
+        "odder": (None, False),
+    }
+    assert kinds(mlp(), wanted={"down": "column"})["up"] == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"up": "heads"}, "'heads' for 'up', a Dense, which can be"),
+        ({"drop": "column"}, "cannot be split"),
+        ({"nobody": "row"}, r"\['nobody'\] is found"),
+    ],
+)
+def test_refuses_a_plan_that_does_not_fit(wanted: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        kinds(mlp(), wanted=wanted)
+
+
+def test_refuses_a_model_that_cannot_be_taken_apart() -> None:
+    class Own(keras.Model):
+        pass
+
+    with pytest.raises(ValueError, match="of class Own"):
+        kinds(Own())
+    with pytest.raises(ValueError, match=r"keras\.Input"):
+        kinds(keras.Sequential([L.Dense(2)], name="unbuilt"))
+
+
+def test_prints_a_table() -> None:
+    assert str(make_plan(mlp(), 2)).splitlines() == [
+        "2 shards",
+        "layer  class    split   output     parameters  on a device",
+        "up     Dense    column  in pieces          56           28",
+        "drop   Dropout  -       in pieces           0            0",
+        "down   Dense    row     whole              54           30",
+        "odd    Dense    row     whole              21           12",
+        "odder  Dense    -       whole              20           20",
+        "all                                       151           90",
+    ]
