@@ -2,6 +2,30 @@
 
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.memory import MemoryReport, memory_report
+from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
+from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
+from keras_ext.tensor.embedding import VocabParallelEmbedding, VocabParallelReversibleEmbedding
+from keras_ext.tensor.losses import (
+    VocabParallelSparseCategoricalAccuracy,
+    VocabParallelSparseCategoricalCrossentropy,
+)
+from keras_ext.tensor.parallelize import default_plan, parallelize
 
-__all__ = ["ColumnParallelDense", "LearningRateWarmup", "MemoryReport", "RowParallelDense", "memory_report"]
+__all__ = [
+    "ColumnParallelConv2D",
+    "ColumnParallelDense",
+    "LearningRateWarmup",
+    "MemoryReport",
+    "ParallelGroupedQueryAttention",
+    "ParallelMultiHeadAttention",
+    "RowParallelConv2D",
+    "RowParallelDense",
+    "VocabParallelEmbedding",
+    "VocabParallelReversibleEmbedding",
+    "VocabParallelSparseCategoricalAccuracy",
+    "VocabParallelSparseCategoricalCrossentropy",
+    "default_plan",
+    "memory_report",
+    "parallelize",
+]

@@ -150,7 +150,7 @@ class DataParallelExtended(ReducingExtended):
 
         def replica(share: shares.Share, args: Any, kwargs: Any) -> Any:
             shares.attach(share)
-            return fn(*args, **kwargs)
+            return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
 
         if len(self.worker_devices) > 1:
             return call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
@@ -329,6 +329,11 @@ class DataParallelExtended(ReducingExtended):
         component = var._get_replica(r)
         with tf.device(component.device):
             return fn(component, *select_replica(r, args), **select_replica(r, kwargs))
+
+
+def _as_tensor(value: Any) -> Any:
+    """Returns ``value``; if it only stands for a tensor, as pieces in several parts of a replica do, that tensor."""
+    return tf.convert_to_tensor(value) if hasattr(value, "__tf_tensor__") and not tf.is_tensor(value) else value
 
 
 def _dense(value: Any, device: str) -> tf.Tensor:

@@ -48,13 +48,13 @@ class ReducingExtended:
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
         # What ReplicaContext.all_reduce comes to, as in BatchNormalization(synchronized=True).
-        values = [value for value, _ in value_destination_pairs]
+        values = [_cut(value) for value, _ in value_destination_pairs]
         if reduce_op == _SUM:
             values = self._without_borrowed(self._as_local(values))
         if self.crossing is not None:
             return [self._on_all_devices(total) for total in self._reduce_across(reduce_op, values)]
         pairs = [(value, where) for value, (_, where) in zip(values, value_destination_pairs, strict=True)]
-        return super()._batch_reduce_to(reduce_op, pairs, options)  # type: ignore[misc]
+        return self._reduce_by_column(reduce_op, pairs, options)
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
         if self.crossing is None:
@@ -89,17 +89,22 @@ class ReducingExtended:
         return sums
 
     def _sum_dense(self, pairs: list[tuple[Any, Any]]) -> list[Any]:
-        options = tf.distribute.experimental.CommunicationOptions()
+        return self._reduce_by_column(_SUM, pairs, tf.distribute.experimental.CommunicationOptions())
+
+    def _reduce_by_column(self, reduce_op: Any, pairs: list[tuple[Any, Any]], options: Any) -> list[Any]:
+        """Reduces each value over the devices on which it is wanted: those of one part of the replicas."""
         columns: dict[tuple[str, ...], list[int]] = {}
-        for i, (_, destination) in enumerate(pairs):
-            columns.setdefault(tuple(destination._devices), []).append(i)
-        sums: list[Any] = [None] * len(pairs)
+        for i, (_, where) in enumerate(pairs):
+            columns.setdefault(tuple(getattr(where, "_devices", ())), []).append(i)
+        found: list[Any] = [None] * len(pairs)
         for devices, indices in columns.items():
             with self._reducing(devices):
-                totals = super()._batch_reduce_to(_SUM, [pairs[i] for i in indices], options)  # type: ignore[misc]
+                totals = super()._batch_reduce_to(  # type: ignore[misc]
+                    reduce_op, [pairs[i] for i in indices], options
+                )
             for i, total in zip(indices, totals, strict=True):
-                sums[i] = total
-        return sums
+                found[i] = total
+        return found
 
     def _reducing(self, devices: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
         """Inside, TensorFlow's cross-device ops are those of `devices`, one for each local replica."""
@@ -182,6 +187,23 @@ class ReducingExtended:
     def presum_of(self, variable: Any) -> tf.Tensor | None:
         """Returns the sum that :meth:`presummed` has made of ``variable``; None if it has not."""
         return self._presummed.get(id(variable))
+
+
+def _cut(value: Any) -> Any:
+    """Returns the tensors of ``value``, with a border that no gradient passes.
+
+    None would: a reduction has a gradient of its own. But TensorFlow searches the graph behind a reduction for
+    variables, through all that the other replicas have done so far, at every reduction of a model anew.
+    """
+    if isinstance(value, tf.Tensor):
+        return tf.stop_gradient(value)
+    if not isinstance(value, PerReplica) or not all(isinstance(v, tf.Tensor) for v in value.values):
+        return value
+    components = []
+    for component in value.values:
+        with tf.device(component.device):
+            components.append(tf.stop_gradient(component))
+    return PerReplica(tuple(components))
 
 
 def _joined(crossing: Crossing | None) -> Crossing:

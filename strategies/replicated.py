@@ -88,7 +88,9 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
 
     @contextlib.contextmanager
     def _reducing(self, devices: tuple[str, ...]) -> Iterator[None]:
-        if self._bound_reductions is None or devices == self._devices:
+        # Only parts of the replicas have a reduction of their own; any other devices are left to TensorFlow's.
+        columns = [self.parts.column(part) for part in range(1, self.parts.mesh.size)]
+        if self._bound_reductions is None or devices not in columns:
             yield
             return
         if devices not in self._bound_reductions:

@@ -52,6 +52,31 @@ class SplitWeight:
         """Returns a weight of the same form that has no shards yet."""
         return SplitWeight(self.name, self.shape, self.dim, self.sizes)
 
+    def initializers_of_shards(self, initializer: Callable[..., Any]) -> list[Callable[..., tf.Tensor]]:
+        """Returns an initializer for each shard: together they make what `initializer` makes of the whole weight.
+
+        That is drawn once, on the host, and dropped when all shards have had their part.
+        """
+        drawn: list[np.ndarray] = []
+        missing: set[int] = set()
+
+        def of_shard(index: int) -> Callable[..., tf.Tensor]:
+            def draw(shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
+                if not drawn:
+                    # Eagerly, wherever the layer is built: a graph would hold the weight for good.
+                    with tf.init_scope(), tf.device("CPU:0"):
+                        drawn.append(np.asarray(initializer(self.shape, dtype=dtype)))
+                    missing.update(range(len(self.sizes)))
+                part = self.part_of(drawn[0], index)
+                missing.discard(index)
+                if not missing:
+                    drawn.clear()
+                return tf.convert_to_tensor(part, dtype=dtype)
+
+            return draw
+
+        return [of_shard(index) for index in range(len(self.sizes))]
+
     @property
     def dtype(self) -> str:
         """Of the variables, as Keras names it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -30,6 +30,16 @@ class SplitLayer(keras.Layer):
         # Pieces have to arrive as they are; Keras would join them. See `_as_input`.
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras' layers are called, with tensors, arrays or `SplitTensor`."""
+        # Keras builds a layer for the shapes of tensors only.
+        args, kwargs = keras.tree.map_structure(
+            lambda value: keras.ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value, (args, kwargs)
+        )
+        if not self.built and args and isinstance(args[0], SplitTensor):
+            self.build(args[0].shape)
+        return super().__call__(*args, **kwargs)
 
     @classmethod
     def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +87,7 @@ class SplitLayer(keras.Layer):
         sizes = even_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
         weight = strategies.SplitWeight(name, shape, dim, sizes)
         weight.constraint = keras.constraints.get(constraint)
-        drawn = _Drawn(initializer, weight)
+        initializers = weight.initializers_of_shards(keras.initializers.get(initializer))
         regularizers = regularizers_of_shards(regularizer, weight, shards)
         constraints = constraints_of_shards(constraint, weight, shards)
         for index, member in enumerate(shards.members):
@@ -87,7 +97,7 @@ class SplitLayer(keras.Layer):
                 shard = self.add_weight(
                     name=name if shards.count == 1 else f"{name}_{index}",
                     shape=tuple(own_shape),
-                    initializer=drawn.of_shard(index),
+                    initializer=initializers[index],
                     regularizer=regularizers[index],
                     constraint=constraints[index],
                     trainable=trainable,
@@ -151,7 +161,9 @@ class SplitLayer(keras.Layer):
         """Returns an output that stays in pieces, with the penalty for it that Keras gives to tensors only."""
         output = SplitTensor(pieces, dim, self._placed())
         if self.activity_regularizer is not None:
-            self.add_loss(self.activity_regularizer(output.whole()))
+            whole = output.whole()
+            penalty = self.activity_regularizer(whole)
+            self.add_loss(keras.ops.divide_no_nan(penalty, keras.ops.cast(keras.ops.shape(whole)[0], penalty.dtype)))
         return output
 
     def copies_of(self, inputs: Any) -> list[Any]:
@@ -170,32 +182,6 @@ class SplitLayer(keras.Layer):
     def _as_input(self, value: Any) -> Any:
         """Returns ``value`` as a tensor in the compute dtype."""
         return self.dtype_policy.convert_input(value, self.autocast, self.input_dtype)
-
-
-class _Drawn:
-    """Initial values of a whole weight, drawn once on the host for all shards."""
-
-    def __init__(self, initializer: Any, weight: strategies.SplitWeight) -> None:
-        self._initializer = keras.initializers.get(initializer)
-        self._weight = weight
-        self._value: np.ndarray | None = None
-        self._missing: set[int] = set()
-
-    def of_shard(self, index: int) -> Callable[..., Any]:
-        """An initializer of one shard."""
-
-        def draw(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
-            if self._value is None:
-                with keras.device("cpu:0"):
-                    self._value = np.asarray(self._initializer(self._weight.shape, dtype=dtype))
-                self._missing = set(range(len(self._weight.sizes)))
-            part = self._weight.part_of(self._value, index)
-            self._missing.discard(index)
-            if not self._missing:
-                self._value = None
-            return keras.ops.convert_to_tensor(part, dtype=dtype)
-
-        return draw
 
 
 def even_sizes(size: int, count: int, what: str) -> list[int]:

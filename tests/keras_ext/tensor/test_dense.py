@@ -142,7 +142,7 @@ def test_gradients_are_those_of_dense_and_where_the_shards_are() -> None:
             y = x
             for layer in layers:
                 y = layer(y)
-            loss = keras.ops.sum(y * y)
+            loss = keras.ops.mean(y * y)
         variables = [v for layer in layers for v in layer.trainable_variables]
         return tape.gradient(loss, x), tape.gradient(loss, [v.value for v in variables])
 
@@ -150,9 +150,12 @@ def test_gradients_are_those_of_dense_and_where_the_shards_are() -> None:
     plain = pair(False)
     of_x, of_weights = gradients(plain, tf.constant(x))
     keras.utils.set_random_seed(5)
-    with mesh_strategy({"tensor": 2}).scope():
+    strategy = mesh_strategy({"tensor": 2})
+    with strategy.scope():
         split = pair(True)
-        found_of_x, found = gradients(split, tf.constant(x))
+        for layer, size in zip(split, (6, 8), strict=True):
+            layer.build((None, size))
+    found_of_x, found = strategy.run(lambda: gradients(split, tf.constant(x)))
     np.testing.assert_allclose(found_of_x, of_x, atol=1e-6)
     np.testing.assert_allclose(np.concatenate(found[:2], 1), of_weights[0], atol=1e-6)
     np.testing.assert_allclose(np.concatenate(found[2:4], 0), of_weights[1], atol=1e-6)
@@ -226,3 +229,31 @@ class TestWithoutAMesh:
         assert keras_ext.RowParallelDense.from_config(
             keras_ext.RowParallelDense(4, input_is_parallel=True).get_config()
         ).input_is_parallel
+
+
+def test_a_model_of_ones_own_class_is_built_by_fit() -> None:
+    class Own(keras.Model):
+        def __init__(self, split: bool) -> None:
+            super().__init__()
+            self.up, self.down = pair(split)
+            self.last = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.last(self.down(self.up(x)))
+
+    def make(split: bool) -> keras.Model:
+        model = Own(split)
+        model.compile("adam", "mse")
+        return model
+
+    assert_parity(make, vectors(), vectors()[:, :1], {"data": 2, "tensor": 2})
+
+
+def test_an_output_in_pieces_is_whole_outside() -> None:
+    def make(split: bool) -> keras.Model:
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6), pair(split)[0]])
+        model.compile("adam", "mse")
+        return model
+
+    # The last batch has one row: a replica has none.
+    assert_parity(make, vectors()[:43], vectors()[:43, :1] * np.ones(8, "float32"), {"data": 2, "tensor": 2})

@@ -1,4 +1,4 @@
-"""What is split is whole in files: plain Keras opens them, other meshes do, and training goes on to the same numbers."""
+"""What is split is whole in files: plain Keras opens them, other meshes do, and training goes on to the same end."""
 
 from __future__ import annotations
 

@@ -1,0 +1,341 @@
+"""Attention layers whose heads are split: each shard projects, attends with and sums up heads of its own."""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+import strategies
+from keras_ext.tensor.layer import SplitLayer, even_sizes
+from keras_ext.tensor.mappings import Shards
+
+# In equations: dims that stay, of inputs, of heads (their number and size), of outputs.
+_FREE, _IN, _HEADS, _OUT = string.ascii_lowercase, "M", "NH", "OPQRSTUV"
+# Seeds of shards lie as far apart. Not the stride of replicas' seeds, so that no two of all coincide.
+_SEED_STRIDE = 0x85EBCA6B
+
+
+@strategies.saved_as(keras.layers.EinsumDense)
+class _SplitProjection(SplitLayer, keras.layers.EinsumDense):
+    """A projection to heads, or from heads, with the kernel cut along them. The attention layer computes with it."""
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the shards of the kernel, and the bias: in shards, too, if it has heads."""
+        self.place_shards()
+        inputs, kernel, outputs = re.split(",|->", self.equation)
+        sizes = dict(zip(inputs, input_shape, strict=True)) | dict(
+            zip(outputs[1:], self.partial_output_shape, strict=True)
+        )
+        initializer = self.kernel_initializer
+        if isinstance(initializer, keras.initializers.VarianceScaling) and (
+            initializer.input_axes is None or initializer.output_axes is None
+        ):
+            # As in Keras' build: what is added up decides on the variance.
+            added = [i for i, letter in enumerate(kernel) if letter in inputs]
+            made = [i for i in range(len(kernel)) if i not in added]
+            initializer = self._update_kernel_initializer(added, made)
+        self._kernel = self.add_split_weight(
+            "kernel",
+            [sizes[letter] for letter in kernel],
+            kernel.index(_HEADS[0]),
+            initializer=initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.bias = None
+        if self.bias_axes is not None:
+            shape = tuple(sizes[letter] for letter in self.bias_axes)
+            arguments = {
+                "initializer": self.bias_initializer,
+                "regularizer": self.bias_regularizer,
+                "constraint": self.bias_constraint,
+            }
+            if self.bias_axes == _HEADS:
+                self.bias = self.add_split_weight("bias", shape, 0, **arguments)
+            else:
+                self.bias = self.add_weight(name="bias", shape=shape, **arguments)
+        self.input_spec = keras.InputSpec(ndim=len(input_shape))
+        self.built = True
+
+    def weights_of(self, index: int) -> list[Any]:
+        """What shard `index` computes with."""
+        own = [self._kernel.shards[index]]
+        return [*own, self.bias.shards[index]] if isinstance(self.bias, strategies.SplitWeight) else own
+
+    def project(self, x: Any, kernel: Any, bias: Any = None) -> Any:
+        """What one shard makes of its input; from heads, its part of a sum."""
+        x = ops.einsum(self.equation, ops.cast(x, self.compute_dtype), ops.cast(kernel, self.compute_dtype))
+        if bias is not None:
+            x = ops.add(x, ops.cast(bias, self.compute_dtype))
+        return self.activation(x)
+
+    def add_up(self, partial: Sequence[Any]) -> Any:
+        """The output, of what the shards made from their heads."""
+        y = self._placed().reduce(partial)
+        return y if self.bias is None else ops.add(y, ops.cast(self.bias, self.compute_dtype))
+
+    def penalize(self, output: Any) -> None:
+        """Adds the penalty that Keras adds for what a layer's call returns."""
+        loss = self.activity_regularizer(output)
+        self.add_loss(ops.divide_no_nan(loss, ops.cast(ops.shape(output)[0], loss.dtype)))
+
+
+class _AtShard:
+    """An attention layer as Keras' computation of attention sees it at one shard: with a dropout of its own."""
+
+    def __init__(self, layer: keras.Layer, **own: Any) -> None:
+        self.__dict__.update(own, _layer=layer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+class _SplitAttention(SplitLayer):
+    """What both have: everything but the shapes of their projections."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Every head needs all of its input: Keras may join pieces.
+        self._convert_input_args = True
+        self._allow_non_tensor_positional_args = False
+        if self._flash_attention:
+            received = f"flash_attention={kwargs.get('flash_attention')}, or keras.config.enable_flash_attention()"
+            raise ValueError(self._refusal("flash attention", received))
+        if self.quantization_mode is not None:
+            raise ValueError(self._refusal("quantization", f"dtype={self.dtype_policy.name!r}"))
+
+    def _begin_build(self, **num_heads: int) -> None:
+        """Finds the shards, and refuses numbers of heads that they cannot share."""
+        shards = self.place_shards()
+        for name, number in num_heads.items():
+            even_sizes(number, shards.count, f"the heads of {type(self).__name__} {self.name!r} ({name})")
+
+    def _projection(
+        self,
+        name: str,
+        input_shape: Sequence[Any],
+        output_dims: Sequence[int],
+        *,
+        from_heads: bool = False,
+        activation: str | None = None,
+    ) -> _SplitProjection:
+        inputs, outputs = (_HEADS, _OUT[: len(output_dims)]) if from_heads else (_IN, _HEADS)
+        free = _FREE[: len(input_shape) - len(inputs)]
+        layer = _SplitProjection(
+            f"{free}{inputs},{inputs}{outputs}->{free}{outputs}",
+            output_shape=(*[None] * (len(free) - 1), *output_dims),
+            activation=activation,
+            bias_axes=outputs if self.use_bias else None,
+            name=name,
+            **self._get_common_kwargs_for_sublayer(),
+        )
+        layer.build(tuple(input_shape))
+        return layer
+
+    def _make_seeds(self) -> None:
+        """Makes a seed of the dropout for each shard. That of the first is Keras'."""
+        shards, seeds = self._placed(), []
+        if self.dropout > 0:
+            # Drawn as Keras draws one, and once: all that is drawn later, such as initial values, stays the same.
+            first = keras.initializers.RandomUniform().seed if self.seed is None else self.seed
+            for index, member in enumerate(shards.members):
+                with shards.parts.creating(member):
+                    seeds.append(keras.random.SeedGenerator(first + index * _SEED_STRIDE))
+        self._seeds_of_shards = seeds
+
+    def _drop(self, index: int, scores: Any, training: bool | None = None) -> Any:
+        if not training:
+            return scores
+        return keras.random.dropout(scores, self.dropout, seed=self._seeds_of_shards[index])
+
+    def _own_query_mask(self, query: Any, value: Any, key: Any, query_mask: Any) -> Any:
+        """The mask of the query that the plain layer goes by."""
+        return query_mask
+
+    def _attend(self, view: _AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
+        """Context and scores of one shard's heads, by the plain layer's computation."""
+        return type(self)._compute_attention(view, query, key, value, **kwargs)
+
+    def call(
+        self,
+        query: Any,
+        value: Any,
+        key: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        """Adds up what each shard's heads make of the input. Arguments and result are those of the plain layer."""
+        shards = self._placed()
+        key = value if key is None else key
+        query_mask = self._own_query_mask(query, value, key, query_mask)
+        mask = self._compute_attention_mask(query, value, query_mask, value_mask, key_mask, attention_mask)
+        # A tensor that is given twice is handed out once, and its gradient added up once.
+        distinct = {id(tensor): tensor for tensor in (query, key, value)}
+        given = [list(distinct).index(id(tensor)) for tensor in (query, key, value, query)]
+        copies = [shards.copy(tensor) for tensor in distinct.values()]
+        into = [self._query_dense, self._key_dense, self._value_dense]
+        into += [self._gate_dense] if hasattr(self, "_gate_dense") else []
+        is_penalized = self._output_dense.activity_regularizer is not None
+
+        def attend(view: _AtShard, inputs: list[Any], mask: list[Any], weights: list[list[Any]]) -> list[Any]:
+            projected = [
+                layer.project(inputs[which], *own) for layer, which, own in zip(into, given, weights, strict=False)
+            ]
+            arguments = {"attention_mask": mask[0] if mask else None, "use_causal_mask": use_causal_mask}
+            context, scores = self._attend(view, *projected[:3], training=training, **arguments)
+            context = ops.multiply(context, *projected[3:]) if len(projected) > 3 else context
+            made = [self._output_dense.project(context, *weights[-1])]
+            return made + [scores] * return_attention_scores + projected * is_penalized
+
+        made = []
+        for i in range(shards.count):
+            drop = functools.partial(self._drop, i)
+            view = _AtShard(self, _dropout_layer=drop, _return_attention_scores=return_attention_scores)
+            weights = [layer.weights_of(i) for layer in (*into, self._output_dense)]
+            inputs = [[copy[i] for copy in copies], [] if mask is None else [mask], weights]
+            made.append(_run(shards, i, functools.partial(attend, view), inputs))
+        partial, *others = zip(*made, strict=True)
+        output = self._output_dense.add_up(partial)
+        if is_penalized:
+            for layer, pieces in zip(into, others[-len(into) :], strict=True):
+                layer.penalize(shards.gather(pieces, -2))
+            self._output_dense.penalize(output)
+        if not return_attention_scores:
+            return output
+        # After the heads come the attention dims of queries, and of keys.
+        return output, shards.gather(others[0], -1 - 2 * len(getattr(self, "_attention_axes", [1])))
+
+
+def _run(shards: Shards, index: int, function: Callable[..., list[Any]], inputs: list[Any]) -> Any:
+    """Returns ``function(*inputs)`` of lists of tensors and variables, computed where shard `index` is."""
+
+    def unpacked(*flat: Any) -> list[Any]:
+        return function(*keras.tree.pack_sequence_as(inputs, list(flat)))
+
+    return shards.run(index, unpacked, *keras.tree.flatten(inputs))
+
+
+@strategies.saved_as(keras.layers.MultiHeadAttention)
+class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttention):
+    """``keras.layers.MultiHeadAttention`` whose heads are split over the mesh axis "tensor".
+
+    Each of t shards holds the query, key and value kernels of ``num_heads / t`` heads, and their rows of the output
+    kernel. It attends with its heads alone; what they make is added up, by one all-reduce forward and one backward. The
+    output's bias, which is added once, is not split.
+
+    Under a strategy without that axis, and without a strategy, it is a ``MultiHeadAttention``. Its weights are those of
+    one to ``get_weights`` and in files, where it is saved as one.
+
+    Args:
+        num_heads: as in ``keras.layers.MultiHeadAttention``, as are all arguments. t must divide it.
+        key_dim: size of a head.
+        dropout: of attention scores. Each shard draws from a seed of its own, the first from that of the plain layer.
+
+    Input shape:
+        query ``(batch, T, inputs)``, value and key ``(batch, S, inputs)``; T and S may be several dims. Each shard gets
+        all of it.
+
+    Output shape:
+        ``(batch, T, outputs)``; with ``return_attention_scores=True`` also ``(batch, num_heads, T, S)``, gathered from
+        ``(batch, num_heads / t, T, S)`` at each shard.
+
+    Raises:
+        ValueError: t does not divide `num_heads`; flash attention, LoRA or quantization.
+
+    Source: Shoeybi et al., arXiv:1909.08053, section 3.
+    """
+
+    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
+        """Makes the shards of all kernels, in Keras' order."""
+        key_shape = value_shape if key_shape is None else key_shape
+        # Refuses shapes that do not go together.
+        self.compute_output_shape(query_shape, value_shape, key_shape)
+        self._begin_build(num_heads=self._num_heads)
+        heads = [self._num_heads, self._value_dim]
+        self._query_dense = self._projection("query", query_shape, [self._num_heads, self._key_dim])
+        self._key_dense = self._projection("key", key_shape, [self._num_heads, self._key_dim])
+        if self._use_gate:
+            self._gate_dense = self._projection("gate", query_shape, heads, activation="sigmoid")
+        self._value_dense = self._projection("value", value_shape, heads)
+        self._build_attention(len(value_shape) + 1)
+        output_shape, from_shape = self._output_shape or [query_shape[-1]], [*query_shape[:-1], *heads]
+        self._output_dense = self._projection("attention_output", from_shape, output_shape, from_heads=True)
+
+    def _build_attention(self, rank: int) -> None:
+        # Keras makes a dropout here, which draws a seed. The shards' take its place.
+        rate = self.dropout
+        self._dropout = 0.0
+        super()._build_attention(rank)
+        self._dropout = rate
+        self._make_seeds()
+
+    def _own_query_mask(self, query: Any, value: Any, key: Any, query_mask: Any) -> Any:
+        # Keras goes by the mask that the query brings, whatever is passed, and takes the inputs' masks from them.
+        query_mask = getattr(query, "_keras_mask", None)
+        for tensor in (query, value, key):
+            if getattr(tensor, "_keras_mask", None) is not None:
+                tensor._keras_mask = None
+        return query_mask
+
+    def _attend(self, view: _AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
+        wanted = view._return_attention_scores
+        return super()._attend(view, query, key, value, return_attention_scores=wanted, **kwargs)
+
+
+@strategies.saved_as(keras.layers.GroupQueryAttention)
+class ParallelGroupedQueryAttention(_SplitAttention, keras.layers.GroupQueryAttention):
+    """``keras.layers.GroupQueryAttention`` whose heads are split over the mesh axis "tensor".
+
+    Each of t shards holds the kernels of ``num_query_heads / t`` query heads and of the ``num_key_value_heads / t`` key
+    and value heads that they look at, and their rows of the output kernel. All else is as in
+    `ParallelMultiHeadAttention`.
+
+    Args:
+        head_dim: as in ``keras.layers.GroupQueryAttention``, as are all arguments.
+        num_query_heads: t must divide it.
+        num_key_value_heads: t must divide it.
+
+    Input shape:
+        query ``(batch, T, inputs)``, value and key ``(batch, S, inputs)``. Each shard gets all of it.
+
+    Output shape:
+        ``(batch, T, inputs)``; with ``return_attention_scores=True`` also ``(batch, num_query_heads, T, S)``, gathered
+        from ``(batch, num_query_heads / t, T, S)`` at each shard.
+
+    Raises:
+        ValueError: t does not divide both numbers of heads; flash attention, LoRA or quantization.
+
+    Source: Ainslie et al., arXiv:2305.13245; Shoeybi et al., arXiv:1909.08053, section 3.
+    """
+
+    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
+        """Makes the shards of all kernels, in Keras' order."""
+        key_shape = value_shape if key_shape is None else key_shape
+        self._begin_build(num_query_heads=self.num_query_heads, num_key_value_heads=self.num_key_value_heads)
+        self.feature_dim = query_shape[-1]
+        heads, fewer_heads = [self.num_query_heads, self.head_dim], [self.num_key_value_heads, self.head_dim]
+        self._query_dense = self._projection("query", query_shape, heads)
+        self._key_dense = self._projection("key", key_shape, fewer_heads)
+        if self.use_gate:
+            self._gate_dense = self._projection("gate", query_shape, heads, activation="sigmoid")
+        self._value_dense = self._projection("value", value_shape, fewer_heads)
+        self._softmax = keras.layers.Softmax(axis=-1, dtype=self.dtype_policy)
+        self._dot_product_equation, self._combine_equation = "bquh,bkuh->buqk", "buqk,bkuh->bquh"
+        self._make_seeds()
+        from_shape = [*query_shape[:-1], *heads]
+        self._output_dense = self._projection("attention_output", from_shape, [self.feature_dim], from_heads=True)
+
+    def _attend(self, view: _AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
+        key, value = (ops.repeat(heads, self.num_repeats, axis=2) for heads in (key, value))
+        return super()._attend(view, query, key, value, **kwargs)

@@ -1,0 +1,275 @@
+"""Layers that treat each channel, or each number, by itself: they take a tensor in pieces and leave it in pieces.
+
+Between a layer that splits its outputs and one that splits its inputs, they keep the pair from joining what it would
+cut again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from keras import ops
+
+import strategies
+from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.split import SplitTensor
+
+# Weights of a BatchNormalization that it assigns itself; the last three with ``renorm=True`` only.
+_STATES = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
+
+# Far apart, as from what replicas add to a seed, so that no shard draws what a neighbour draws: 2**31 / pi, made odd.
+_SEED_STRIDE = 0x28BE60DB
+
+
+@strategies.saved_as(keras.layers.BatchNormalization)
+class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization):
+    """``keras.layers.BatchNormalization`` whose channels are split over the mesh axis "tensor".
+
+    Each of t shards holds scale, offset and moving statistics of ``channels / t`` channels. It normalises its piece of
+    a tensor that comes in pieces, and the output stays in pieces. A tensor that comes whole, or cut along another
+    dimension, is normalised whole, in the first part. Numbers are those of the plain layer in either case; across
+    replicas, too, it looks at what the plain layer looks at.
+
+    Under a strategy without that axis, and without a strategy, it is a ``BatchNormalization``. Its weights are those
+    of a ``BatchNormalization`` to ``get_weights`` and in files, where it is saved as one.
+
+    Args:
+        *args: as in ``keras.layers.BatchNormalization``, as are all others.
+        **kwargs: likewise. Along `axis`, t must divide the size.
+
+    Input shape:
+        Any with channels along `axis`; in pieces along it, ``channels / t`` each. A mask is one dimension less.
+
+    Output shape:
+        The input's, in pieces if that is.
+
+    Raises:
+        ValueError: t does not divide the number of channels.
+
+    Source: Ioffe and Szegedy, arXiv:1502.03167.
+    """
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the shards of scale, offset and statistics."""
+        self.place_shards()
+        channels = input_shape[self.axis]
+        if self.scale:
+            self.gamma = self._add(
+                "gamma", channels, self.gamma_initializer, self.gamma_regularizer, self.gamma_constraint
+            )
+        if self.center:
+            self.beta = self._add("beta", channels, self.beta_initializer, self.beta_regularizer, self.beta_constraint)
+        self.moving_mean = self._add_state("moving_mean", channels, self.moving_mean_initializer)
+        self.moving_variance = self._add_state("moving_variance", channels, self.moving_variance_initializer)
+        if self.renorm:
+
+            def roots(shape: Any, dtype: Any = None) -> Any:
+                return ops.sqrt(_clone(self.moving_variance_initializer)(shape, dtype=dtype))
+
+            self.moving_stddev = self._add_state("moving_stddev", channels, roots)
+            self.renorm_mean = self._add_state("renorm_mean", channels, _clone(self.moving_mean_initializer))
+            self.renorm_stddev = self._add_state("renorm_stddev", channels, roots)
+        self.input_spec = keras.InputSpec(ndim=len(input_shape), axes={self.axis: channels})
+        self._reduction_axes = [i for i in range(len(input_shape)) if i != self.axis % len(input_shape)]
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Normalises, by what each shard sees of the batch if `training`, and then updates the moving statistics."""
+        shards = self._placed()
+        names = [name for name in ("gamma", "beta", *_STATES) if getattr(self, name, None) is not None]
+        weights: list[strategies.SplitWeight] = [getattr(self, name) for name in names]
+        states = [weight for weight in weights if training and self.trainable and weight.name in _STATES]
+
+        def normalize(x: Any, *values: Any) -> list[Any]:
+            shard = _PlainView(self, dict(zip(names, values, strict=True)))
+            y = keras.layers.BatchNormalization.call(shard, x, training=training, mask=mask)
+            return [y, *(shard.value_of(state.name) for state in states)]
+
+        in_pieces = isinstance(inputs, SplitTensor) and inputs.dim == self.axis % inputs.ndim
+        if in_pieces or shards.count == 1:
+            pieces = []
+            for i, x in enumerate(self.pieces_of(inputs, self.axis)):
+                y, *updated = shards.run(i, normalize, x, *(weight.shards[i] for weight in weights))
+                pieces.append(y)
+                # Out here, in the order of the program: a region with a gradient of its own is for computing only.
+                for weight, value in zip(states, updated, strict=True):
+                    weight.shards[i].assign(value)
+            return self.in_pieces(pieces, self.axis) if in_pieces else pieces[0]
+        x = self._as_input(inputs.whole() if isinstance(inputs, SplitTensor) else inputs)
+        y, *updated = shards.run(0, normalize, x, *(self._brought_home(weight) for weight in weights))
+        for weight, value in zip(states, updated, strict=True):
+            for shard, part in zip(weight.shards, shards.scatter(value, 0, weight.sizes), strict=True):
+                shard.assign(part)
+        return y
+
+    def _brought_home(self, weight: strategies.SplitWeight) -> Any:
+        shards = self._placed()
+        # An op at the shard, of which the gradient has one there, too; of the join alone it would have one at home.
+        values = [shards.run(i, lambda value: ops.multiply(value, 1.0), shard) for i, shard in enumerate(weight.shards)]
+        return shards.gather(values, 0)
+
+    def _add(
+        self, name: str, channels: int, initializer: Any, regularizer: Any, constraint: Any
+    ) -> strategies.SplitWeight:
+        return self.add_split_weight(
+            name, (channels,), 0, initializer=initializer, regularizer=regularizer, constraint=constraint
+        )
+
+    def _add_state(self, name: str, channels: int, initializer: Any) -> strategies.SplitWeight:
+        return self.add_split_weight(name, (channels,), 0, initializer=initializer, trainable=False)
+
+
+class _PlainView:
+    """A split layer, as the plain class' methods see it at one shard: weights are tensors, assignments are kept."""
+
+    def __init__(self, layer: keras.Layer, weights: Mapping[str, Any]) -> None:
+        self._layer = layer
+        self._states = {name: _State(value) for name, value in weights.items() if name in _STATES}
+        for name, value in weights.items():
+            setattr(self, name, self._states.get(name, value))
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(type(self._layer), name, None)
+        return method.__get__(self) if inspect.isfunction(method) else getattr(self._layer, name)
+
+    def value_of(self, name: str) -> Any:
+        """The state of that name, as it was assigned last."""
+        return self._states[name].value
+
+
+class _State:
+    """Stands for a variable."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def assign(self, value: Any) -> None:
+        """Keeps the value."""
+        # Keras squeezes masked moments: a shard of one channel has lost its dimension.
+        self.value = ops.reshape(value, self.value.shape)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        return self.value if dtype is None else ops.cast(self.value, dtype)
+
+
+def _clone(initializer: Any) -> Any:
+    """As Keras does before it uses one for a second weight."""
+    return initializer.clone() if isinstance(initializer, keras.Initializer) else initializer
+
+
+class _Piecewise(SplitLayer):
+    """Mix-in before a plain layer without weights, which it applies to each piece where that is."""
+
+    def call(self, inputs: Any) -> Any:
+        """Applies the plain layer to each piece; to the whole tensor if it does not come in pieces that do."""
+        dim = self._dim_of_output(inputs) if isinstance(inputs, SplitTensor) else None
+        if dim is None:
+            return super().call(self._as_input(inputs))
+        plain = super().call
+        self.shards = inputs.shards
+        pieces = [
+            inputs.shards.run(i, lambda x: plain(self._as_input(x)), piece) for i, piece in enumerate(inputs.pieces)
+        ]
+        return self.in_pieces(pieces, dim)
+
+    def _dim_of_output(self, inputs: SplitTensor) -> int | None:
+        """Along which the output is cut as `inputs` are; None if the layer needs them whole."""
+        return inputs.dim
+
+
+class _PiecewiseImages(_Piecewise):
+    """Mix-in before a plain layer that treats each channel of an image by itself."""
+
+    def _dim_of_output(self, inputs: SplitTensor) -> int | None:
+        axis = -1 if self.data_format == "channels_last" else 1
+        return axis if inputs.dim == axis % inputs.ndim else None
+
+
+@strategies.saved_as(keras.layers.Activation)
+class PiecewiseActivation(_Piecewise, keras.layers.Activation):
+    """``keras.layers.Activation`` that leaves pieces apart, if it is one of Keras' functions of single numbers."""
+
+    def _dim_of_output(self, inputs: SplitTensor) -> int | None:
+        return inputs.dim if is_elementwise(self.activation) else None
+
+
+@strategies.saved_as(keras.layers.ReLU)
+class PiecewiseReLU(_Piecewise, keras.layers.ReLU):
+    """``keras.layers.ReLU`` that leaves pieces apart."""
+
+
+@strategies.saved_as(keras.layers.LeakyReLU)
+class PiecewiseLeakyReLU(_Piecewise, keras.layers.LeakyReLU):
+    """``keras.layers.LeakyReLU`` that leaves pieces apart."""
+
+
+@strategies.saved_as(keras.layers.MaxPooling2D)
+class PiecewiseMaxPooling2D(_PiecewiseImages, keras.layers.MaxPooling2D):
+    """``keras.layers.MaxPooling2D`` that leaves pieces of the channels apart."""
+
+
+@strategies.saved_as(keras.layers.AveragePooling2D)
+class PiecewiseAveragePooling2D(_PiecewiseImages, keras.layers.AveragePooling2D):
+    """``keras.layers.AveragePooling2D`` that leaves pieces of the channels apart."""
+
+
+@strategies.saved_as(keras.layers.GlobalAveragePooling2D)
+class PiecewiseGlobalAveragePooling2D(_PiecewiseImages, keras.layers.GlobalAveragePooling2D):
+    """``keras.layers.GlobalAveragePooling2D`` that leaves pieces of the channels apart."""
+
+
+@strategies.saved_as(keras.layers.ZeroPadding2D)
+class PiecewiseZeroPadding2D(_PiecewiseImages, keras.layers.ZeroPadding2D):
+    """``keras.layers.ZeroPadding2D`` that leaves pieces of the channels apart."""
+
+
+@strategies.saved_as(keras.layers.Dropout)
+class PiecewiseDropout(_Piecewise, keras.layers.Dropout):
+    """``keras.layers.Dropout`` that leaves pieces apart, each with a mask of its own.
+
+    Which numbers are dropped depends on the number of shards; the first shard drops what a plain layer would. With one
+    mask for all channels, as `noise_shape` may ask for, pieces are joined.
+    """
+
+    def call(self, inputs: Any, training: bool | None = False) -> Any:
+        """Drops numbers of each piece if `training`."""
+        if not isinstance(inputs, SplitTensor) or self._dim_of_output(inputs) is None:
+            return keras.layers.Dropout.call(self, self._as_input(inputs), training=training)
+        self.shards = inputs.shards
+        if not training or self.rate == 0:
+            return self.in_pieces(inputs.pieces, inputs.dim)
+        # The shard enters where a seed is used, not where it is kept: the layer's state is the plain layer's.
+        seed = self.seed_generator.next()
+        noise_shape = self.noise_shape and tuple(
+            None if dim == inputs.dim else size for dim, size in enumerate(self.noise_shape)
+        )
+
+        def dropped(x: Any, seed: Any, offset: Any) -> Any:
+            own = _Seed(ops.add(seed, offset))
+            return keras.random.dropout(self._as_input(x), self.rate, noise_shape=noise_shape, seed=own)
+
+        pieces = []
+        for i, piece in enumerate(inputs.pieces):
+            offset = ops.convert_to_tensor([i * _SEED_STRIDE % 2**31, 0], dtype=seed.dtype)
+            pieces.append(inputs.shards.run(i, dropped, piece, seed, offset))
+        return self.in_pieces(pieces, inputs.dim)
+
+    def _dim_of_output(self, inputs: SplitTensor) -> int | None:
+        one_mask = self.noise_shape is not None and self.noise_shape[inputs.dim] == 1
+        return None if one_mask else inputs.dim
+
+
+class _Seed(keras.random.SeedGenerator):
+    """A seed that is drawn already, for functions of Keras that take a number or a generator."""
+
+    def __init__(self, seed: Any) -> None:
+        # Without that of the base class, which would make a variable.
+        self._seed = seed
+
+    def next(self, ordered: bool = True) -> Any:
+        """Returns the seed."""
+        return self._seed

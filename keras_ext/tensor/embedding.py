@@ -1,0 +1,216 @@
+"""Embeddings whose vocabulary is split, and the projection back to it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+import strategies
+from keras_ext.tensor.layer import SplitLayer
+
+
+class _SplitEmbedding(SplitLayer):
+    """What both have: the table, how ids are looked up in it, and what is refused."""
+
+    # Attributes of the plain layer.
+    input_dim: int
+    built: bool
+
+    def __init__(self, input_dim: int, output_dim: int, *, weights: Any = None, **kwargs: Any) -> None:
+        super().__init__(input_dim, output_dim, **kwargs)
+        if self.lora_rank:
+            raise ValueError(self._refusal("LoRA", f"lora_rank={self.lora_rank}"))
+        if self.quantization_config is not None or self.quantization_mode is not None:
+            raise ValueError(self._refusal("quantization", f"dtype={self.dtype_policy.name!r}"))
+        if weights is not None:
+            self.build()
+            self.set_weights(weights if isinstance(weights, list) and len(weights) == 1 else [weights])
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the shards of the table."""
+        if self.built:
+            return
+        self._sizes = nearly_even_sizes(self.input_dim, self.place_shards().count, self.name)
+        self._starts = [0, *itertools.accumulate(self._sizes)][:-1]
+        self._embeddings = self.add_split_weight(
+            "embeddings",
+            (self.input_dim, self.output_dim),
+            0,
+            initializer=self.embeddings_initializer,
+            regularizer=self.embeddings_regularizer,
+            constraint=self.embeddings_constraint,
+            sizes=self._sizes,
+        )
+        self.built = True
+
+    @property
+    def embeddings(self) -> strategies.SplitWeight:
+        """The whole table, shape ``(input_dim, output_dim)``."""
+        self._placed()
+        return self._embeddings
+
+    def _look_up(self, inputs: Any) -> Any:
+        shards = self._placed()
+        if any(hasattr(inputs, name) for name in ("row_splits", "dense_shape")):
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r} takes a dense tensor of ids. Pad ragged ids with 0 and set "
+                f"mask_zero=True; convert sparse ones. Received: {type(inputs).__name__}."
+            )
+        ids = self._as_input(inputs)
+        if keras.backend.standardize_dtype(ids.dtype) not in ("int32", "int64"):
+            ids = ops.cast(ids, "int32")
+        partial = [
+            shards.run(i, self._rows_of(i), copy, self._embeddings.shards[i]) for i, copy in enumerate(shards.copy(ids))
+        ]
+        return shards.reduce(partial)
+
+    def _rows_of(self, index: int) -> Callable[[Any, Any], Any]:
+        start, size = self._starts[index], self._sizes[index]
+
+        def rows(ids: Any, table: Any) -> Any:
+            if size == self.input_dim:
+                return ops.cast(ops.take(table, ids, axis=0), self.compute_dtype)
+            ids = ops.where(ids < 0, ids + self.input_dim, ids)
+            held = ops.logical_and(ids >= start, ids < start + size)
+            known = ops.logical_and(ids >= 0, ids < self.input_dim)
+            # What no shard holds is out of range for each, so that the look-up does what it does in a whole table.
+            local = ops.where(held, ids - start, ops.where(known, ops.zeros_like(ids), ops.full_like(ids, size)))
+            found = ops.cast(ops.take(table, local, axis=0), self.compute_dtype)
+            # Ids of others get row 0 times zero. As gradients these are slices of zeros beside one slice for each id,
+            # of which Keras' optimizers see the squares, as in a whole table.
+            return ops.where(ops.expand_dims(held, -1), found, ops.zeros_like(found))
+
+        return rows
+
+
+@strategies.saved_as(keras.layers.Embedding)
+class VocabParallelEmbedding(_SplitEmbedding, keras.layers.Embedding):
+    """``keras.layers.Embedding`` whose vocabulary is split over the mesh axis "tensor".
+
+    Each of t shards holds the rows of ``input_dim / t`` ids; where t does not divide `input_dim`, the first shards hold
+    one more, and nothing is padded. A shard looks up the ids it holds and gives zeros for others; one all-reduce adds
+    these up.
+
+    Ids are as in Keras: negative ones count from the end; those beyond the table raise an error on CPUs, and give
+    zeros on GPUs.
+
+    Under a strategy without that axis, and without a strategy, it is an ``Embedding``. Its weights are those of an
+    ``Embedding`` to ``get_weights`` and in files, where it is saved as one.
+
+    Args:
+        input_dim: as in ``keras.layers.Embedding``, as are all arguments; those after `output_dim` by name only.
+        output_dim: the size of a row.
+
+    Input shape:
+        ``(batch, ...)``, the same for each shard.
+
+    Output shape:
+        ``(batch, ..., output_dim)``, not split.
+
+    Raises:
+        ValueError: fewer rows than shards; ids in a ragged or sparse tensor; LoRA or quantization.
+
+    Source: Shoeybi et al., arXiv:1909.08053, section 3.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        """Adds up what each shard finds."""
+        return self._look_up(inputs)
+
+
+@strategies.saved_as(keras.layers.ReversibleEmbedding)
+class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleEmbedding):
+    """``keras.layers.ReversibleEmbedding`` whose vocabulary is split over the mesh axis "tensor".
+
+    Forward it is a `VocabParallelEmbedding`. With ``reverse=True`` each shard computes the logits of the ids it holds
+    from the whole input; `VocabParallelSparseCategoricalCrossentropy` takes them as they are.
+
+    A tied table has two users. TensorFlow adds up their gradients on the first device of the replica.
+
+    Args:
+        input_dim: as in ``keras.layers.ReversibleEmbedding``, as are all arguments not listed; those after
+            `output_dim` by name only.
+        output_dim: the size of a row.
+        gather_output: whether the logits are one tensor. If not, they stay in pieces, which layers and losses of
+            ``keras_ext`` take as they are and others join.
+
+    Input shape:
+        ``(batch, ...)``; reversed, ``(batch, ..., output_dim)``; the same for each shard.
+
+    Output shape:
+        ``(batch, ..., output_dim)``, not split; reversed, ``(batch, ..., input_dim)``, in pieces
+        ``(batch, ..., input_dim / t)`` each, sizes differing by one at most.
+
+    Raises:
+        ValueError: as `VocabParallelEmbedding`.
+
+    Source: Shoeybi et al., arXiv:1909.08053, section 3.
+    """
+
+    own_arguments = ("gather_output",)
+
+    def __init__(self, input_dim: int, output_dim: int, *, gather_output: bool = True, **kwargs: Any) -> None:
+        self.gather_output = gather_output
+        super().__init__(input_dim, output_dim, **kwargs)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the shards of the table, and those of the reverse one unless they are tied."""
+        if self.built:
+            return
+        super().build(input_shape)
+        if not self.tie_weights:
+            self.reverse_embeddings = self.add_split_weight(
+                "reverse_embeddings",
+                (self.output_dim, self.input_dim),
+                1,
+                initializer=self.embeddings_initializer,
+                sizes=self._sizes,
+            )
+
+    def call(self, inputs: Any, reverse: bool = False) -> Any:
+        """Looks ids up, or computes each shard's logits."""
+        if reverse:
+            return self._project(inputs)
+        rows = self._look_up(inputs)
+        mask = keras.layers.Embedding.compute_mask(self, inputs)
+        if mask is not None:
+            rows._keras_mask = mask
+        return rows
+
+    def reverse(self, inputs: Any) -> Any:
+        """Returns the logits of all ids: ``self(inputs, reverse=True)``."""
+        return self(inputs, reverse=True)
+
+    def _project(self, inputs: Any) -> Any:
+        shards = self._placed()
+        weight = self._embeddings if self.tie_weights else self.reverse_embeddings
+        copies = self.copies_of(inputs)
+        pieces = [shards.run(i, self._logits, x, weight.shards[i]) for i, x in enumerate(copies)]
+        return shards.gather(pieces) if self.gather_output else self.in_pieces(pieces, -1)
+
+    def _logits(self, x: Any, kernel: Any) -> Any:
+        # In the table's own dtype, as Keras does it: only `reverse_dtype` says otherwise.
+        kernel = ops.transpose(kernel) if self.tie_weights else kernel
+        if self.reverse_dtype is not None:
+            x, kernel = ops.cast(x, self.reverse_dtype), ops.cast(kernel, self.reverse_dtype)
+        logits = ops.matmul(x, kernel)
+        cap = self.logit_soft_cap
+        return logits if cap is None else ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
+
+
+def nearly_even_sizes(size: int, count: int, what: str) -> list[int]:
+    """Returns ``count`` sizes that add up to ``size`` and differ by one at most, the larger ones first.
+
+    Raises:
+        ValueError: ``size`` is smaller than ``count``.
+    """
+    if size < count:
+        raise ValueError(
+            f"{count} shards cannot hold a row each of the table of {what}. Use an input_dim of at least {count}, or a "
+            f"mesh whose 'tensor' axis is {size} at most. Received: input_dim={size}."
+        )
+    return [size // count + (index < size % count) for index in range(count)]

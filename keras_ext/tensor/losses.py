@@ -1,0 +1,240 @@
+"""Cross-entropy and accuracy of logits that lie in pieces, which are never joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+import strategies
+from keras_ext.tensor.split import SplitTensor
+
+
+@strategies.saved_as(keras.losses.SparseCategoricalCrossentropy)
+class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalCrossentropy):
+    """``keras.losses.SparseCategoricalCrossentropy`` of logits in pieces along the classes.
+
+    Each shard reduces its piece to three numbers for each label: its largest logit, the sum of the exponentials of the
+    others' distances from it, and the label's logit if it holds that. Nothing else crosses between shards, forward or
+    backward. Of a tensor, it is Keras' loss.
+
+    Labels outside the classes give NaN, as Keras' loss does on GPUs; on CPUs that raises an error.
+
+    In files it is Keras' loss, so that a compiled model opens without this package.
+
+    Args:
+        from_logits: only True is possible.
+        ignore_class: as in ``keras.losses.SparseCategoricalCrossentropy``, as are all arguments not listed.
+        reduction: how the losses of all labels become one number.
+        name: of the loss.
+        dtype: in which it is computed.
+
+    Shapes:
+        Labels ``(batch, ...)`` or ``(batch, ..., 1)``; logits ``(batch, ..., classes)``, of which shard i has
+        ``(batch, ..., classes_i)``.
+
+    Raises:
+        ValueError: `from_logits` is not True; labels of another shape.
+
+    Source: Shoeybi et al., arXiv:1909.08053, section 3.
+    """
+
+    def __init__(
+        self,
+        from_logits: bool = True,
+        ignore_class: int | None = None,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "sparse_categorical_crossentropy",
+        dtype: Any = None,
+    ) -> None:
+        if from_logits is not True:
+            raise ValueError(
+                f"{type(self).__name__} takes logits, as probabilities need the sum over all classes. Drop the softmax "
+                f"at the end of the model. Received: from_logits={from_logits!r}."
+            )
+        super().__init__(from_logits=True, ignore_class=ignore_class, reduction=reduction, name=name, dtype=dtype)
+
+    @classmethod
+    def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config of Keras' loss, for files."""
+        return dict(config)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Computes the loss: of pieces here, of tensors in Keras."""
+        if not _is_cut_along_classes(y_pred):
+            return super().__call__(y_true, _whole(y_pred), sample_weight)
+        labels = _labels(y_true, y_pred)
+        mask = getattr(y_pred, "_keras_mask", None)
+        if self.ignore_class is not None:
+            counted = ops.not_equal(labels, self.ignore_class)
+            mask = counted if mask is None else ops.logical_and(mask, counted)
+            values = self._values(ops.where(counted, labels, ops.zeros_like(labels)), y_pred, counted)
+            values = ops.where(counted, values, ops.zeros_like(values))
+        else:
+            values = self._values(labels, y_pred)
+        if mask is not None:
+            values._keras_mask = mask
+        return _Given(name=self.name, reduction=self.reduction, dtype=self.dtype)(values, values, sample_weight)
+
+    def _values(self, labels: Any, logits: SplitTensor, counted: Any = None) -> Any:
+        """Returns the loss of each label."""
+        shards = logits.shards
+        copies = [shards.copy(labels)] + ([] if counted is None else [shards.copy(counted)])
+        reduced: list[list[Any]] = []
+        for i, piece in enumerate(logits.pieces):
+            reduced.append(shards.run(i, self._reduced(*_range_of(logits, i)), piece, *(copy[i] for copy in copies)))
+        # Each number has one user: what gives it a gradient is the function that puts them together.
+        flat = [number for numbers in zip(*reduced, strict=True) for number in numbers]
+        return shards.parts.run(shards.home, _loss_of(sum(_range_of(logits, -1))), labels, *flat)
+
+    def _reduced(self, start: int, size: int) -> Callable[..., Any]:
+        def reduced(piece: Any, labels: Any, counted: Any = None) -> list[Any]:
+            piece = ops.cast(piece, self.dtype)
+            if counted is not None:
+                # As in Keras: logits beside labels that do not count get no gradient even if they are infinite.
+                piece = ops.where(ops.expand_dims(counted, -1), piece, ops.zeros_like(piece))
+            # A constant: moving it changes the sum of exponentials, and undoes that where the sums meet.
+            largest = ops.stop_gradient(ops.max(piece, axis=-1, keepdims=True))
+            # A piece may rule out all of its classes, by minus infinity.
+            origin = ops.where(ops.isfinite(largest), largest, ops.zeros_like(largest))
+            total = ops.sum(ops.exp(ops.subtract(piece, origin)), axis=-1)
+            held = ops.logical_and(labels >= start, labels < start + size)
+            local = ops.where(held, labels - start, ops.zeros_like(labels))
+            own = _at(piece, local)
+            return [ops.squeeze(largest, -1), total, ops.where(held, own, ops.zeros_like(own))]
+
+        return reduced
+
+
+@strategies.saved_as(keras.metrics.SparseCategoricalAccuracy)
+class VocabParallelSparseCategoricalAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    """``keras.metrics.SparseCategoricalAccuracy`` of logits in pieces along the classes.
+
+    Only the largest logit of each piece, and which class that is, cross between shards. Of equal logits the first
+    counts, as in Keras. Of a tensor, it is Keras' metric, as which it is written to files.
+
+    Args:
+        name: of the metric.
+        dtype: of its result.
+
+    Shapes:
+        As `VocabParallelSparseCategoricalCrossentropy`.
+
+    Raises:
+        ValueError: labels of another shape.
+    """
+
+    def __init__(self, name: str = "sparse_categorical_accuracy", dtype: Any = None) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self._fn = _matches
+
+    @classmethod
+    def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config of Keras' metric, for files."""
+        return dict(config)
+
+
+class _Given(keras.losses.Loss):
+    """Keras' masks, weights and reduction, for losses that are computed already."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return y_pred
+
+
+def _loss_of(classes: int) -> Callable[..., Any]:
+    """Returns a function of what shards reduced their pieces to: their maxima, then their sums, then the labels'."""
+
+    def loss(labels: Any, *numbers: Any) -> Any:
+        count = len(numbers) // 3
+        maxima, totals, own = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
+        largest = ops.stop_gradient(ops.max(ops.stack(maxima), axis=0))
+        origin = ops.where(ops.isfinite(largest), largest, ops.zeros_like(largest))
+        scaled = [
+            ops.multiply(total, ops.exp(ops.stop_gradient(ops.subtract(each, origin))))
+            for each, total in zip(maxima, totals, strict=True)
+        ]
+        values = ops.subtract(ops.add(ops.log(_sum(scaled)), origin), _sum(own))
+        known = ops.logical_and(labels >= 0, labels < classes)
+        # Multiplied, so that the gradients are NaN as well.
+        return ops.multiply(values, ops.where(known, ops.ones_like(values), ops.full_like(values, float("nan"))))
+
+    return loss
+
+
+def _matches(y_true: Any, y_pred: Any) -> Any:
+    """Returns 1 for each label that has the largest logit, 0 for others."""
+    if not _is_cut_along_classes(y_pred):
+        return keras.metrics.sparse_categorical_accuracy(y_true, _whole(y_pred))
+    shards = y_pred.shards
+    found: list[list[Any]] = []
+    for i, piece in enumerate(y_pred.pieces):
+        found.append(shards.run(i, _largest_from(_range_of(y_pred, i)[0]), piece))
+    values, classes = zip(*found, strict=True)
+    predicted = shards.parts.run(shards.home, _first_largest, *values, *classes)
+    matches = ops.cast(ops.equal(_labels(y_true, y_pred), predicted), keras.config.floatx())
+    return ops.squeeze(matches, -1) if len(matches.shape) > 1 and matches.shape[-1] == 1 else matches
+
+
+def _largest_from(start: int) -> Callable[[Any], list[Any]]:
+    def largest(piece: Any) -> list[Any]:
+        index = ops.argmax(piece, axis=-1)
+        # Not the maximum, which may be another zero than the one at that place.
+        return [_at(piece, index), ops.cast(index, "int64") + start]
+
+    return largest
+
+
+def _first_largest(*found: Any) -> Any:
+    """Returns the class of the largest logit: of values per shard, then classes per shard."""
+    values, classes = ops.stack(found[: len(found) // 2], axis=-1), ops.stack(found[len(found) // 2 :], axis=-1)
+    return _at(classes, ops.argmax(values, axis=-1))
+
+
+def _at(values: Any, index: Any) -> Any:
+    """Returns of each row of ``values`` the one at ``index``, without the copy of all that Keras' own makes."""
+    flat = ops.reshape(ops.cast(index, "int64"), (-1,))
+    flat = ops.add(ops.multiply(ops.arange(ops.size(flat), dtype="int64"), values.shape[-1]), flat)
+    return ops.reshape(ops.take(ops.reshape(values, (-1,)), flat), ops.shape(index))
+
+
+def _is_cut_along_classes(y_pred: Any) -> bool:
+    return isinstance(y_pred, SplitTensor) and y_pred.dim == y_pred.ndim - 1 and len(y_pred.pieces) > 1
+
+
+def _whole(y_pred: Any) -> Any:
+    """Returns ``y_pred``, in one tensor if it is in pieces, with its mask."""
+    if not isinstance(y_pred, SplitTensor):
+        return y_pred
+    whole, mask = y_pred.whole(), getattr(y_pred, "_keras_mask", None)
+    if mask is not None:
+        whole._keras_mask = mask
+    return whole
+
+
+def _labels(y_true: Any, y_pred: SplitTensor) -> Any:
+    """Returns a whole number for each of the rows of ``y_pred``."""
+    labels = ops.cast(ops.convert_to_tensor(y_true), "int64")
+    if len(labels.shape) == y_pred.ndim and labels.shape[-1] == 1:
+        labels = ops.squeeze(labels, -1)
+    if len(labels.shape) != y_pred.ndim - 1:
+        raise ValueError(
+            f"Labels are class numbers, one for each row of logits, here of {y_pred.ndim - 1} dimensions. Turn one-hot "
+            f"labels into numbers with keras.ops.argmax. Received: labels of shape {tuple(labels.shape)} for logits of "
+            f"shape {y_pred.shape}."
+        )
+    return labels
+
+
+def _range_of(logits: SplitTensor, index: int) -> tuple[int, int]:
+    """Returns the first class of a piece, and how many it has."""
+    sizes: list[int] = [piece.shape[-1] for piece in logits.pieces]
+    return sum(sizes[:index]), sizes[index]
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        total = ops.add(total, value)
+    return total

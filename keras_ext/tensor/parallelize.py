@@ -1,0 +1,119 @@
+"""A plain model's layers, split."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_ext.tensor import channelwise
+from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
+from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
+from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
+from keras_ext.tensor.embedding import VocabParallelEmbedding
+from keras_ext.tensor.mappings import Shards
+from keras_ext.tensor.plan import Choice, Plan, layers_of, make_plan
+
+_logger = logging.getLogger(__name__)
+
+_SPLIT: Mapping[tuple[type, str], Any] = {
+    (keras.layers.Dense, "column"): ColumnParallelDense,
+    (keras.layers.Dense, "row"): RowParallelDense,
+    (keras.layers.Conv2D, "column"): ColumnParallelConv2D,
+    (keras.layers.Conv2D, "row"): RowParallelConv2D,
+    (keras.layers.Embedding, "vocab"): VocabParallelEmbedding,
+    (keras.layers.MultiHeadAttention, "heads"): ParallelMultiHeadAttention,
+    (keras.layers.GroupQueryAttention, "heads"): ParallelGroupedQueryAttention,
+}
+
+# What takes the place of a layer through which pieces pass.
+_PIECEWISE: Mapping[type, Any] = {
+    keras.layers.Activation: channelwise.PiecewiseActivation,
+    keras.layers.AveragePooling2D: channelwise.PiecewiseAveragePooling2D,
+    keras.layers.BatchNormalization: channelwise.ChannelSplitBatchNormalization,
+    keras.layers.Dropout: channelwise.PiecewiseDropout,
+    keras.layers.GlobalAveragePooling2D: channelwise.PiecewiseGlobalAveragePooling2D,
+    keras.layers.LeakyReLU: channelwise.PiecewiseLeakyReLU,
+    keras.layers.MaxPooling2D: channelwise.PiecewiseMaxPooling2D,
+    keras.layers.ReLU: channelwise.PiecewiseReLU,
+    keras.layers.ZeroPadding2D: channelwise.PiecewiseZeroPadding2D,
+}
+
+
+def parallelize(model: Any, plan: Mapping[str, str | None] | None = None) -> Any:
+    """Returns the model with its layers split over the mesh axis "tensor" of the strategy whose scope this is in.
+
+    The new model has the old one's graph, layer names, weights, and, if it was compiled, its optimizer with all slots,
+    loss and metrics. To ``get_weights``, ``summary`` and files it is what the old one was. The old one is left as it
+    is; drop it to free its memory.
+
+    Args:
+        model: a Sequential or Functional model, built; models inside of it are taken apart as well. Custom layers stay
+            as they are.
+        plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"`` or None, for each regular expression over the
+            paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``. None for the default, which
+            `default_plan` shows.
+
+    Raises:
+        ValueError: the model cannot be taken apart, the plan does not fit it, or sizes do not divide.
+    """
+    chosen = make_plan(model, Shards.present().count, plan)
+    if chosen.num_shards == 1:
+        _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
+    split = _cloned(model, chosen, "")
+    split.set_weights(model.get_weights())
+    _copy_seeds(dict(layers_of(model)), dict(layers_of(split)))
+    if getattr(model, "compiled", False):
+        if not split.compiled:
+            split.compile_from_config(model.get_compile_config())
+        if model.optimizer.built:
+            split.optimizer.build(split.trainable_variables)
+            _copy_slots(model.optimizer, split.optimizer)
+    return split
+
+
+def default_plan(model: Any) -> Plan:
+    """Returns what `parallelize` does with `model` here if it is given no plan. It prints as a table.
+
+    Raises:
+        ValueError: the model cannot be taken apart.
+    """
+    return make_plan(model, Shards.present().count)
+
+
+def _cloned(model: Any, plan: Plan, prefix: str) -> Any:
+    def clone(layer: Any) -> Any:
+        if not isinstance(layer, keras.Layer):
+            return layer
+        path = f"{prefix}{layer.name}"
+        return _split(plan[path]) if path in plan else _cloned(layer, plan, f"{path}/")
+
+    return keras.models.clone_model(model, clone_function=clone)
+
+
+def _split(choice: Choice) -> Any:
+    layer, config = choice.layer, choice.layer.get_config()
+    if choice.kind is not None:
+        own: dict[str, Any] = {"gather_output": not choice.pieces} if choice.kind == "column" else {}
+        return _SPLIT[type(layer), choice.kind].from_config(config | own)
+    return (_PIECEWISE[type(layer)] if choice.pieces else type(layer)).from_config(config)
+
+
+def _copy_seeds(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Random draws go on where they were; those of layers that draw in pieces begin anew."""
+    for path, layer in old.items():
+        if type(layer) is type(new[path]):
+            weights = set(map(id, [*layer.weights, *new[path].weights]))
+            states = [[v for v in each.variables if id(v) not in weights] for each in (layer, new[path])]
+            for one, other in zip(*states, strict=True):
+                other.assign(one.numpy())
+
+
+def _copy_slots(old: Any, new: Any) -> None:
+    store: dict[str, Any] = {}
+    old.save_own_variables(store)
+    new.load_own_variables(store)
+    if hasattr(old, "inner_optimizer"):
+        _copy_slots(old.inner_optimizer, new.inner_optimizer)

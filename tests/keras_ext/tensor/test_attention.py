@@ -1,0 +1,333 @@
+"""ParallelMultiHeadAttention and ParallelGroupedQueryAttention: what Keras' layers do, in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
+from keras_ext.tensor.split import SplitTensor
+from tests.keras_ext.tensor.harness import MESHES, assert_parity, mesh_strategy
+from tests.strategies.parity.harness import NUM_ROWS, features, labels
+
+BOTH = {"data": 2, "tensor": 2}
+LENGTH, SIZE = 5, 6
+
+#: Builds inputs and outputs of a model around the attention layer it is given.
+Wire = Callable[[keras.layers.Layer], tuple[Any, Any]]
+
+
+def sequences(seed: int = 0, length: int = LENGTH) -> np.ndarray:
+    return features(NUM_ROWS, length, SIZE, seed=seed)
+
+
+def tokens() -> np.ndarray:
+    """Numbers of tokens; 0 is padding, at the end, of all but one token in some rows."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, LENGTH + 1, size=(NUM_ROWS, 1))
+    return np.where(np.arange(LENGTH) < lengths, rng.integers(1, 9, (NUM_ROWS, LENGTH)), 0)
+
+
+def masks(seed: int, *shape: int) -> np.ndarray:
+    """True at random; at the first place always, so that none is empty."""
+    mask = np.random.default_rng(seed).random((NUM_ROWS, *shape)) < 0.6
+    mask[..., 0] = True
+    return mask
+
+
+def multi(split: bool, **arguments: Any) -> Any:
+    cls = ParallelMultiHeadAttention if split else keras.layers.MultiHeadAttention
+    return cls(**({"num_heads": 4, "key_dim": 3} | arguments))
+
+
+def grouped(split: bool, **arguments: Any) -> Any:
+    cls = ParallelGroupedQueryAttention if split else keras.layers.GroupQueryAttention
+    return cls(**({"head_dim": 3, "num_query_heads": 4, "num_key_value_heads": 2} | arguments))
+
+
+def to_itself(layer: Any, **call: Any) -> tuple[Any, Any]:
+    x = keras.Input((LENGTH, SIZE))
+    hidden = keras.layers.Dense(SIZE)(x)
+    return x, hidden + layer(hidden, hidden, **call)
+
+
+def classifier(layer: Any, wire: Wire = to_itself) -> keras.Model:
+    inputs, outputs = wire(layer)
+    pooled = [keras.layers.Flatten()(output) for output in keras.tree.flatten(outputs)]
+    y = keras.layers.Concatenate()(pooled) if len(pooled) > 1 else pooled[0]
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(y))
+    # A bias of keys shifts all scores of a query alike, so its gradient is zero but for rounding, which Adam would
+    # divide by itself.
+    optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.5)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
+def test_with_adam_and_global_clipnorm(axes: Mapping[str, int]) -> None:
+    assert_parity(lambda split: classifier(multi(split)), sequences(), labels(), axes)
+
+
+def with_padding(layer: Any) -> tuple[Any, Any]:
+    x = keras.Input((LENGTH,), dtype="int32")
+    embedded = keras.layers.Embedding(9, SIZE, mask_zero=True)(x)
+    return x, embedded + layer(embedded, embedded)
+
+
+def with_attention_mask(layer: Any) -> tuple[Any, Any]:
+    x, mask = keras.Input((LENGTH, SIZE)), keras.Input((LENGTH, LENGTH), dtype="bool")
+    return [x, mask], layer(x, x, attention_mask=mask, use_causal_mask=True)
+
+
+def with_masks(layer: Any) -> tuple[Any, Any]:
+    x, y, z = (keras.Input((LENGTH, SIZE)) for _ in range(3))
+    given = [keras.Input((LENGTH,), dtype="bool") for _ in range(3)]
+    names = ("query_mask", "value_mask", "key_mask")
+    return [x, y, z, *given], layer(x, y, z, **dict(zip(names, given, strict=True)))
+
+
+def across(layer: Any) -> tuple[Any, Any]:
+    x, y, z = keras.Input((3, SIZE)), keras.Input((LENGTH, SIZE)), keras.Input((LENGTH, SIZE))
+    return [x, y, z], layer(x, y, key=z)
+
+
+def with_scores(layer: Any) -> tuple[Any, Any]:
+    x = keras.Input((LENGTH, SIZE))
+    return x, layer(x, x, return_attention_scores=True, use_causal_mask=True)
+
+
+CALLS: Mapping[str, tuple[Wire, Any]] = {
+    "padding": (with_padding, tokens()),
+    "attention mask": (with_attention_mask, [sequences(), masks(2, LENGTH, LENGTH)]),
+    "masks of query, value and key": (
+        with_masks,
+        [sequences(1), sequences(2), sequences(3), masks(4, LENGTH), masks(5, LENGTH), masks(6, LENGTH)],
+    ),
+    "causal": (lambda layer: to_itself(layer, use_causal_mask=True), sequences()),
+    "another key": (across, [sequences(1, 3), sequences(2), sequences(3)]),
+    "scores": (with_scores, sequences()),
+}
+
+
+# Keras' own layer for grouped queries hands masks on to layers that know of none.
+@pytest.mark.filterwarnings("ignore:(.*\n)*.*passed an input with a mask:UserWarning")
+@pytest.mark.parametrize("make", [multi, grouped])
+@pytest.mark.parametrize(("wire", "x"), CALLS.values(), ids=CALLS)
+def test_calls(make: Any, wire: Wire, x: Any) -> None:
+    assert_parity(lambda split: classifier(make(split), wire), x, labels(), BOTH)
+
+
+ARGUMENTS: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "no bias, regularizer of a whole": (
+        multi,
+        {"use_bias": False, "kernel_regularizer": lambda kernel: 0.01 * keras.ops.max(keras.ops.abs(kernel))},
+    ),
+    "gate, activity": (multi, {"use_gate": True, "activity_regularizer": "l2", "value_dim": 2}),
+    "initializers, window": (
+        multi,
+        {
+            "kernel_initializer": keras.initializers.HeNormal(seed=3),
+            "bias_initializer": "random_normal",
+            "sliding_window": 2,
+        },
+    ),
+    "regularizers, shape of outputs": (
+        multi,
+        # Not "l1" for biases: the sign of a bias of keys is that of rounding, as above.
+        {"kernel_regularizer": "l1", "bias_regularizer": "l2", "output_shape": (2, 3), "value_dim": 4},
+    ),
+    "constraints": (
+        multi,
+        {"kernel_constraint": keras.constraints.MaxNorm(0.8, axis=[0, 1]), "bias_constraint": "non_neg"},
+    ),
+    "grouped, gate, window": (grouped, {"use_gate": True, "sliding_window": 2, "use_bias": False}),
+    "grouped, activity, constraint": (grouped, {"activity_regularizer": "l1", "kernel_constraint": "unit_norm"}),
+    "as many keys as queries": (grouped, {"num_key_value_heads": 4}),
+}
+
+
+@pytest.mark.parametrize(("make", "arguments"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments_of_the_plain_layer(make: Any, arguments: dict[str, Any]) -> None:
+    def wire(layer: Any) -> tuple[Any, Any]:
+        x = keras.Input((LENGTH, SIZE))
+        return x, layer(x, x)
+
+    assert_parity(lambda split: classifier(make(split, **arguments), wire), sequences(), labels(), BOTH)
+
+
+def test_mixed_precision() -> None:
+    # Shards round partial sums to 8 bits of mantissa before they are added, where one device rounds the sum.
+    assert_parity(
+        lambda split: classifier(multi(split)),
+        sequences(),
+        labels(),
+        {"tensor": 2},
+        dtype_policy="mixed_bfloat16",
+        tolerance=3e-2,
+    )
+
+
+def test_several_dims_to_attend_over() -> None:
+    x = features(4, 2, 3, 3, SIZE)
+    wholes = []
+    for split in (False, True):
+        keras.utils.set_random_seed(2)
+        with mesh_strategy({"tensor": 2}).scope():
+            layer = multi(split, attention_axes=(2, 3))
+            wholes.append(layer(x, x, return_attention_scores=True))
+    assert wholes[1][1].shape == (4, 2, 4, 3, 3, 3, 3)
+    for plain, found in zip(*wholes, strict=True):
+        np.testing.assert_allclose(found, plain, atol=1e-6)
+
+
+def begun(make: Any, split: bool, axes: Mapping[str, int], **arguments: Any) -> keras.Model:
+    """A model of the layer and one after it, and of weights that depend on the seed alone."""
+    keras.utils.set_random_seed(3)
+    with mesh_strategy(axes).scope():
+        x = keras.Input((LENGTH, SIZE))
+        return keras.Model(x, keras.layers.Dense(2)(make(split, **arguments)(x, x)))
+
+
+@pytest.mark.parametrize("make", [multi, grouped])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_begins_as_the_plain_layer_does(make: Any, dropout: float) -> None:
+    arguments = {"dropout": dropout, "kernel_initializer": "orthogonal", "bias_initializer": "random_uniform"}
+    plain, split = (begun(make, split, {"tensor": 2}, **arguments).get_weights() for split in (False, True))
+    assert len(plain) == 10
+    for one, other in zip(plain, split, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class TestDropout:
+    def scores(self, dropout: float, axes: Mapping[str, int]) -> tuple[Any, Any]:
+        """What shards of equal weights do with their heads."""
+        ones = keras.initializers.Constant(0.1)
+        with mesh_strategy(axes).scope():
+            layer = multi(True, num_heads=2, dropout=dropout, seed=5, kernel_initializer=ones)
+            layer.build((None, LENGTH, SIZE), (None, LENGTH, SIZE))
+            scores = keras.ops.ones((NUM_ROWS, 1, LENGTH, LENGTH))
+            return layer, [np.asarray(layer._drop(i, scores, training=True)) for i in range(2)] if dropout else []
+
+    def test_masks_of_shards_differ(self) -> None:
+        layer, (one, other) = self.scores(0.5, {"tensor": 2})
+        assert np.mean(one == other) == pytest.approx(0.5, abs=0.1)
+        assert [np.mean(each > 0) for each in (one, other)] == pytest.approx([0.5, 0.5], abs=0.1)
+        devices = [seed.state.value.device for seed in layer._seeds_of_shards]
+        assert [device[-5:] for device in devices] == ["CPU:0", "CPU:1"]
+
+    def test_draws_nothing_in_inference(self) -> None:
+        plain, split = (begun(multi, split, {"tensor": 2}, dropout=0.5)(sequences()) for split in (False, True))
+        np.testing.assert_allclose(split, plain, atol=1e-6)
+
+    @pytest.mark.parametrize("make", [multi, grouped])
+    def test_trains(self, make: Any) -> None:
+        with mesh_strategy(BOTH).scope():
+            model = classifier(make(True, dropout=0.3))
+        losses = model.fit(sequences(), labels(), epochs=3, verbose=0).history["loss"]
+        assert losses[-1] < losses[0]
+
+    @pytest.mark.parametrize("make", [multi, grouped])
+    @pytest.mark.parametrize("seed", [None, 7])
+    def test_of_one_shard_is_that_of_the_plain_layer(self, make: Any, seed: int | None) -> None:
+        plain, split = (
+            begun(make, split, {"data": 1}, dropout=0.5, seed=seed)(sequences(), training=True)
+            for split in (False, True)
+        )
+        np.testing.assert_array_equal(split, plain)
+
+
+def test_gradients_are_those_of_the_plain_layer_and_where_the_shards_are() -> None:
+    x = tf.constant(sequences())
+
+    def made(split: bool) -> Any:
+        keras.utils.set_random_seed(5)
+        layer = multi(split)
+        layer.build(x.shape, x.shape)
+        return layer
+
+    def gradients(layer: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = layer(x, x)
+            loss = keras.ops.sum(y * y)
+        return tape.gradient(loss, x), tape.gradient(loss, [v.value for v in layer.trainable_variables])
+
+    strategy = mesh_strategy({"tensor": 2})
+    with strategy.scope():
+        split = made(True)
+    (of_x, wanted), (found_of_x, found) = gradients(made(False)), strategy.run(gradients, (split,))
+    np.testing.assert_allclose(found_of_x, of_x, rtol=1e-5, atol=1e-5)
+    for i, dim in enumerate([1, 0, 1, 0, 1, 0, 0]):
+        whole = np.concatenate(found[2 * i : 2 * i + 2], dim)
+        np.testing.assert_allclose(whole, wanted[i], rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(found[-1], wanted[-1], rtol=1e-5, atol=1e-5)
+    assert [g.device[-5:] for g in found] == ["CPU:0", "CPU:1"] * 7 + ["CPU:0"]
+
+
+def test_takes_pieces() -> None:
+    x = sequences()
+    with mesh_strategy({"tensor": 2}).scope():
+        layer = multi(True)
+        column = keras_ext.ColumnParallelDense(SIZE, gather_output=False)
+        column.build((None, LENGTH, SIZE))
+        pieces = column(x)
+        assert isinstance(pieces, SplitTensor)
+        np.testing.assert_array_equal(layer(pieces, pieces), layer(pieces.whole(), pieces.whole()))
+
+
+class TestRefusals:
+    def test_heads_that_do_not_divide(self) -> None:
+        x = sequences()
+        with mesh_strategy({"tensor": 4}).scope():
+            with pytest.raises(ValueError, match=r"num_heads.*4 or 8.* Received: 6"):
+                multi(True, num_heads=6)(x, x)
+            with pytest.raises(ValueError, match=r"num_query_heads.*Received: 6"):
+                grouped(True, num_query_heads=6)(x, x)
+            with pytest.raises(ValueError, match=r"num_key_value_heads.*, 4, .*Received: 2"):
+                grouped(True)(x, x)
+
+    @pytest.mark.parametrize("make", [multi, grouped])
+    def test_flash_attention_quantization_and_lora(self, make: Any) -> None:
+        with pytest.raises(ValueError, match=r"flash attention.*flash_attention=True"):
+            make(True, flash_attention=True)
+        with pytest.raises(ValueError, match="int8"):
+            make(True, dtype="int8_from_float32")
+        layer = make(True)
+        layer.build((None, LENGTH, SIZE), (None, LENGTH, SIZE))
+        with pytest.raises(ValueError, match="rank=2"):
+            layer._query_dense.enable_lora(2)
+
+    def test_keys_that_do_not_go_with_values(self) -> None:
+        x = sequences()
+        with pytest.raises(ValueError, match="must be equal"):
+            multi(True)(x, x, key=x[:, 1:])
+
+
+class TestFiles:
+    @pytest.mark.parametrize("make", [multi, grouped])
+    def test_opens_in_plain_keras(self, make: Any, tmp_path: Path) -> None:
+        model = begun(make, True, {"tensor": 2}, dropout=0.1, use_gate=True)
+        model.save(tmp_path / "model.keras")
+        opened = keras.models.load_model(tmp_path / "model.keras")
+        assert type(opened.layers[1]) is type(make(False))
+        np.testing.assert_allclose(opened.predict(sequences(), verbose=0), model(sequences()), atol=1e-6)
+
+    def test_reads_weights_of_the_plain_layer(self, tmp_path: Path) -> None:
+        plain, split = begun(multi, False, {"data": 1}), begun(multi, True, {"tensor": 4}, bias_initializer="ones")
+        plain.save_weights(tmp_path / "w.weights.h5")
+        split.load_weights(tmp_path / "w.weights.h5")
+        np.testing.assert_allclose(split(sequences()), plain(sequences()), atol=1e-6)
+
+    @pytest.mark.parametrize("make", [multi, grouped])
+    def test_configs_go_round(self, make: Any) -> None:
+        layer = make(True, dropout=0.2, use_bias=False, sliding_window=3, seed=4, name="a name")
+        config = layer.get_config()
+        assert type(layer).from_config(config).get_config() == config
+        assert type(make(False)).from_config(layer.plain_config(config)).get_config() == config

@@ -1,0 +1,172 @@
+"""`parallelize`: the same model, its layers split, trains to the same numbers and is the same in files."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
+from tests.keras_ext.tensor.test_files import ALONE
+from tests.strategies.parity.harness import NUM_ROWS, TOLERANCE, labels, vectors
+
+L = keras.layers
+
+VOCABULARY, LENGTH = 50, 12
+IDS = np.random.default_rng(0).integers(VOCABULARY, size=(NUM_ROWS, LENGTH))
+
+
+def gpt(num_blocks: int = 4, width: int = 16, heads: int = 4) -> keras.Model:
+    ids = keras.Input((LENGTH,), dtype="int32")
+    positions = keras.ops.zeros_like(ids) + keras.ops.arange(LENGTH)
+    h = L.Embedding(VOCABULARY, width, name="tokens")(ids) + L.Embedding(LENGTH, width, name="positions")(positions)
+    for i in range(num_blocks):
+        n = L.LayerNormalization()(h)
+        h = h + L.MultiHeadAttention(heads, width // heads, name=f"attention_{i}")(n, n, use_causal_mask=True)
+        n = L.LayerNormalization()(h)
+        up = L.Dense(4 * width, activation="gelu", name=f"up_{i}")(n)
+        h = h + L.Dense(width, name=f"down_{i}")(up)
+    return keras.Model(ids, L.Dense(VOCABULARY, name="logits")(L.LayerNormalization()(h)))
+
+
+def resnet() -> keras.Model:
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
+    for layer in model.layers:
+        if isinstance(layer, L.BatchNormalization):
+            # Replicas look at all rows, as one device does.
+            layer.synchronized = True
+    return model
+
+
+def compiled(make: Callable[[], Any], split: bool, from_logits: bool) -> Any:
+    model = keras_ext.parallelize(make()) if split else make()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+    model.compile(keras.optimizers.Adam(1e-3, global_clipnorm=1.0), loss, metrics=["accuracy"])
+    return model
+
+
+# In float64: Adam divides rounding errors by rounding errors where a gradient is zero, as that of an attention's key
+# bias is, and 50 normalizations over a few rows multiply them. What is left of them here proves the arithmetic.
+def test_a_language_model_trains_alike() -> None:
+    make = functools.partial(compiled, gpt, from_logits=True)
+    axes = {"data": 2, "tensor": 2}
+    assert_parity(make, IDS, np.roll(IDS, -1, 1), axes, dtype_policy="float64", tolerance=TOLERANCE)
+
+
+def test_resnet50_trains_alike() -> None:
+    x = np.random.default_rng(1).standard_normal((8, 32, 32, 3))
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float64")
+    try:
+        keras.utils.set_random_seed(1)
+        plain = compiled(resnet, False, False)
+        strategy = mesh_strategy({"data": 2, "tensor": 2})
+        with strategy.scope():
+            split = keras_ext.parallelize(plain)
+    finally:
+        keras.config.set_dtype_policy(before)
+    for model in (plain, split):
+        model.fit(x, np.arange(8), batch_size=8, epochs=2, shuffle=False, verbose=0)
+    for mine, theirs in zip(split.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def mlp() -> Any:
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            L.Dense(8, activation="relu", name="up"),
+            L.Dropout(0.5, seed=1, name="drop"),
+            L.Dense(4, name="down"),
+            L.Dense(3, activation="softmax", name="out"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def fit(model: Any) -> Any:
+    return model.fit(vectors(), labels(), batch_size=14, epochs=2, shuffle=False, verbose=0).history
+
+
+def test_a_compiled_model_goes_on_where_it_was() -> None:
+    keras.utils.set_random_seed(2)
+    plain = mlp()
+    plain.layers[1].rate = 0.0
+    fit(plain)
+    with mesh_strategy({"tensor": 4}).scope():
+        split = keras_ext.parallelize(plain, {"up": "column", "down": "row"})
+    assert [type(layer).__name__ for layer in split.layers] == [
+        "ColumnParallelDense",
+        "PiecewiseDropout",
+        "RowParallelDense",
+        "Dense",
+    ]
+    assert [layer.name for layer in split.layers] == [layer.name for layer in plain.layers]
+    assert split.optimizer is not plain.optimizer
+    logs, expected = fit(split), fit(plain)
+    for name in expected:
+        np.testing.assert_allclose(logs[name], expected[name], atol=TOLERANCE)
+    for mine, theirs in zip(split.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+
+
+def test_opens_where_this_package_is_not(tmp_path: pathlib.Path) -> None:
+    keras.utils.set_random_seed(3)
+    with mesh_strategy({"data": 2, "tensor": 2}).scope():
+        model = keras_ext.parallelize(gpt(num_blocks=1))
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(IDS, np.roll(IDS, -1, 1), verbose=0)
+    model.save(tmp_path / "split.keras")
+    np.save(tmp_path / "x.npy", IDS)
+    arguments = [str(tmp_path / name) for name in ("split.keras", "x.npy", "found.npz")]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    np.testing.assert_allclose(found["predicted"], model.predict(IDS, verbose=0), atol=1e-5)
+    assert all(name.startswith("keras.src.") for name in found["classes"])
+
+
+def test_without_the_axis_nothing_is_split(caplog: pytest.LogCaptureFixture) -> None:
+    keras.utils.set_random_seed(4)
+    plain = mlp()
+    with caplog.at_level(logging.WARNING):
+        same = keras_ext.parallelize(plain)
+    assert "no axis 'tensor'" in caplog.text
+    np.testing.assert_array_equal(same.predict(vectors(), verbose=0), plain.predict(vectors(), verbose=0))
+
+
+def test_the_default_plan_prints() -> None:
+    with mesh_strategy({"tensor": 2}).scope():
+        assert str(keras_ext.default_plan(mlp())).startswith("2 shards\nlayer  class")
+
+
+def test_forward_and_backward_ops_are_where_the_shards_are() -> None:
+    strategy = mesh_strategy({"tensor": 2})
+    with strategy.scope():
+        split = keras_ext.parallelize(gpt(num_blocks=1), {"up": "column", "down": "row", "attention": "heads"})
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def gradients(ids: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = loss(ids, split(ids, training=True))
+        return tape.gradient(value, [v.value for v in split.trainable_variables])
+
+    graph = tf.function(lambda ids: strategy.run(gradients, args=(ids,))).get_concrete_function(tf.constant(IDS)).graph
+    kinds = ("MatMul", "BatchMatMulV2", "Einsum")
+    products = [op.device[-5:] for op in graph.get_operations() if op.type in kinds]
+    # The logits, with two gradients, are computed on the first device; the rest on both alike.
+    assert products.count("CPU:0") - 3 == products.count("CPU:1") > 10
+    assert len(products) == products.count("CPU:0") + products.count("CPU:1")
