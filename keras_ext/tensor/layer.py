@@ -37,7 +37,7 @@ class SplitLayer(keras.Layer):
         args, kwargs = keras.tree.map_structure(
             lambda value: keras.ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value, (args, kwargs)
         )
-        if not self.built and args and isinstance(args[0], SplitTensor):
+        if not self.built and len(args) == 1 and isinstance(args[0], SplitTensor):
             self.build(args[0].shape)
         return super().__call__(*args, **kwargs)
 

@@ -51,7 +51,7 @@ def normalized(split: bool, *, compiled: Any = None, **kwargs: Any) -> keras.Mod
 
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 def test_batch_normalization_in_a_pair(axes: Mapping[str, int]) -> None:
-    assert_parity(normalized, images(), labels(), axes)
+    assert_parity(normalized, images(), labels(), axes, predict=True)
 
 
 ARGUMENTS: Mapping[str, dict[str, Any]] = {

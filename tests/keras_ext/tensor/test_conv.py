@@ -50,7 +50,7 @@ def classifier(split: bool, optimizer: Any = None, **kwargs: Any) -> keras.Model
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 class TestParity:
     def test_with_adam_and_global_clipnorm(self, axes: Mapping[str, int]) -> None:
-        assert_parity(classifier, images(), labels(), axes)
+        assert_parity(classifier, images(), labels(), axes, predict=True)
 
     def test_gathered_between(self, axes: Mapping[str, int]) -> None:
         assert_parity(lambda split: classifier(split, gather=True), images(), labels(), axes)

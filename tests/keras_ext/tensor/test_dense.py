@@ -47,7 +47,7 @@ def classifier(split: bool, optimizer: Optimizer | None = None, **kwargs: Any) -
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 class TestParity:
     def test_with_adam_and_global_clipnorm(self, axes: Mapping[str, int]) -> None:
-        assert_parity(classifier, vectors(), labels(), axes)
+        assert_parity(classifier, vectors(), labels(), axes, predict=True)
 
     def test_gathered_between(self, axes: Mapping[str, int]) -> None:
         assert_parity(lambda split: classifier(split, gather=True), vectors(), labels(), axes)
@@ -256,4 +256,6 @@ def test_an_output_in_pieces_is_whole_outside() -> None:
         return model
 
     # The last batch has one row: a replica has none.
-    assert_parity(make, vectors()[:43], vectors()[:43, :1] * np.ones(8, "float32"), {"data": 2, "tensor": 2})
+    assert_parity(
+        make, vectors()[:43], vectors()[:43, :1] * np.ones(8, "float32"), {"data": 2, "tensor": 2}, predict=True
+    )

@@ -42,7 +42,7 @@ def classifier(split: bool, metric: bool = True, **kwargs: Any) -> keras.Model:
 
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 def test_parity(axes: Mapping[str, int]) -> None:
-    assert_parity(classifier, vectors(), labels(NUM_CLASSES), axes)
+    assert_parity(classifier, vectors(), labels(NUM_CLASSES), axes, predict=True)
 
 
 ARGUMENTS: Mapping[str, dict[str, Any]] = {
