@@ -6,6 +6,7 @@ from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMu
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding, VocabParallelReversibleEmbedding
+from keras_ext.tensor.feed_forward import ParallelFeedForward
 from keras_ext.tensor.losses import (
     VocabParallelSparseCategoricalAccuracy,
     VocabParallelSparseCategoricalCrossentropy,
@@ -17,6 +18,7 @@ __all__ = [
     "ColumnParallelDense",
     "LearningRateWarmup",
     "MemoryReport",
+    "ParallelFeedForward",
     "ParallelGroupedQueryAttention",
     "ParallelMultiHeadAttention",
     "RowParallelConv2D",
