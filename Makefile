@@ -18,7 +18,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce bench-overlap lint ruff mypy format clean
+.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -44,6 +44,9 @@ bench-all-reduce: $(READY_HOROVOD) ## measure GB/s of sums between two processes
 
 bench-overlap: $(READY_HOROVOD) ## show from traces how much of the all-reduce runs beside the backward pass
 	$(BIN)/python benchmarks/overlap/main.py $(ARGS)
+
+bench-tensor-parallel: $(READY_RUN) ## measure what layers split over two devices gain, beside torch and Keras on JAX
+	$(BIN)/python benchmarks/tensor_parallel/main.py $(ARGS)
 
 lint: ruff mypy ## check style and types
 

@@ -1,0 +1,1 @@
+"""What layers split over devices gain."""

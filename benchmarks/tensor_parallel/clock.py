@@ -1,0 +1,22 @@
+"""Measures steps in turn, whoever makes them. Standard library only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from harness.workers import Report
+
+from tensor_parallel.contenders import Workload
+
+
+def measure(step: Callable[[], object], workload: Workload, report: Report) -> None:
+    """Reports rows per second of `step`, which returns when it has been computed, until nobody asks any more."""
+    step()
+    while True:
+        # What waiting has cooled down.
+        step()
+        start = time.perf_counter()
+        for _ in range(workload.num_steps):
+            step()
+        report(workload.num_steps * workload.batch_size / (time.perf_counter() - start))

@@ -1,0 +1,159 @@
+"""Who is measured, and what is compared. Pure data: libraries are imported in the contenders' own processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import clusters
+from harness.clusters import Environments
+from harness.ratios import Comparison
+from harness.workers import Contender, Report
+
+# As a condition of a release: what two shards gain over one device.
+TARGET_OF_SPEEDUP = {"mlp": 1.85}
+TARGET_OF_PEERS = 1.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One measurement, the same for all contenders.
+
+    Attributes:
+        model: "mlp" or "block".
+        width: units between layers.
+        batch_size: rows of one step.
+        num_steps: measured in a row.
+        num_rounds: measurements of each contender.
+    """
+
+    model: str
+    width: int
+    batch_size: int
+    num_steps: int
+    num_rounds: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to train.
+
+    Attributes:
+        row: its row in the tables; `{}` is the number of shards.
+        program: the module of this package that runs it.
+        is_split: whether over several shards.
+        processes: whether shards are processes, and not devices of one.
+        requires: the distribution that has to be installed beside ours.
+        backend: of Keras.
+    """
+
+    row: str
+    program: str
+    is_split: bool = False
+    processes: bool = False
+    requires: str = "keras"
+    backend: str = "tensorflow"
+
+
+KINDS: Mapping[str, Kind] = {
+    "plain": Kind("plain Keras, 1 device", "keras_training"),
+    "ours": Kind("keras_ext.parallelize, {} shards", "keras_training", True),
+    "plain_again": Kind("plain Keras, 1 device, a second process", "keras_training"),
+    "torch": Kind("torch, 1 device", "torch_training", requires="torch"),
+    "torch_split": Kind("torch.distributed.tensor.parallel, gloo, {} shards", "torch_training", True, True, "torch"),
+    "jax": Kind("Keras on JAX, 1 device", "keras_training", requires="jax", backend="jax"),
+    "jax_split": Kind("keras.distribution.ModelParallel, {} shards", "keras_training", True, False, "jax", "jax"),
+}
+# What each that is split is compared with.
+ALONE = {"ours": "plain", "torch_split": "torch", "jax_split": "jax"}
+
+
+def row_of(name: str, num_shards: int) -> str:
+    """The row of a contender."""
+    return KINDS[name].row.format(num_shards)
+
+
+def contenders(names: Sequence[str], workload: Workload, num_shards: int) -> list[Contender]:
+    """The contenders of those names, in that order: one core and one thread for each shard."""
+    cores = [core for [core] in clusters.one_core_each(num_shards)]
+    found = []
+    for name in names:
+        kind = KINDS[name]
+        run = functools.partial(_run, name, workload, num_shards)
+        if kind.processes:
+            found.append(
+                Contender(
+                    row_of(name, num_shards), run, clusters.of_torch(num_shards), clusters.one_core_each(num_shards)
+                )
+            )
+        else:
+            count = num_shards if kind.is_split else 1
+            own = (tuple(cores[:count]),)
+            found.append(Contender(row_of(name, num_shards), run, _environment(kind, count), own))
+    return found
+
+
+def comparisons(model: str, names: Collection[str], num_shards: int) -> list[Comparison]:
+    """What is compared with what, of the contenders that are there."""
+    found = [
+        Comparison(
+            f"{name} / {alone}: speedup",
+            row_of(name, num_shards),
+            row_of(alone, num_shards),
+            TARGET_OF_SPEEDUP.get(model) if name == "ours" and num_shards == 2 else None,
+        )
+        for name, alone in ALONE.items()
+        if {name, alone} <= set(names)
+    ]
+    found += [
+        Comparison(f"speedup of ours / of {peer}", speedup("ours"), speedup(peer), TARGET_OF_PEERS)
+        for peer in ("torch_split", "jax_split")
+        if {"ours", "plain", peer, ALONE[peer]} <= set(names)
+    ]
+    if {"plain", "plain_again"} <= set(names):
+        found.append(
+            Comparison("plain_again / plain", row_of("plain_again", num_shards), row_of("plain", num_shards), None)
+        )
+    return found
+
+
+def speedup(name: str) -> str:
+    """The name of what a split contender gains over its own library on one device."""
+    return f"{name}, speedup"
+
+
+def with_speedups(measured: Mapping[str, Sequence[float]], num_shards: int) -> dict[str, list[float]]:
+    """The measurements and, round by round, what each split contender gained."""
+    result = {row: list(values) for row, values in measured.items()}
+    for name, alone in ALONE.items():
+        row, base = row_of(name, num_shards), row_of(alone, num_shards)
+        if row in measured and base in measured:
+            result[speedup(name)] = [one / other for one, other in zip(measured[row], measured[base], strict=True)]
+    return result
+
+
+def _environment(kind: Kind, num_devices: int) -> Environments:
+    variables = {
+        **clusters.one_thread_each(),
+        # A thread for each device, and for one that only hands over.
+        "TF_NUM_INTEROP_THREADS": str(max(2, num_devices)),
+        "KERAS_BACKEND": kind.backend,
+    }
+    if kind.backend == "jax":
+        variables["JAX_PLATFORMS"] = "cpu"
+        variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
+    return (variables,)
+
+
+def _run(name: str, workload: Workload, num_shards: int, report: Report) -> None:
+    kind = KINDS[name]
+    count = num_shards if kind.is_split else 1
+    if kind.program == "torch_training":
+        from tensor_parallel import torch_training
+
+        torch_training.run(workload, count, report)
+    else:
+        from tensor_parallel import keras_training
+
+        keras_training.run(workload, count, kind.backend, report)
