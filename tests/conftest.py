@@ -18,5 +18,5 @@ tf.config.set_logical_device_configuration(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--parity-all", action="store_true", help="run all parity cases in worlds of four replicas, too")
+    parser.addoption("--parity-all", action="store_true", help="run all parity cases, in worlds of four replicas, too")
     parser.addoption("--parity-table", metavar="FILE", help="write what the parity tests measure to this page")
