@@ -192,11 +192,8 @@ class Slots:
     def __init__(self) -> None:
         self._groups: weakref.WeakKeyDictionary[SplitWeight, list[SplitWeight]] = weakref.WeakKeyDictionary()
 
-    def note(self, shard: Any, slot: Any) -> None:
-        """Remembers that ``slot`` was made for ``shard``, a variable of the same shape."""
-        weight = weight_of(shard)
-        if weight is None:
-            return
+    def note(self, weight: SplitWeight, shard: Any, slot: Any) -> None:
+        """Remembers that ``slot`` was made for ``shard`` of ``weight``, a variable of the same shape."""
         groups = self._groups.setdefault(weight, [])
         position = next(i for i, other in enumerate(weight.shards) if other is shard)
         # The first group that has no slot of this shard yet.

@@ -80,11 +80,6 @@ class _SplitProjection(SplitLayer, keras.layers.EinsumDense):
         y = self._placed().reduce(partial)
         return y if self.bias is None else ops.add(y, ops.cast(self.bias, self.compute_dtype))
 
-    def penalize(self, output: Any) -> None:
-        """Adds the penalty that Keras adds for what a layer's call returns."""
-        loss = self.activity_regularizer(output)
-        self.add_loss(ops.divide_no_nan(loss, ops.cast(ops.shape(output)[0], loss.dtype)))
-
 
 class _AtShard:
     """An attention layer as Keras' computation of attention sees it at one shard: with a dropout of its own."""
@@ -107,8 +102,7 @@ class _SplitAttention(SplitLayer):
         if self._flash_attention:
             received = f"flash_attention={kwargs.get('flash_attention')}, or keras.config.enable_flash_attention()"
             raise ValueError(self._refusal("flash attention", received))
-        if self.quantization_mode is not None:
-            raise ValueError(self._refusal("quantization", f"dtype={self.dtype_policy.name!r}"))
+        self.refuse_lora_and_quantization()
 
     def _begin_build(self, **num_heads: int) -> None:
         """Finds the shards, and refuses numbers of heads that they cannot share."""

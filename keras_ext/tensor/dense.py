@@ -8,44 +8,22 @@ import keras
 from keras import ops
 
 import strategies
-from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.layer import SplitLayer
-from keras_ext.tensor.split import SplitTensor
+from keras_ext.tensor.matrices import ByColumns, ByRows, SplitMatrix
 
 
-class _SplitDense(SplitLayer, keras.layers.Dense):
-    """What both have: the kernel, and what is refused."""
+class _SplitDense(SplitMatrix, keras.layers.Dense):
+    """What both have: the product."""
 
-    def __init__(self, units: int, activation: Any = None, use_bias: bool = True, **kwargs: Any) -> None:
-        super().__init__(units, activation=activation, use_bias=use_bias, **kwargs)
-        if self.lora_rank:
-            raise ValueError(self._refusal("LoRA", f"lora_rank={self.lora_rank}"))
-        if self.quantization_config is not None or self.quantization_mode is not None:
-            raise ValueError(self._refusal("quantization", f"dtype={self.dtype_policy.name!r}"))
+    def _kernel_shape(self, input_shape: Any) -> tuple[int, ...]:
+        self.input_spec = keras.InputSpec(min_ndim=2, axes={-1: input_shape[-1]})
+        return (input_shape[-1], self.units)
 
-    def _add_kernel(self, num_inputs: int, dim: int) -> None:
-        self._kernel = self.add_split_weight(
-            "kernel",
-            (num_inputs, self.units),
-            dim,
-            initializer=self.kernel_initializer,
-            regularizer=self.kernel_regularizer,
-            constraint=self.kernel_constraint,
-        )
-
-    @property
-    def kernel(self) -> strategies.SplitWeight:
-        """The whole kernel, shape ``(inputs, units)``."""
-        self._placed()
-        return self._kernel
-
-    def _affine(self, x: Any, kernel: Any, bias: Any = None) -> Any:
-        x = ops.matmul(x, ops.cast(kernel, self.compute_dtype))
-        return x if bias is None else ops.add(x, ops.cast(bias, self.compute_dtype))
+    def _product(self, x: Any, kernel: Any) -> Any:
+        return ops.matmul(x, kernel)
 
 
 @strategies.saved_as(keras.layers.Dense)
-class ColumnParallelDense(_SplitDense):
+class ColumnParallelDense(ByColumns, _SplitDense):
     """``keras.layers.Dense`` whose units are split over the mesh axis "tensor".
 
     Each of t shards holds the kernel's columns, and the bias, of ``units / t`` units and computes them from the whole
@@ -75,58 +53,14 @@ class ColumnParallelDense(_SplitDense):
     Source: Shoeybi et al., arXiv:1909.08053, section 3.
     """
 
-    own_arguments = ("gather_output",)
-
     def __init__(
         self, units: int, activation: Any = None, use_bias: bool = True, *, gather_output: bool = True, **kwargs: Any
     ) -> None:
-        super().__init__(units, activation=activation, use_bias=use_bias, **kwargs)
-        self.gather_output = gather_output
-        if not gather_output and not is_elementwise(self.activation):
-            raise ValueError(
-                f"With gather_output=False the activation must be one of Keras' that map each number by itself, such "
-                f"as 'relu' or 'gelu'. Received: activation={activation!r}."
-            )
-
-    def build(self, input_shape: Any) -> None:
-        """Makes the shards of kernel and bias."""
-        self.place_shards()
-        self._add_kernel(input_shape[-1], 1)
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_split_weight(
-                "bias",
-                (self.units,),
-                0,
-                initializer=self.bias_initializer,
-                regularizer=self.bias_regularizer,
-                constraint=self.bias_constraint,
-            )
-        self.input_spec = keras.InputSpec(min_ndim=2, axes={-1: input_shape[-1]})
-        self.built = True
-
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Computes each shard's units."""
-        shards = self._placed()
-        copies = self.copies_of(inputs)
-        apart = is_elementwise(self.activation)
-
-        def forward(*tensors: Any) -> Any:
-            y = self._affine(*tensors)
-            return self.activation(y) if apart and self.activation is not None else y
-
-        pieces = []
-        for i, x in enumerate(copies):
-            weights = [self._kernel.shards[i]] + ([] if self.bias is None else [self.bias.shards[i]])
-            pieces.append(shards.run(i, forward, x, *weights))
-        if not self.gather_output:
-            return self.in_pieces(pieces, -1)
-        y = shards.gather(pieces)
-        return y if apart else self.activation(y)
+        super().__init__(units, activation=activation, use_bias=use_bias, gather_output=gather_output, **kwargs)
 
 
 @strategies.saved_as(keras.layers.Dense)
-class RowParallelDense(_SplitDense):
+class RowParallelDense(ByRows, _SplitDense):
     """``keras.layers.Dense`` whose inputs are split over the mesh axis "tensor".
 
     Each of t shards holds the kernel's rows of ``inputs / t`` inputs; what they make is added up, by one all-reduce.
@@ -152,8 +86,6 @@ class RowParallelDense(_SplitDense):
     Source: Shoeybi et al., arXiv:1909.08053, section 3.
     """
 
-    own_arguments = ("input_is_parallel",)
-
     def __init__(
         self,
         units: int,
@@ -163,43 +95,4 @@ class RowParallelDense(_SplitDense):
         input_is_parallel: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(units, activation=activation, use_bias=use_bias, **kwargs)
-        self.input_is_parallel = input_is_parallel
-
-    def build(self, input_shape: Any) -> None:
-        """Makes the shards of the kernel, and the bias."""
-        self.place_shards()
-        self._add_kernel(input_shape[-1], 0)
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                name="bias",
-                shape=(self.units,),
-                initializer=self.bias_initializer,
-                regularizer=self.bias_regularizer,
-                constraint=self.bias_constraint,
-            )
-        self.input_spec = keras.InputSpec(min_ndim=2, axes={-1: input_shape[-1]})
-        self.built = True
-
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Adds up what each shard makes of its inputs."""
-        shards = self._placed()
-        self._check_input(inputs)
-        pieces = self.pieces_of(inputs, -1)
-        partial = [shards.run(i, self._affine, x, self._kernel.shards[i]) for i, x in enumerate(pieces)]
-        y = shards.reduce(partial)
-        if self.bias is not None:
-            y = ops.add(y, ops.cast(self.bias, self.compute_dtype))
-        return y if self.activation is None else self.activation(y)
-
-    def _check_input(self, inputs: Any) -> None:
-        if self.input_is_parallel is None or self._placed().count == 1:
-            return
-        if isinstance(inputs, SplitTensor) != self.input_is_parallel:
-            raise ValueError(
-                f"{type(self).__name__} {self.name!r} has input_is_parallel={self.input_is_parallel}: it takes "
-                f"{'pieces' if self.input_is_parallel else 'one tensor'}. Set gather_output="
-                f"{not self.input_is_parallel} in the layer before, or leave input_is_parallel out. "
-                f"Received: {inputs!r}."
-            )
+        super().__init__(units, activation=activation, use_bias=use_bias, input_is_parallel=input_is_parallel, **kwargs)

@@ -22,10 +22,7 @@ class _SplitEmbedding(SplitLayer):
 
     def __init__(self, input_dim: int, output_dim: int, *, weights: Any = None, **kwargs: Any) -> None:
         super().__init__(input_dim, output_dim, **kwargs)
-        if self.lora_rank:
-            raise ValueError(self._refusal("LoRA", f"lora_rank={self.lora_rank}"))
-        if self.quantization_config is not None or self.quantization_mode is not None:
-            raise ValueError(self._refusal("quantization", f"dtype={self.dtype_policy.name!r}"))
+        self.refuse_lora_and_quantization()
         if weights is not None:
             self.build()
             self.set_weights(weights if isinstance(weights, list) and len(weights) == 1 else [weights])

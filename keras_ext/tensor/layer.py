@@ -143,6 +143,17 @@ class SplitLayer(keras.Layer):
         """
         raise ValueError(self._refusal("LoRA", f"rank={rank}"))
 
+    def refuse_lora_and_quantization(self) -> None:
+        """Refuses both where the constructor is asked for them.
+
+        Raises:
+            ValueError: it is.
+        """
+        if getattr(self, "lora_rank", None):
+            raise ValueError(self._refusal("LoRA", f"lora_rank={self.lora_rank}"))
+        if getattr(self, "quantization_config", None) is not None or self.quantization_mode is not None:
+            raise ValueError(self._refusal("quantization", f"dtype={self.dtype_policy.name!r}"))
+
     def _refusal(self, what: str, received: str) -> str:
         return (
             f"{type(self).__name__} {self.name!r} has no {what}. Use the plain layer where you need it, or split the "
@@ -161,10 +172,13 @@ class SplitLayer(keras.Layer):
         """Returns an output that stays in pieces, with the penalty for it that Keras gives to tensors only."""
         output = SplitTensor(pieces, dim, self._placed())
         if self.activity_regularizer is not None:
-            whole = output.whole()
-            penalty = self.activity_regularizer(whole)
-            self.add_loss(keras.ops.divide_no_nan(penalty, keras.ops.cast(keras.ops.shape(whole)[0], penalty.dtype)))
+            self.penalize(output.whole())
         return output
+
+    def penalize(self, output: Any) -> None:
+        """Adds the penalty that Keras adds for a tensor which a layer's call returns."""
+        penalty = self.activity_regularizer(output)
+        self.add_loss(keras.ops.divide_no_nan(penalty, keras.ops.cast(keras.ops.shape(output)[0], penalty.dtype)))
 
     def copies_of(self, inputs: Any) -> list[Any]:
         """Returns a tensor in the compute dtype for each shard: ``inputs``, whole."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 from keras import ops
 
 import strategies
+from keras_ext.tensor.mappings import add_up
 from keras_ext.tensor.split import SplitTensor
 
 
@@ -155,7 +156,7 @@ def _loss_of(classes: int) -> Callable[..., Any]:
             ops.multiply(total, ops.exp(ops.stop_gradient(ops.subtract(each, origin))))
             for each, total in zip(maxima, totals, strict=True)
         ]
-        values = ops.subtract(ops.add(ops.log(_sum(scaled)), origin), _sum(own))
+        values = ops.subtract(ops.add(ops.log(add_up(*scaled)), origin), add_up(*own))
         known = ops.logical_and(labels >= 0, labels < classes)
         # Multiplied, so that the gradients are NaN as well.
         return ops.multiply(values, ops.where(known, ops.ones_like(values), ops.full_like(values, float("nan"))))
@@ -231,10 +232,3 @@ def _range_of(logits: SplitTensor, index: int) -> tuple[int, int]:
     """Returns the first class of a piece, and how many it has."""
     sizes: list[int] = [piece.shape[-1] for piece in logits.pieces]
     return sum(sizes[:index]), sizes[index]
-
-
-def _sum(values: Sequence[Any]) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        total = ops.add(total, value)
-    return total

@@ -69,7 +69,7 @@ class Shards:
 
         Shapes: `S` each -> `S`.
         """
-        return values[0] if self.count == 1 else self.parts.run(self.home, _add_up, *values)
+        return values[0] if self.count == 1 else self.parts.run(self.home, add_up, *values)
 
     def scatter(self, value: Any, dim: int = -1, sizes: Sequence[int] | None = None) -> list[Any]:
         """To each shard its part of a tensor along `dim`. Gradient: theirs, joined.
@@ -106,10 +106,11 @@ class Shards:
         if self.count == 1:
             return list(values)
         cut = [self.run(i, lambda v: ops.split(v, self.count, axis=dim), value) for i, value in enumerate(values)]
-        return [self.run(i, _add_up, *(pieces[i] for pieces in cut)) for i in range(self.count)]
+        return [self.run(i, add_up, *(pieces[i] for pieces in cut)) for i in range(self.count)]
 
 
-def _add_up(*values: Any) -> Any:
+def add_up(*values: Any) -> Any:
+    """Returns the sum of tensors."""
     # In turn, so that the rounding does not change from run to run.
     total = values[0]
     for value in values[1:]:

@@ -51,8 +51,9 @@ def _with_whole_slots(original: Callable[..., Any], optimizer: Any, *args: Any) 
 
 def note_slot(optimizer: Any, reference: Any, slot: Any) -> None:
     """Remembers that ``optimizer`` made ``slot`` for the variable ``reference``."""
-    if weight_of(reference) is not None and not needs_whole(optimizer):
-        _slots.setdefault(optimizer, Slots()).note(reference, slot)
+    weight = weight_of(reference)
+    if weight is not None and not needs_whole(optimizer):
+        _slots.setdefault(optimizer, Slots()).note(weight, reference, slot)
 
 
 def _as_plain_class(original: Callable[..., Any], cls: Any, inner_config: Any = None) -> Any:

@@ -1,0 +1,149 @@
+"""What dense layers and convolutions have in common: a kernel that is split by its outputs, or by its inputs.
+
+A kernel's last dimension is its outputs, the one before its inputs; whatever stands in front is no concern here.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from keras import ops
+
+import strategies
+from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.split import SplitTensor
+
+
+class SplitMatrix(SplitLayer):
+    """Mix-in before a plain layer that multiplies by a kernel: what is refused, and the kernel."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refuse_lora_and_quantization()
+
+    @property
+    def kernel(self) -> strategies.SplitWeight:
+        """The whole kernel, in the plain layer's shape."""
+        self._placed()
+        return self._kernel
+
+    @property
+    def _channel_axis(self) -> int:
+        """The dimension of the layer's input that the kernel adds up, and of its output that it makes."""
+        return -1
+
+    @abc.abstractmethod
+    def _kernel_shape(self, input_shape: Any) -> tuple[int, ...]:
+        """Returns the whole kernel's shape, and sets the layer's `input_spec`."""
+
+    @abc.abstractmethod
+    def _product(self, x: Any, kernel: Any) -> Any:
+        """Returns what the kernel, whole or a shard, makes of ``x``."""
+
+    def _plus_bias(self, x: Any, bias: Any) -> Any:
+        return ops.add(x, ops.cast(bias, self.compute_dtype))
+
+    def _affine(self, x: Any, kernel: Any, bias: Any = None) -> Any:
+        y = self._product(x, ops.cast(kernel, self.compute_dtype))
+        return y if bias is None else self._plus_bias(y, bias)
+
+    def _add_kernel(self, input_shape: Any, dim: int) -> None:
+        self.place_shards()
+        self._kernel = self.add_split_weight(
+            "kernel",
+            self._kernel_shape(input_shape),
+            dim,
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+
+    def _bias_arguments(self) -> dict[str, Any]:
+        return {
+            "name": "bias",
+            "shape": self._kernel.shape[-1:],
+            "initializer": self.bias_initializer,
+            "regularizer": self.bias_regularizer,
+            "constraint": self.bias_constraint,
+        }
+
+
+class ByColumns(SplitMatrix):
+    """Mix-in before a `SplitMatrix`: each shard makes some of the outputs."""
+
+    own_arguments = ("gather_output",)
+
+    def __init__(self, *args: Any, gather_output: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gather_output = gather_output
+        if not gather_output and not is_elementwise(self.activation):
+            raise ValueError(
+                f"With gather_output=False the activation must be one of Keras' that map each number by itself, such "
+                f"as 'relu' or 'gelu'. Received: activation={self.activation!r}."
+            )
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the shards of kernel and bias."""
+        self._add_kernel(input_shape, -1)
+        self.bias = self.add_split_weight(dim=0, **self._bias_arguments()) if self.use_bias else None
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Computes each shard's outputs."""
+        shards = self._placed()
+        apart = is_elementwise(self.activation)
+
+        def forward(*tensors: Any) -> Any:
+            y = self._affine(*tensors)
+            return self.activation(y) if apart and self.activation is not None else y
+
+        pieces = []
+        for i, x in enumerate(self._inputs_of_shards(inputs)):
+            weights = [self._kernel.shards[i]] + ([] if self.bias is None else [self.bias.shards[i]])
+            pieces.append(shards.run(i, forward, x, *weights))
+        if not self.gather_output:
+            return self.in_pieces(pieces, self._channel_axis)
+        y = shards.gather(pieces, self._channel_axis)
+        return y if apart else self.activation(y)
+
+    def _inputs_of_shards(self, inputs: Any) -> list[Any]:
+        return self.copies_of(inputs)
+
+
+class ByRows(SplitMatrix):
+    """Mix-in before a `SplitMatrix`: each shard makes, of some of the inputs, a part of the sum for every output."""
+
+    own_arguments = ("input_is_parallel",)
+
+    def __init__(self, *args: Any, input_is_parallel: bool | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.input_is_parallel = input_is_parallel
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the shards of the kernel, and the bias."""
+        self._add_kernel(input_shape, -2)
+        self.bias = self.add_weight(**self._bias_arguments()) if self.use_bias else None
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Adds up what each shard makes of its inputs."""
+        shards = self._placed()
+        self._check_input(inputs)
+        pieces = self.pieces_of(inputs, self._channel_axis)
+        y = shards.reduce([shards.run(i, self._affine, x, self._kernel.shards[i]) for i, x in enumerate(pieces)])
+        if self.bias is not None:
+            y = self._plus_bias(y, self.bias)
+        return y if self.activation is None else self.activation(y)
+
+    def _check_input(self, inputs: Any) -> None:
+        if self.input_is_parallel is None or self._placed().count == 1:
+            return
+        if isinstance(inputs, SplitTensor) != self.input_is_parallel:
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r} has input_is_parallel={self.input_is_parallel}: it takes "
+                f"{'pieces' if self.input_is_parallel else 'one tensor'}. Set gather_output="
+                f"{not self.input_is_parallel} in the layer before, or leave input_is_parallel out. "
+                f"Received: {inputs!r}."
+            )
