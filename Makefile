@@ -8,6 +8,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# Processes that run tests. Those of several processes go one after the other in any case.
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 # One empty file per finished step of the setup: what is older than its inputs is done again.
@@ -28,7 +30,7 @@ mnist: $(READY_RUN) ## train handwritten digits on two devices
 	$(BIN)/python examples/mnist/main.py --devices=2 $(ARGS)
 
 test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
 	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md

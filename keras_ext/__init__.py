@@ -3,6 +3,7 @@
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
+from keras_ext.tensor.channelwise import PiecewiseDropout
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding, VocabParallelReversibleEmbedding
@@ -12,6 +13,8 @@ from keras_ext.tensor.losses import (
     VocabParallelSparseCategoricalCrossentropy,
 )
 from keras_ext.tensor.parallelize import default_plan, parallelize
+from keras_ext.tensor.positionwise import PiecewiseAdd, PiecewiseLayerNormalization, PiecewiseRMSNormalization
+from keras_ext.tensor.transformer import ParallelTransformerBlock
 
 __all__ = [
     "ColumnParallelConv2D",
@@ -21,6 +24,11 @@ __all__ = [
     "ParallelFeedForward",
     "ParallelGroupedQueryAttention",
     "ParallelMultiHeadAttention",
+    "ParallelTransformerBlock",
+    "PiecewiseAdd",
+    "PiecewiseDropout",
+    "PiecewiseLayerNormalization",
+    "PiecewiseRMSNormalization",
     "RowParallelConv2D",
     "RowParallelDense",
     "VocabParallelEmbedding",

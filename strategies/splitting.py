@@ -213,8 +213,8 @@ _plain_classes: dict[str, type] = {}
 def saved_as(plain_class: type) -> Callable[[_Class], _Class]:
     """Makes layers of the decorated class be layers of `plain_class` in files, so that Keras alone opens them.
 
-    The decorated class has a class method ``plain_config(config)``, which takes out of a config what `plain_class` does
-    not know.
+    With ``keras.Model`` they are models of inputs and outputs. The decorated class has a class method
+    ``plain_config(config)``, which takes out of a config what `plain_class` does not know.
     """
 
     def mark(cls: _Class) -> _Class:

@@ -20,3 +20,28 @@ tf.config.set_logical_device_configuration(
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--parity-all", action="store_true", help="run all parity cases, in worlds of four replicas, too")
     parser.addoption("--parity-table", metavar="FILE", help="write what the parity tests measure to this page")
+
+
+#: Tests that start several processes. They run one after the other: two worlds at a time would starve each other.
+SEVERAL_PROCESSES = (
+    "tests/benchmarks",
+    "tests/examples",
+    "tests/strategies/collectives",
+    "tests/strategies/parity",
+    "tests/strategies/processes",
+    "tests/strategies/test_doctor.py",
+    "tests/strategies/test_horovod_smoke.py",
+    "tests/strategies/test_launch",
+    "tests/strategies/test_processes_alone.py",
+    "tests/test_readme.py",
+)
+
+
+# Before pytest-xdist looks at the marks.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deals tests out to pytest-xdist's workers by file, those that start several processes to one, which begins."""
+    for item in items:
+        path = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("processes" if path.startswith(SEVERAL_PROCESSES) else path))
+    items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL_PROCESSES))

@@ -1,4 +1,4 @@
-"""The README runs: every Python snippet in a process of its own, every `make` target and every link is there."""
+"""The pages run: every Python snippet in a process of its own, every `make` target and every link is there."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ PAGES = sorted(
     for page in ROOT.rglob("*.md")
     if not any(part.startswith(".") or part == "node_modules" for part in page.relative_to(ROOT).parts)
 )
-README = (ROOT / "README.md").read_text()
-SNIPPETS = re.findall(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", README, flags=re.DOTALL)
+#: Those whose snippets are whole programs.
+WITH_PROGRAMS = ("README.md", "keras_ext/tensor/README.md")
+SNIPPETS = {
+    f"{name} {number}": snippet
+    for name in WITH_PROGRAMS
+    for number, snippet in enumerate(
+        re.findall(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", (ROOT / name).read_text(), flags=re.DOTALL)
+    )
+}
 
 
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_snippet_runs_and_prints_what_it_says(number: int, tmp_path: pathlib.Path) -> None:
-    code, printed = SNIPPETS[number]
+@pytest.mark.parametrize("snippet", SNIPPETS.values(), ids=SNIPPETS)
+def test_snippet_runs_and_prints_what_it_says(snippet: tuple[str, str], tmp_path: pathlib.Path) -> None:
+    code, printed = snippet
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
@@ -33,7 +40,7 @@ def test_snippet_runs_and_prints_what_it_says(number: int, tmp_path: pathlib.Pat
 
 
 def test_the_example_is_short() -> None:
-    assert len([line for line in SNIPPETS[0][0].splitlines() if line.strip()]) <= 12
+    assert len([line for line in SNIPPETS["README.md 0"][0].splitlines() if line.strip()]) <= 12
 
 
 def test_targets_exist() -> None:

@@ -45,3 +45,16 @@ def is_elementwise(activation: Callable[..., Any] | None) -> bool:
         return True
     name = getattr(activation, "__name__", "")
     return name in _ELEMENTWISE and getattr(keras.activations, name, None) is activation
+
+
+def check_elementwise(activation: Callable[..., Any] | None, argument: str) -> None:
+    """Refuses what would have to see other pieces.
+
+    Raises:
+        ValueError: `activation` is none of Keras' that map each number by itself; the message names `argument`.
+    """
+    if not is_elementwise(activation):
+        raise ValueError(
+            f"With {argument} the activation must be one of Keras' that map each number by itself, such as 'relu' or "
+            f"'gelu'. Received: activation={activation!r}."
+        )

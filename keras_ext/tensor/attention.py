@@ -12,8 +12,9 @@ import keras
 from keras import ops
 
 import strategies
-from keras_ext.tensor.layer import SplitLayer, even_sizes
+from keras_ext.tensor.layer import AtShard, SplitLayer, even_sizes
 from keras_ext.tensor.mappings import Shards
+from keras_ext.tensor.split import SplitTensor
 
 # In equations: dims that stay, of inputs, of heads (their number and size), of outputs.
 _FREE, _IN, _HEADS, _OUT = string.ascii_lowercase, "M", "NH", "OPQRSTUV"
@@ -72,41 +73,41 @@ class _SplitProjection(SplitLayer, keras.layers.EinsumDense):
         """What one shard makes of its input; from heads, its part of a sum."""
         x = ops.einsum(self.equation, ops.cast(x, self.compute_dtype), ops.cast(kernel, self.compute_dtype))
         if bias is not None:
-            x = ops.add(x, ops.cast(bias, self.compute_dtype))
+            x = self._plus_bias(x, bias)
         return self.activation(x)
 
-    def add_up(self, partial: Sequence[Any]) -> Any:
-        """The output, of what the shards made from their heads."""
-        y = self._placed().reduce(partial)
-        return y if self.bias is None else ops.add(y, ops.cast(self.bias, self.compute_dtype))
-
-
-class _AtShard:
-    """An attention layer as Keras' computation of attention sees it at one shard: with a dropout of its own."""
-
-    def __init__(self, layer: keras.Layer, **own: Any) -> None:
-        self.__dict__.update(own, _layer=layer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
+    def add_up(self, partial: Sequence[Any], *, sequence_parallel: bool) -> list[Any]:
+        """The output, of what the shards made from their heads: whole, or the pieces of the sequence."""
+        return self.sums_of(partial, self.bias, None, sequence_parallel=sequence_parallel)
 
 
 class _SplitAttention(SplitLayer):
     """What both have: everything but the shapes of their projections."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    own_arguments = ("sequence_parallel",)
+
+    def __init__(self, *args: Any, sequence_parallel: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Every head needs all of its input: Keras may join pieces.
-        self._convert_input_args = True
-        self._allow_non_tensor_positional_args = False
+        self.sequence_parallel = sequence_parallel
         if self._flash_attention:
             received = f"flash_attention={kwargs.get('flash_attention')}, or keras.config.enable_flash_attention()"
             raise ValueError(self._refusal("flash attention", received))
         self.refuse_lora_and_quantization()
 
-    def _begin_build(self, **num_heads: int) -> None:
+    def __call__(self, query: Any, value: Any, key: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the plain layer is called, with tensors, arrays or `SplitTensor`."""
+        given = {"query": query, "value": value} | ({} if key is None else {"key": key})
+        if any(isinstance(tensor, SplitTensor) for tensor in given.values()) and not args:
+            # Keras hands on the masks that tensors bring.
+            masks = {f"{name}_mask": getattr(tensor, "_keras_mask", None) for name, tensor in given.items()}
+            kwargs = masks | {name: value for name, value in kwargs.items() if value is not None}
+        return super().__call__(*given.values(), *args, **kwargs)
+
+    def _begin_build(self, query_shape: Sequence[Any], **num_heads: int) -> None:
         """Finds the shards, and refuses numbers of heads that they cannot share."""
         shards = self.place_shards()
+        if self.sequence_parallel:
+            self.check_sequence(query_shape)
         for name, number in num_heads.items():
             even_sizes(number, shards.count, f"the heads of {type(self).__name__} {self.name!r} ({name})")
 
@@ -152,7 +153,7 @@ class _SplitAttention(SplitLayer):
         """The mask of the query that the plain layer goes by."""
         return query_mask
 
-    def _attend(self, view: _AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
+    def _attend(self, view: AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
         """Context and scores of one shard's heads, by the plain layer's computation."""
         return type(self)._compute_attention(view, query, key, value, **kwargs)
 
@@ -173,16 +174,18 @@ class _SplitAttention(SplitLayer):
         shards = self._placed()
         key = value if key is None else key
         query_mask = self._own_query_mask(query, value, key, query_mask)
-        mask = self._compute_attention_mask(query, value, query_mask, value_mask, key_mask, attention_mask)
         # A tensor that is given twice is handed out once, and its gradient added up once.
         distinct = {id(tensor): tensor for tensor in (query, key, value)}
         given = [list(distinct).index(id(tensor)) for tensor in (query, key, value, query)]
-        copies = [shards.copy(tensor) for tensor in distinct.values()]
+        copies = [self.copies_of(tensor) for tensor in distinct.values()]
+        # Of the first copies it takes the shapes.
+        whole_query, whole_value = copies[given[0]][0], copies[given[2]][0]
+        mask = self._compute_attention_mask(whole_query, whole_value, query_mask, value_mask, key_mask, attention_mask)
         into = [self._query_dense, self._key_dense, self._value_dense]
         into += [self._gate_dense] if hasattr(self, "_gate_dense") else []
         is_penalized = self._output_dense.activity_regularizer is not None
 
-        def attend(view: _AtShard, inputs: list[Any], mask: list[Any], weights: list[list[Any]]) -> list[Any]:
+        def attend(view: AtShard, inputs: list[Any], mask: list[Any], weights: list[list[Any]]) -> list[Any]:
             projected = [
                 layer.project(inputs[which], *own) for layer, which, own in zip(into, given, weights, strict=False)
             ]
@@ -195,16 +198,18 @@ class _SplitAttention(SplitLayer):
         made = []
         for i in range(shards.count):
             drop = functools.partial(self._drop, i)
-            view = _AtShard(self, _dropout_layer=drop, _return_attention_scores=return_attention_scores)
+            view = AtShard(self, _dropout_layer=drop, _return_attention_scores=return_attention_scores)
             weights = [layer.weights_of(i) for layer in (*into, self._output_dense)]
             inputs = [[copy[i] for copy in copies], [] if mask is None else [mask], weights]
             made.append(_run(shards, i, functools.partial(attend, view), inputs))
         partial, *others = zip(*made, strict=True)
-        output = self._output_dense.add_up(partial)
+        in_pieces = self.sequence_parallel and shards.count > 1
+        made = self._output_dense.add_up(partial, sequence_parallel=in_pieces)
+        output = self.in_pieces(made, 1) if in_pieces else made[0]
         if is_penalized:
             for layer, pieces in zip(into, others[-len(into) :], strict=True):
                 layer.penalize(shards.gather(pieces, -2))
-            self._output_dense.penalize(output)
+            self._output_dense.penalize(output.whole() if in_pieces else output)
         if not return_attention_scores:
             return output
         # After the heads come the attention dims of queries, and of keys.
@@ -235,19 +240,22 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
         num_heads: as in ``keras.layers.MultiHeadAttention``, as are all arguments. t must divide it.
         key_dim: size of a head.
         dropout: of attention scores. Each shard draws from a seed of its own, the first from that of the plain layer.
+        sequence_parallel: whether the output stays in pieces along dim 1, by a reduce-scatter in place of the
+            all-reduce, for layers that look at each position by itself, such as `PiecewiseLayerNormalization`.
 
     Input shape:
         query ``(batch, T, inputs)``, value and key ``(batch, S, inputs)``; T and S may be several dims. Each shard gets
-        all of it.
+        all of it; pieces, along any dim, are gathered there.
 
     Output shape:
         ``(batch, T, outputs)``; with ``return_attention_scores=True`` also ``(batch, num_heads, T, S)``, gathered from
         ``(batch, num_heads / t, T, S)`` at each shard.
 
     Raises:
-        ValueError: t does not divide `num_heads`; flash attention, LoRA or quantization.
+        ValueError: t does not divide `num_heads`; `sequence_parallel` with inputs of more than one dim between batch
+            and channels; flash attention, LoRA or quantization.
 
-    Source: Shoeybi et al., arXiv:1909.08053, section 3.
+    Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.2.
     """
 
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
@@ -255,7 +263,7 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
         key_shape = value_shape if key_shape is None else key_shape
         # Refuses shapes that do not go together.
         self.compute_output_shape(query_shape, value_shape, key_shape)
-        self._begin_build(num_heads=self._num_heads)
+        self._begin_build(query_shape, num_heads=self._num_heads)
         heads = [self._num_heads, self._value_dim]
         self._query_dense = self._projection("query", query_shape, [self._num_heads, self._key_dim])
         self._key_dense = self._projection("key", key_shape, [self._num_heads, self._key_dim])
@@ -282,7 +290,7 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
                 tensor._keras_mask = None
         return query_mask
 
-    def _attend(self, view: _AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
+    def _attend(self, view: AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
         wanted = view._return_attention_scores
         return super()._attend(view, query, key, value, return_attention_scores=wanted, **kwargs)
 
@@ -299,6 +307,7 @@ class ParallelGroupedQueryAttention(_SplitAttention, keras.layers.GroupQueryAtte
         head_dim: as in ``keras.layers.GroupQueryAttention``, as are all arguments.
         num_query_heads: t must divide it.
         num_key_value_heads: t must divide it.
+        sequence_parallel: as in `ParallelMultiHeadAttention`.
 
     Input shape:
         query ``(batch, T, inputs)``, value and key ``(batch, S, inputs)``. Each shard gets all of it.
@@ -316,7 +325,9 @@ class ParallelGroupedQueryAttention(_SplitAttention, keras.layers.GroupQueryAtte
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         """Makes the shards of all kernels, in Keras' order."""
         key_shape = value_shape if key_shape is None else key_shape
-        self._begin_build(num_query_heads=self.num_query_heads, num_key_value_heads=self.num_key_value_heads)
+        self._begin_build(
+            query_shape, num_query_heads=self.num_query_heads, num_key_value_heads=self.num_key_value_heads
+        )
         self.feature_dim = query_shape[-1]
         heads, fewer_heads = [self.num_query_heads, self.head_dim], [self.num_key_value_heads, self.head_dim]
         self._query_dense = self._projection("query", query_shape, heads)
@@ -330,6 +341,6 @@ class ParallelGroupedQueryAttention(_SplitAttention, keras.layers.GroupQueryAtte
         from_shape = [*query_shape[:-1], *heads]
         self._output_dense = self._projection("attention_output", from_shape, [self.feature_dim], from_heads=True)
 
-    def _attend(self, view: _AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
+    def _attend(self, view: AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
         key, value = (ops.repeat(heads, self.num_repeats, axis=2) for heads in (key, value))
         return super()._attend(view, query, key, value, **kwargs)

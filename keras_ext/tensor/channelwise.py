@@ -6,8 +6,6 @@ cut again.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -15,7 +13,7 @@ from keras import ops
 
 import strategies
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.layer import AtShard, SplitLayer
 from keras_ext.tensor.split import SplitTensor
 
 # Weights of a BatchNormalization that it assigns itself; the last three with ``renorm=True`` only.
@@ -85,9 +83,10 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
         states = [weight for weight in weights if training and self.trainable and weight.name in _STATES]
 
         def normalize(x: Any, *values: Any) -> list[Any]:
-            shard = _PlainView(self, dict(zip(names, values, strict=True)))
-            y = keras.layers.BatchNormalization.call(shard, x, training=training, mask=mask)
-            return [y, *(shard.value_of(state.name) for state in states)]
+            own = dict(zip(names, values, strict=True))
+            kept = {name: _State(value) for name, value in own.items() if name in _STATES}
+            y = keras.layers.BatchNormalization.call(AtShard(self, **own | kept), x, training=training, mask=mask)
+            return [y, *(kept[state.name].value for state in states)]
 
         in_pieces = isinstance(inputs, SplitTensor) and inputs.dim == self.axis % inputs.ndim
         if in_pieces or shards.count == 1:
@@ -121,24 +120,6 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
 
     def _add_state(self, name: str, channels: int, initializer: Any) -> strategies.SplitWeight:
         return self.add_split_weight(name, (channels,), 0, initializer=initializer, trainable=False)
-
-
-class _PlainView:
-    """A split layer, as the plain class' methods see it at one shard: weights are tensors, assignments are kept."""
-
-    def __init__(self, layer: keras.Layer, weights: Mapping[str, Any]) -> None:
-        self._layer = layer
-        self._states = {name: _State(value) for name, value in weights.items() if name in _STATES}
-        for name, value in weights.items():
-            setattr(self, name, self._states.get(name, value))
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(type(self._layer), name, None)
-        return method.__get__(self) if inspect.isfunction(method) else getattr(self._layer, name)
-
-    def value_of(self, name: str) -> Any:
-        """The state of that name, as it was assigned last."""
-        return self._states[name].value
 
 
 class _State:

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 import strategies
+from keras_ext.tensor.activations import check_elementwise
 from keras_ext.tensor.matrices import ByColumns, ByRows, SplitMatrix
 
 
@@ -64,7 +65,8 @@ class RowParallelDense(ByRows, _SplitDense):
     """``keras.layers.Dense`` whose inputs are split over the mesh axis "tensor".
 
     Each of t shards holds the kernel's rows of ``inputs / t`` inputs; what they make is added up, by one all-reduce.
-    The bias, which is added once, and the output are not split.
+    The bias, which is added once, and the output are not split; with `sequence_parallel` the output lies in pieces of
+    the sequence, for the same cost.
 
     Under a strategy without that axis, and without a strategy, it is a ``Dense``. Its weights are those of a ``Dense``
     to ``get_weights`` and in files, where it is saved as one.
@@ -73,18 +75,24 @@ class RowParallelDense(ByRows, _SplitDense):
         units: as in ``keras.layers.Dense``, as are all arguments not listed.
         input_is_parallel: True to take pieces only, as `ColumnParallelDense` returns with ``gather_output=False``;
             False to take one tensor only, and cut it; None to take either.
+        sequence_parallel: whether the output stays in pieces along dim 1, by a reduce-scatter in place of the
+            all-reduce, for layers that look at each position by itself, such as `PiecewiseLayerNormalization`.
 
     Input shape:
         ``(batch, ..., inputs)``; t must divide `inputs`. In pieces, ``(batch, ..., inputs / t)`` each.
 
     Output shape:
-        ``(batch, ..., units)``.
+        ``(batch, ..., units)``; in pieces ``(batch, length / t, units)`` each, whose lengths may differ by one.
 
     Raises:
-        ValueError: t does not divide `inputs`; an input that is not as `input_is_parallel` says; LoRA or quantization.
+        ValueError: t does not divide `inputs`; an input that is not as `input_is_parallel` says; `sequence_parallel`
+            with other than ``(batch, length, inputs)``, or with an activation that needs all numbers; LoRA or
+            quantization.
 
-    Source: Shoeybi et al., arXiv:1909.08053, section 3.
+    Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.2.
     """
+
+    own_arguments = ("input_is_parallel", "sequence_parallel")
 
     def __init__(
         self,
@@ -93,6 +101,21 @@ class RowParallelDense(ByRows, _SplitDense):
         use_bias: bool = True,
         *,
         input_is_parallel: bool | None = None,
+        sequence_parallel: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(units, activation=activation, use_bias=use_bias, input_is_parallel=input_is_parallel, **kwargs)
+        self.sequence_parallel = sequence_parallel
+        if sequence_parallel:
+            check_elementwise(self.activation, "sequence_parallel=True")
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the shards of the kernel, and the bias."""
+        if self.sequence_parallel:
+            self.check_sequence(input_shape)
+        super().build(input_shape)
+
+    def _output_of(self, partial: list[Any]) -> Any:
+        if not self.sequence_parallel or len(partial) == 1:
+            return super()._output_of(partial)
+        return self.in_pieces(self.sums_of(partial, self.bias, self.activation, sequence_parallel=True), 1)

@@ -11,6 +11,7 @@ from keras import ops
 
 import strategies
 from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.mappings import nearly_even_sizes
 
 
 class _SplitEmbedding(SplitLayer):
@@ -31,7 +32,14 @@ class _SplitEmbedding(SplitLayer):
         """Makes the shards of the table."""
         if self.built:
             return
-        self._sizes = nearly_even_sizes(self.input_dim, self.place_shards().count, self.name)
+        count = self.place_shards().count
+        if self.input_dim < count:
+            raise ValueError(
+                f"{count} shards cannot hold a row each of the table of {self.name}. Use an input_dim of at least "
+                f"{count}, or a mesh whose 'tensor' axis is {self.input_dim} at most. Received: "
+                f"input_dim={self.input_dim}."
+            )
+        self._sizes = nearly_even_sizes(self.input_dim, count)
         self._starts = [0, *itertools.accumulate(self._sizes)][:-1]
         self._embeddings = self.add_split_weight(
             "embeddings",
@@ -197,17 +205,3 @@ class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleE
         logits = ops.matmul(x, kernel)
         cap = self.logit_soft_cap
         return logits if cap is None else ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
-
-
-def nearly_even_sizes(size: int, count: int, what: str) -> list[int]:
-    """Returns ``count`` sizes that add up to ``size`` and differ by one at most, the larger ones first.
-
-    Raises:
-        ValueError: ``size`` is smaller than ``count``.
-    """
-    if size < count:
-        raise ValueError(
-            f"{count} shards cannot hold a row each of the table of {what}. Use an input_dim of at least {count}, or a "
-            f"mesh whose 'tensor' axis is {size} at most. Received: input_dim={size}."
-        )
-    return [size // count + (index < size % count) for index in range(count)]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 import strategies
 from keras_ext.tensor.channelwise import PiecewiseDropout
+from keras_ext.tensor.composite import Composite
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 
 
 @strategies.saved_as(keras.Sequential)
-class ParallelFeedForward(keras.Sequential):
+class ParallelFeedForward(Composite, keras.Sequential):
     """``dropout(down(activation(up(x))))``, with `up` split by columns and `down` by rows over the mesh axis "tensor".
 
     The pair costs one all-reduce forward and one backward. In files it is a ``keras.Sequential`` of ``Dense``,
@@ -24,21 +24,24 @@ class ParallelFeedForward(keras.Sequential):
         units: of the output; that of the input in a transformer.
         activation: of `up`: one of Keras' functions of single numbers.
         dropout: rate at which numbers of the output are dropped.
+        sequence_parallel: whether the output stays in pieces of the sequence, as `RowParallelDense` says.
         use_bias: whether both layers have one.
         kernel_initializer: of both kernels, as are all `kernel_` and `bias_` arguments of both layers'.
         bias_initializer: of both biases.
         kernel_regularizer: of both kernels.
         bias_regularizer: of both biases.
+        dtype: of both layers: a policy, or its name.
         name: of the layer.
 
     Input shape:
         ``(batch, ..., inputs)``.
 
     Output shape:
-        ``(batch, ..., units)``.
+        ``(batch, ..., units)``; with `sequence_parallel` in pieces, ``(batch, length / t, units)`` each.
 
     Raises:
-        ValueError: the number of shards does not divide `hidden_units`; an activation that needs all units.
+        ValueError: the number of shards does not divide `hidden_units`; an activation that needs all units;
+            `sequence_parallel` with other than ``(batch, length, inputs)``.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3.
     """
@@ -50,11 +53,13 @@ class ParallelFeedForward(keras.Sequential):
         activation: Any = "gelu",
         dropout: float = 0.0,
         *,
+        sequence_parallel: bool = False,
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         kernel_regularizer: Any = None,
         bias_regularizer: Any = None,
+        dtype: Any = None,
         name: str | None = None,
     ) -> None:
         of_both = {
@@ -67,32 +72,40 @@ class ParallelFeedForward(keras.Sequential):
         # One that is used twice makes the same numbers twice.
         second = first.clone() if isinstance(first, keras.Initializer) else first
         up = ColumnParallelDense(
-            hidden_units, activation, gather_output=False, kernel_initializer=first, name="up", **of_both
+            hidden_units, activation, gather_output=False, kernel_initializer=first, dtype=dtype, name="up", **of_both
         )
-        down = RowParallelDense(units, kernel_initializer=second, name="down", **of_both)
-        super().__init__([up, down, *([PiecewiseDropout(dropout, name="dropout")] if dropout else [])], name=name)
-        self._own = {
-            "hidden_units": hidden_units,
-            "units": units,
-            "activation": keras.activations.serialize(up.activation),
-            "dropout": dropout,
-            "use_bias": use_bias,
-            "kernel_initializer": keras.initializers.serialize(first),
-            "bias_initializer": keras.initializers.serialize(of_both["bias_initializer"]),
-            "kernel_regularizer": keras.regularizers.serialize(of_both["kernel_regularizer"]),
-            "bias_regularizer": keras.regularizers.serialize(of_both["bias_regularizer"]),
-        }
+        down = RowParallelDense(
+            units,
+            sequence_parallel=sequence_parallel,
+            kernel_initializer=second,
+            dtype=dtype,
+            name="down",
+            **of_both,
+        )
+        drop = [PiecewiseDropout(dropout, dtype=dtype, name="dropout")] if dropout else []
+        super().__init__([up, down, *drop], name=name)
+        # Pieces have to arrive as they are; Keras would join them.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.note_arguments(
+            hidden_units=hidden_units,
+            units=units,
+            activation=up.activation,
+            dropout=dropout,
+            sequence_parallel=sequence_parallel,
+            kernel_initializer=first,
+            dtype=dtype,
+            **of_both,
+        )
 
-    @classmethod
-    def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config of the ``Sequential``, for files."""
-        return {name: value for name, value in config.items() if name not in config["own"] and name != "own"}
+    def model_config(self) -> dict[str, Any]:
+        """The config of the ``Sequential``."""
+        return dict(keras.Sequential.get_config(self))
 
-    def get_config(self) -> dict[str, Any]:
-        """This layer's arguments, and the config of the ``Sequential``."""
-        return {**super().get_config(), **self._own, "own": list(self._own)}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> ParallelFeedForward:
-        """Makes the layer of its arguments."""
-        return cls(**{name: config[name] for name in (*config["own"], "name")})
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Applies the layers in turn, to pieces as they are."""
+        if mask is not None:
+            inputs._keras_mask = mask
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs

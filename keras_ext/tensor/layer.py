@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,8 +38,8 @@ class SplitLayer(keras.Layer):
         args, kwargs = keras.tree.map_structure(
             lambda value: keras.ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value, (args, kwargs)
         )
-        if not self.built and len(args) == 1 and isinstance(args[0], SplitTensor):
-            self.build(args[0].shape)
+        if not self.built and any(isinstance(value, SplitTensor) for value in keras.tree.flatten(args)):
+            self.build(*keras.tree.map_structure(lambda value: value.shape, args))
         return super().__call__(*args, **kwargs)
 
     @classmethod
@@ -182,20 +183,73 @@ class SplitLayer(keras.Layer):
 
     def copies_of(self, inputs: Any) -> list[Any]:
         """Returns a tensor in the compute dtype for each shard: ``inputs``, whole."""
-        return self._placed().copy(self._as_input(inputs.whole() if isinstance(inputs, SplitTensor) else inputs))
+        shards = self._placed()
+        if isinstance(inputs, SplitTensor):
+            if inputs.shards.members == shards.members:
+                return shards.all_gather(self._as_inputs(inputs), inputs.dim)
+            inputs = inputs.whole()
+        return shards.copy(self._as_input(inputs))
 
     def pieces_of(self, inputs: Any, dim: int) -> list[Any]:
         """Returns a tensor in the compute dtype for each shard: its part of ``inputs`` along `dim`."""
         shards = self._placed()
         if isinstance(inputs, SplitTensor):
             if inputs.dim == dim % inputs.ndim and inputs.shards.members == shards.members:
-                return [shards.run(i, self._as_input, piece) for i, piece in enumerate(inputs.pieces)]
+                return self._as_inputs(inputs)
             inputs = inputs.whole()
         return shards.scatter(self._as_input(inputs), dim)
+
+    def check_sequence(self, input_shape: Sequence[Any]) -> None:
+        """Refuses what has no sequence to leave in pieces.
+
+        Raises:
+            ValueError: the input has other than three dimensions.
+        """
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r} has sequence_parallel=True: it takes inputs of shape (batch, "
+                f"length, channels). Leave the argument out for others. Received: input_shape={tuple(input_shape)}."
+            )
+
+    def sums_of(self, partial: Sequence[Any], bias: Any, activation: Any, *, sequence_parallel: bool) -> list[Any]:
+        """Adds up what the shards made, and the bias, and applies the activation.
+
+        Returns:
+            The sum, alone; with `sequence_parallel` and several shards the part along dim 1 that each of them gets.
+        """
+        shards = self._placed()
+
+        def finish(y: Any, *biases: Any) -> Any:
+            y = self._plus_bias(y, *biases) if biases else y
+            return y if activation is None else activation(y)
+
+        if not sequence_parallel:
+            return [finish(shards.reduce(partial), *([] if bias is None else [bias]))]
+        biases = [[]] * shards.count if bias is None else [[copy] for copy in shards.copy(bias)]
+        parts = shards.reduce_scatter(partial, 1)
+        return [shards.run(i, finish, part, *own) for i, (part, own) in enumerate(zip(parts, biases, strict=True))]
+
+    def _plus_bias(self, x: Any, bias: Any) -> Any:
+        return keras.ops.add(x, keras.ops.cast(bias, self.compute_dtype))
+
+    def _as_inputs(self, inputs: SplitTensor) -> list[Any]:
+        """Returns the pieces, each where it is, in the compute dtype."""
+        return [inputs.shards.run(i, self._as_input, piece) for i, piece in enumerate(inputs.pieces)]
 
     def _as_input(self, value: Any) -> Any:
         """Returns ``value`` as a tensor in the compute dtype."""
         return self.dtype_policy.convert_input(value, self.autocast, self.input_dtype)
+
+
+class AtShard:
+    """A layer as the plain class' methods see it at one shard: some attributes, such as weights, are its own."""
+
+    def __init__(self, layer: keras.Layer, **own: Any) -> None:
+        self.__dict__.update(own, _layer=layer)
+
+    def __getattr__(self, name: str) -> Any:
+        method = inspect.getattr_static(type(self._layer), name, None)
+        return method.__get__(self) if inspect.isfunction(method) else getattr(self._layer, name)
 
 
 def even_sizes(size: int, count: int, what: str) -> list[int]:

@@ -88,6 +88,17 @@ class Shards:
         """
         return values[0] if self.count == 1 else self.parts.run(self.home, _joiner(dim), *values)
 
+    def deal(self, value: Any, dim: int) -> list[Any]:
+        """To each shard its part of a tensor along `dim`, which need not divide. Gradient: theirs, joined.
+
+        Shapes: `[.., d, ..]` -> `[.., d_i, ..]` each, with sizes that differ by one at most, the larger ones first.
+        """
+        return (
+            [value]
+            if self.count == 1
+            else self.parts.run(self.home, lambda whole: _dealt(whole, dim, self.count), value)
+        )
+
     def all_gather(self, values: Sequence[Any], dim: int) -> list[Any]:
         """To each shard all shards' tensors, joined along `dim`. Gradient: :meth:`reduce_scatter` of theirs.
 
@@ -101,11 +112,11 @@ class Shards:
     def reduce_scatter(self, values: Sequence[Any], dim: int) -> list[Any]:
         """To each shard its part along `dim` of the sum of a tensor per shard. Gradient: :meth:`all_gather` of theirs.
 
-        Shapes: `[.., d, ..]` each -> `[.., d / count, ..]` each.
+        Shapes: `[.., d, ..]` each -> `[.., d_i, ..]` each, as :meth:`deal` cuts.
         """
         if self.count == 1:
             return list(values)
-        cut = [self.run(i, lambda v: ops.split(v, self.count, axis=dim), value) for i, value in enumerate(values)]
+        cut = [self.run(i, lambda whole: _dealt(whole, dim, self.count), value) for i, value in enumerate(values)]
         return [self.run(i, add_up, *(pieces[i] for pieces in cut)) for i in range(self.count)]
 
 
@@ -116,6 +127,23 @@ def add_up(*values: Any) -> Any:
     for value in values[1:]:
         total = ops.add(total, value)
     return total
+
+
+def nearly_even_sizes(size: int, count: int) -> list[int]:
+    """Returns ``count`` sizes that add up to ``size`` and differ by one at most, the larger ones first."""
+    return [size // count + (index < size % count) for index in range(count)]
+
+
+def _dealt(value: Any, dim: int, count: int) -> list[Any]:
+    dim %= len(value.shape)
+    size = value.shape[dim]
+    if size is not None:
+        return list(ops.split(value, list(itertools.accumulate(nearly_even_sizes(size, count)))[:-1], axis=dim))
+    # A length that is known at run time only. Its slices' gradients are padded and added up, which is dearer.
+    size = ops.shape(value)[dim]
+    bounds = [i * (size // count) + ops.minimum(i, size % count) for i in range(count + 1)]
+    before = (slice(None),) * dim
+    return [value[(*before, slice(start, end))] for start, end in itertools.pairwise(bounds)]
 
 
 def _joiner(dim: int) -> Callable[..., Any]:

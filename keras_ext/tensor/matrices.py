@@ -11,7 +11,7 @@ from typing import Any
 from keras import ops
 
 import strategies
-from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.activations import check_elementwise, is_elementwise
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.split import SplitTensor
 
@@ -41,9 +41,6 @@ class SplitMatrix(SplitLayer):
     @abc.abstractmethod
     def _product(self, x: Any, kernel: Any) -> Any:
         """Returns what the kernel, whole or a shard, makes of ``x``."""
-
-    def _plus_bias(self, x: Any, bias: Any) -> Any:
-        return ops.add(x, ops.cast(bias, self.compute_dtype))
 
     def _affine(self, x: Any, kernel: Any, bias: Any = None) -> Any:
         y = self._product(x, ops.cast(kernel, self.compute_dtype))
@@ -78,11 +75,8 @@ class ByColumns(SplitMatrix):
     def __init__(self, *args: Any, gather_output: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.gather_output = gather_output
-        if not gather_output and not is_elementwise(self.activation):
-            raise ValueError(
-                f"With gather_output=False the activation must be one of Keras' that map each number by itself, such "
-                f"as 'relu' or 'gelu'. Received: activation={self.activation!r}."
-            )
+        if not gather_output:
+            check_elementwise(self.activation, "gather_output=False")
 
     def build(self, input_shape: Any) -> None:
         """Makes the shards of kernel and bias."""
@@ -115,7 +109,7 @@ class ByColumns(SplitMatrix):
 class ByRows(SplitMatrix):
     """Mix-in before a `SplitMatrix`: each shard makes, of some of the inputs, a part of the sum for every output."""
 
-    own_arguments = ("input_is_parallel",)
+    own_arguments: tuple[str, ...] = ("input_is_parallel",)
 
     def __init__(self, *args: Any, input_is_parallel: bool | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -132,10 +126,12 @@ class ByRows(SplitMatrix):
         shards = self._placed()
         self._check_input(inputs)
         pieces = self.pieces_of(inputs, self._channel_axis)
-        y = shards.reduce([shards.run(i, self._affine, x, self._kernel.shards[i]) for i, x in enumerate(pieces)])
-        if self.bias is not None:
-            y = self._plus_bias(y, self.bias)
-        return y if self.activation is None else self.activation(y)
+        partial = [shards.run(i, self._affine, x, self._kernel.shards[i]) for i, x in enumerate(pieces)]
+        return self._output_of(partial)
+
+    def _output_of(self, partial: list[Any]) -> Any:
+        """The layer's output, of what each shard made."""
+        return self.sums_of(partial, self.bias, self.activation, sequence_parallel=False)[0]
 
     def _check_input(self, inputs: Any) -> None:
         if self.input_is_parallel is None or self._placed().count == 1:

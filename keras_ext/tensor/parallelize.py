@@ -8,13 +8,15 @@ from typing import Any
 
 import keras
 
-from keras_ext.tensor import channelwise
+from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.plan import Choice, Plan, layers_of, make_plan
+from keras_ext.tensor.positionwise import piecewise_operation
+from keras_ext.tensor.sequence_plan import is_addition
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +44,16 @@ _PIECEWISE: Mapping[type, Any] = {
 }
 
 
-def parallelize(model: Any, plan: Mapping[str, str | None] | None = None) -> Any:
+# The same for pieces of the sequence.
+_POSITIONWISE: Mapping[type, Any] = {
+    keras.layers.Add: positionwise.PiecewiseAdd,
+    keras.layers.Dropout: channelwise.PiecewiseDropout,
+    keras.layers.LayerNormalization: positionwise.PiecewiseLayerNormalization,
+    keras.layers.RMSNormalization: positionwise.PiecewiseRMSNormalization,
+}
+
+
+def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, sequence_parallel: bool = False) -> Any:
     """Returns the model with its layers split over the mesh axis "tensor" of the strategy whose scope this is in.
 
     The new model has the old one's graph, layer names, weights, and, if it was compiled, its optimizer with all slots,
@@ -55,14 +66,17 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None) -> Any
         plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"`` or None, for each regular expression over the
             paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``. None for the default, which
             `default_plan` shows.
+        sequence_parallel: whether what is between the split layers of a transformer, normalisation, dropout and
+            shortcuts, works on ``1 / t`` of the sequence at each shard (Korthikanti et al., arXiv:2205.05198).
+            All-reduces become reduce-scatters and all-gathers, of as many bytes together.
 
     Raises:
         ValueError: the model cannot be taken apart, the plan does not fit it, or sizes do not divide.
     """
-    chosen = make_plan(model, Shards.present().count, plan)
+    chosen = make_plan(model, Shards.present().count, plan, sequence_parallel=sequence_parallel)
     if chosen.num_shards == 1:
         _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
-    split = _cloned(model, chosen, "")
+    split = _cloned(model, chosen, "", sequence_parallel and chosen.num_shards > 1)
     split.set_weights(model.get_weights())
     _copy_seeds(dict(layers_of(model)), dict(layers_of(split)))
     if getattr(model, "compiled", False):
@@ -74,21 +88,25 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None) -> Any
     return split
 
 
-def default_plan(model: Any) -> Plan:
+def default_plan(model: Any, *, sequence_parallel: bool = False) -> Plan:
     """Returns what `parallelize` does with `model` here if it is given no plan. It prints as a table.
+
+    Args:
+        model: as `parallelize` takes it.
+        sequence_parallel: likewise.
 
     Raises:
         ValueError: the model cannot be taken apart.
     """
-    return make_plan(model, Shards.present().count)
+    return make_plan(model, Shards.present().count, sequence_parallel=sequence_parallel)
 
 
-def _cloned(model: Any, plan: Plan, prefix: str) -> Any:
+def _cloned(model: Any, plan: Plan, prefix: str, sequence_parallel: bool) -> Any:
     def clone(layer: Any) -> Any:
         if not isinstance(layer, keras.Layer):
-            return layer
+            return piecewise_operation(layer) if sequence_parallel and is_addition(layer) else layer
         path = f"{prefix}{layer.name}"
-        return _split(plan[path]) if path in plan else _cloned(layer, plan, f"{path}/")
+        return _split(plan[path]) if path in plan else _cloned(layer, plan, f"{path}/", sequence_parallel)
 
     return keras.models.clone_model(model, clone_function=clone)
 
@@ -97,8 +115,10 @@ def _split(choice: Choice) -> Any:
     layer, config = choice.layer, choice.layer.get_config()
     if choice.kind is not None:
         own: dict[str, Any] = {"gather_output": not choice.pieces} if choice.kind == "column" else {}
+        own |= {"sequence_parallel": True} if choice.sequence else {}
         return _SPLIT[type(layer), choice.kind].from_config(config | own)
-    return (_PIECEWISE[type(layer)] if choice.pieces else type(layer)).from_config(config)
+    kept = _PIECEWISE if choice.pieces else _POSITIONWISE if choice.sequence else {}
+    return kept.get(type(layer), type(layer)).from_config(config)
 
 
 def _copy_seeds(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.sequence_plan import in_pieces_of_sequences
 
 #: How a layer may be split.
 KINDS = ("column", "row", "vocab", "heads")
@@ -45,13 +46,15 @@ class Choice:
         path: names of the models around the layer and its own, joined by "/".
         layer: the plain layer.
         kind: one of `KINDS`; None if its weights stay whole.
-        pieces: whether what it returns stays in pieces, for the layers that follow.
+        pieces: whether what it returns stays in pieces of the channels, for the layers that follow.
+        sequence: whether it stays in pieces of the sequence.
     """
 
     path: str
     layer: Any
     kind: str | None
     pieces: bool = False
+    sequence: bool = False
 
     @property
     def class_name(self) -> str:
@@ -81,8 +84,8 @@ class Plan(Mapping[str, Choice]):
         for path, choice in self._choices.items():
             whole, part = parameters(choice, self.num_shards)
             totals = [totals[0] + whole, totals[1] + part]
-            if whole or choice.pieces:
-                output = "in pieces" if choice.pieces else "whole"
+            if whole or choice.pieces or choice.sequence:
+                output = "in pieces" if choice.pieces else "sequence" if choice.sequence else "whole"
                 rows.append((path, choice.class_name, choice.kind or "-", output, f"{whole:,}", f"{part:,}"))
         rows.append(("all", "", "", "", f"{totals[0]:,}", f"{totals[1]:,}"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -106,7 +109,9 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
     return whole, part
 
 
-def make_plan(model: Any, num_shards: int, wanted: Mapping[str, str | None] | None = None) -> Plan:
+def make_plan(
+    model: Any, num_shards: int, wanted: Mapping[str, str | None] | None = None, *, sequence_parallel: bool = False
+) -> Plan:
     """Chooses for every layer of a Sequential or Functional model.
 
     By default every layer is split that can be. A ``Dense`` or ``Conv2D`` whose output goes to one other alone, through
@@ -119,6 +124,7 @@ def make_plan(model: Any, num_shards: int, wanted: Mapping[str, str | None] | No
         num_shards: size of the mesh axis "tensor".
         wanted: instead: a kind, or None, for each regular expression; the first that is found in a layer's path
             decides. Layers in whose path none is found stay whole.
+        sequence_parallel: whether attentions and rows leave their output in pieces of the sequence.
 
     Raises:
         ValueError: the model is no such model, or is not built; a kind that there is not, or not for that layer; an
@@ -135,7 +141,13 @@ def make_plan(model: Any, num_shards: int, wanted: Mapping[str, str | None] | No
     else:
         _take(kinds, layers, wanted)
     passes = _passing(kinds, layers, followers)
-    return Plan({path: Choice(path, layers[path], kinds[path], path in passes) for path in kinds}, num_shards)
+    of_sequences: frozenset[str] = frozenset()
+    for graph_path, graph in _graphs_of(model) if sequence_parallel else ():
+        of_sequences |= in_pieces_of_sequences(graph, graph_path, kinds)
+    choices = {
+        path: Choice(path, layers[path], kinds[path], path in passes, path in of_sequences - passes) for path in kinds
+    }
+    return Plan(choices, num_shards)
 
 
 def _choose(

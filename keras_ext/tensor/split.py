@@ -27,6 +27,8 @@ class SplitTensor:
         self.pieces = list(pieces)
         self.dim = dim % len(pieces[0].shape)
         self.shards = shards
+        # Where Keras keeps it.
+        self._keras_mask: Any = None
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -61,3 +63,21 @@ class SplitTensor:
 
     def __repr__(self) -> str:
         return f"<SplitTensor shape={self.shape}, {len(self.pieces)} pieces along {self.dim}>"
+
+
+def cut_alike(tensors: Sequence[Any]) -> list[Any]:
+    """Returns `tensors`, all in pieces as the first of them is that comes in pieces; as they are if none does.
+
+    Keras refuses lists of some tensors, and some that it does not know as such.
+    """
+    first = next((tensor for tensor in tensors if isinstance(tensor, SplitTensor)), None)
+    return list(tensors) if first is None else [_cut_like(first, tensor) for tensor in tensors]
+
+
+def _cut_like(first: SplitTensor, tensor: Any) -> SplitTensor:
+    is_cut = isinstance(tensor, SplitTensor)
+    if is_cut and tensor.dim == first.dim and tensor.shards.members == first.shards.members:
+        return tensor
+    cut = SplitTensor(first.shards.deal(tensor.whole() if is_cut else tensor, first.dim), first.dim, first.shards)
+    cut._keras_mask = getattr(tensor, "_keras_mask", None)
+    return cut

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+
+# The class of what ``keras.Model(inputs, outputs)`` makes has no public name.
+from keras.src.models.functional import Functional
 from keras.src.optimizers import base_optimizer
 from keras.src.saving import serialization_lib
 from keras.src.utils import naming
@@ -58,8 +61,12 @@ def note_slot(optimizer: Any, reference: Any, slot: Any) -> None:
 
 def _as_plain_class(original: Callable[..., Any], cls: Any, inner_config: Any = None) -> Any:
     plain = class_in_files(cls)
-    return original(cls, inner_config) if plain is cls else original(plain, cls.plain_config(inner_config))
+    if plain is cls:
+        return original(cls, inner_config)
+    return original(Functional if plain is keras.Model else plain, cls.plain_config(inner_config))
 
 
 def _as_plain_name(original: Callable[..., Any], name: str) -> Any:
-    return original(name_in_files(name))
+    plain = name_in_files(name)
+    is_functional = plain != name and plain == keras.Model.__name__
+    return original(Functional.__name__ if is_functional else plain)

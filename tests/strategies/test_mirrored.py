@@ -94,10 +94,10 @@ class TestRefusedBeforeAnyStep:
             model.fit(X, Y, verbose=0)
 
     def test_optimizer_made_outside(self) -> None:
-        optimizer = keras.optimizers.Adam()
+        optimizer = keras.optimizers.Adam(name="outside")
         with (
             mirrored().scope(),
-            pytest.raises(ValueError, match=r"optimizer 'adam' was not made under .*with strategy.scope"),
+            pytest.raises(ValueError, match=r"optimizer 'outside' was not made under .*with strategy.scope"),
         ):
             linear(optimizer=optimizer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 import keras_ext
+from keras_ext.tensor.split import SplitTensor
 from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
 from tests.keras_ext.tensor.test_files import ALONE
 from tests.strategies.parity.harness import NUM_ROWS, TOLERANCE, labels, vectors
@@ -46,8 +48,8 @@ def resnet() -> keras.Model:
     return model
 
 
-def language_model(split: bool) -> Any:
-    model = keras_ext.parallelize(gpt()) if split else gpt()
+def language_model(split: bool, **kwargs: Any) -> Any:
+    model = keras_ext.parallelize(gpt(), **kwargs) if split else gpt()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3, global_clipnorm=1.0), loss, metrics=["accuracy"])
     return model
@@ -55,9 +57,59 @@ def language_model(split: bool) -> Any:
 
 # In float64: Adam divides rounding errors by rounding errors where a gradient is zero, as that of an attention's key
 # bias is, and 50 normalizations over a few rows multiply them. What is left of them here proves the arithmetic.
-def test_a_language_model_trains_alike() -> None:
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids="sequence_parallel={}".format)
+def test_a_language_model_trains_alike(sequence_parallel: bool) -> None:
+    make = functools.partial(language_model, sequence_parallel=sequence_parallel)
     axes = {"data": 2, "tensor": 2}
-    assert_parity(language_model, IDS, np.roll(IDS, -1, 1), axes, dtype_policy="float64", tolerance=TOLERANCE)
+    assert_parity(make, IDS, np.roll(IDS, -1, 1), axes, dtype_policy="float64", tolerance=TOLERANCE)
+
+
+def test_between_split_layers_each_shard_has_a_part_of_the_sequence() -> None:
+    plain = gpt(num_blocks=2)
+    with mesh_strategy({"tensor": 2}).scope():
+        split = keras_ext.parallelize(plain, sequence_parallel=True)
+    [whole, *shortcuts] = [operation for operation in split.operations if type(operation).__name__ == "Add"][1:]
+    normalizations = [layer for layer in split.layers if isinstance(layer, L.LayerNormalization)]
+    # The first normalisation comes before there are pieces.
+    between = [*shortcuts, *normalizations[1:], split.get_layer("attention_1"), split.get_layer("down_1")]
+    probe = keras.Model(split.input, [operation.output for operation in (whole, *between)])
+    first, *others = probe(IDS[:3])
+    assert tf.is_tensor(first)
+    for found, operation in zip(others, between, strict=True):
+        assert isinstance(found, SplitTensor), operation
+        assert [piece.shape for piece in found.pieces] == [(3, LENGTH // 2, 16)] * 2
+        assert [piece.device[-5:] for piece in found.pieces] == ["CPU:0", "CPU:1"]
+    np.testing.assert_allclose(split(IDS[:3]), plain(IDS[:3]), rtol=0, atol=1e-6)
+
+
+def test_the_plan_names_what_lies_in_pieces_of_the_sequence() -> None:
+    with mesh_strategy({"tensor": 2}).scope():
+        table = str(keras_ext.default_plan(gpt(num_blocks=1), sequence_parallel=True))
+    [row] = [line.split() for line in table.splitlines() if line.startswith("attention_0")]
+    assert row[1:4] == ["MultiHeadAttention", "heads", "sequence"]
+
+
+def test_refuses_to_give_a_model_inside_some_inputs_in_pieces() -> None:
+    x, y = keras.Input((4, 8)), keras.Input((4, 8))
+    inner = keras.Model([x, y], L.Dense(8)(x + y), name="inner one")
+    outer = keras.Model([x, y], inner([L.MultiHeadAttention(2, 4)(x, x), y]))
+    with mesh_strategy({"tensor": 2}).scope():
+        with pytest.raises(ValueError, match="model 'inner one' inside of the model, with 2 inputs"):
+            keras_ext.parallelize(outer, sequence_parallel=True)
+        split = keras_ext.parallelize(outer)
+    arrays = [np.ones((2, 4, 8), "float32")] * 2
+    np.testing.assert_allclose(split(arrays), outer(arrays), rtol=0, atol=1e-6)
+
+
+def test_a_layer_that_is_used_twice_stays_one() -> None:
+    x = keras.Input((4, 8))
+    shared = L.Dense(8, activation="relu", name="shared")
+    plain = keras.Model(x, shared(L.Add()([shared(x), x])))
+    with mesh_strategy({"tensor": 2}).scope():
+        split = keras_ext.parallelize(plain)
+    assert len(split.weights) == 4
+    values = np.ones((2, 4, 8), "float32")
+    np.testing.assert_allclose(split(values), plain(values), rtol=0, atol=1e-6)
 
 
 def test_resnet50_trains_alike() -> None:
@@ -122,7 +174,7 @@ def test_a_compiled_model_goes_on_where_it_was() -> None:
 def test_opens_where_this_package_is_not(tmp_path: pathlib.Path) -> None:
     keras.utils.set_random_seed(3)
     with mesh_strategy({"data": 2, "tensor": 2}).scope():
-        model = keras_ext.parallelize(gpt(num_blocks=1))
+        model = keras_ext.parallelize(gpt(num_blocks=1), sequence_parallel=True)
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(IDS, np.roll(IDS, -1, 1), verbose=0)
     model.save(tmp_path / "split.keras")

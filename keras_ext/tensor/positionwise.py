@@ -1,0 +1,148 @@
+"""Layers between the split ones of a transformer, which treat each position of a sequence by itself.
+
+They take a tensor in pieces of the sequence and leave it in pieces, so that each shard normalises, and keeps for the
+backward pass, the positions of its own (sequence parallelism).
+
+Source: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+import strategies
+from keras_ext.tensor.layer import AtShard, SplitLayer
+from keras_ext.tensor.split import SplitTensor, cut_alike
+
+
+class _Normalization(SplitLayer):
+    """Mix-in before a plain layer that normalises, whose weights, which are whole, it lends to the shards."""
+
+    #: Attributes of the weights.
+    weights_of_positions: tuple[str, ...] = ()
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the weights of the plain layer."""
+        self.place_shards()
+        super().build(input_shape)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """Normalises each piece; the whole tensor if it does not come in pieces of the sequence."""
+        if not isinstance(inputs, SplitTensor) or any(inputs.dim == axis % inputs.ndim for axis in self.axis):
+            return super().call(self._as_input(inputs))
+        shards = inputs.shards
+        names = [name for name in self.weights_of_positions if getattr(self, name) is not None]
+        copies = [shards.copy(getattr(self, name)) for name in names]
+        plain = super().call.__func__
+
+        def normalize(x: Any, *weights: Any) -> Any:
+            return plain(AtShard(self, **dict(zip(names, weights, strict=True))), self._as_input(x))
+
+        pieces = [
+            shards.run(i, normalize, piece, *(copy[i] for copy in copies)) for i, piece in enumerate(inputs.pieces)
+        ]
+        return self.in_pieces(pieces, inputs.dim)
+
+
+@strategies.saved_as(keras.layers.LayerNormalization)
+class PiecewiseLayerNormalization(_Normalization, keras.layers.LayerNormalization):
+    """``keras.layers.LayerNormalization`` that leaves pieces of the sequence apart.
+
+    Its weights are not split; their gradients are the sum of what the shards find.
+
+    Args:
+        *args: as in ``keras.layers.LayerNormalization``, as are all others.
+        **kwargs: likewise.
+
+    Input shape:
+        Any; in pieces, ``(batch, length / t, channels)`` each.
+
+    Output shape:
+        The input's, in pieces if that is.
+    """
+
+    weights_of_positions = ("gamma", "beta")
+
+
+@strategies.saved_as(keras.layers.RMSNormalization)
+class PiecewiseRMSNormalization(_Normalization, keras.layers.RMSNormalization):
+    """``keras.layers.RMSNormalization`` that leaves pieces of the sequence apart, as `PiecewiseLayerNormalization`."""
+
+    weights_of_positions = ("scale",)
+
+
+@strategies.saved_as(keras.layers.Add)
+class PiecewiseAdd(SplitLayer, keras.layers.Add):
+    """``keras.layers.Add`` that leaves pieces apart.
+
+    Where one of its inputs is in pieces, the others are cut like the first that is; inputs that have another size where
+    it is cut, to be broadcast, make it add up whole tensors.
+
+    Input shape:
+        A list of tensors; in pieces, of one size along the dim that is cut.
+
+    Output shape:
+        The input's, in pieces if one of them is.
+    """
+
+    def __call__(self, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        """As the plain layer is called, with tensors, arrays or `SplitTensor`."""
+        return super().__call__(_cut_or_whole(inputs), **kwargs)
+
+    def call(self, inputs: Sequence[Any]) -> Any:
+        """Adds up the pieces."""
+        plain = super().call
+        if not isinstance(inputs[0], SplitTensor):
+            return plain([self._as_input(value) for value in inputs])
+        self.shards = inputs[0].shards
+        pieces = _pieces_of(lambda *values: plain([self._as_input(value) for value in values]), inputs)
+        return self.in_pieces(pieces, inputs[0].dim)
+
+
+def piecewise_operation(plain: Any) -> Any:
+    """Returns an operation like `plain`, such as ``+``, that leaves pieces apart; in files it is `plain`.
+
+    Its inputs are as those of `PiecewiseAdd`.
+    """
+    plain_class: Any = type(plain)
+
+    def call(operation: Any, *inputs: Any) -> Any:
+        inputs = tuple(_cut_or_whole(inputs))
+        add = functools.partial(plain_class.call, operation)
+        if not isinstance(inputs[0], SplitTensor):
+            return add(*inputs)
+        return SplitTensor(_pieces_of(add, inputs), inputs[0].dim, inputs[0].shards)
+
+    # Files name a class by its module and name.
+    names = {"__module__": plain_class.__module__, "__qualname__": plain_class.__qualname__}
+    piecewise: Any = type(plain_class.__name__, (plain_class,), {"call": call, **names})
+    return piecewise.from_config(plain.get_config())
+
+
+def _cut_or_whole(tensors: Sequence[Any]) -> list[Any]:
+    """Returns `tensors`, all cut as the first of them that is; all whole if some are to be broadcast."""
+    first = next((tensor for tensor in tensors if isinstance(tensor, SplitTensor)), None)
+    if first is None:
+        return list(tensors)
+    of_pieces = first.shape[first.dim :]
+    if all(len(shape := _shape_of(tensor)) == first.ndim and shape[first.dim :] == of_pieces for tensor in tensors):
+        return cut_alike(tensors)
+    return [tensor.whole() if isinstance(tensor, SplitTensor) else tensor for tensor in tensors]
+
+
+def _shape_of(value: Any) -> tuple[int | None, ...]:
+    return tuple(getattr(value, "shape", ()))
+
+
+def _pieces_of(function: Callable[..., Any], tensors: Sequence[SplitTensor]) -> list[Any]:
+    """Returns what `function` makes of the first pieces, of the second ones, and so on, each where they are."""
+    shards = tensors[0].shards
+    return [
+        shards.run(i, function, *values)
+        for i, values in enumerate(zip(*(tensor.pieces for tensor in tensors), strict=True))
+    ]

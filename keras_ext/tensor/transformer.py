@@ -1,0 +1,153 @@
+"""A transformer's block of split layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+import strategies
+from keras_ext.tensor.attention import ParallelMultiHeadAttention
+from keras_ext.tensor.channelwise import PiecewiseDropout
+from keras_ext.tensor.composite import Composite
+from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
+from keras_ext.tensor.positionwise import PiecewiseAdd, PiecewiseLayerNormalization
+from keras_ext.tensor.split import SplitTensor, cut_alike
+
+#: What a block may be.
+KINDS = ("encoder", "decoder")
+
+
+@strategies.saved_as(keras.Model)
+class ParallelTransformerBlock(Composite, keras.Model):
+    """Attention and a feed-forward part, each with its normalisation and around each a shortcut, split over "tensor".
+
+    Heads and hidden units are split over that mesh axis; the block costs two all-reduces forward and two backward,
+    three with attention to a memory. With `sequence_parallel` each of them is a reduce-scatter and an all-gather, of as
+    many bytes together, and normalisation, dropout and shortcuts work on ``1 / t`` of the sequence, of which
+    each shard keeps ``1 / t`` for the backward pass.
+
+    In files it is a ``keras.Model`` of ``LayerNormalization``, ``MultiHeadAttention``, ``Dense``, ``Dropout`` and
+    ``Add``, as are its weights to ``get_weights``.
+
+    Args:
+        units: channels of input and output.
+        num_heads: of attention; the size of a head is ``units / num_heads``.
+        hidden_units: of the feed-forward part.
+        kind: ``"encoder"``, where each position attends to all, or ``"decoder"``, where it attends to those before.
+        memory_units: channels of the memory, such as an encoder's output, to which a second attention looks. None for
+            a block without one.
+        dropout: rate, of attention scores and of what each part adds.
+        activation: of the hidden units: one of Keras' functions of single numbers.
+        normalize_first: whether each part normalises its input, rather than its sum with the shortcut.
+        epsilon: of the normalisations.
+        sequence_parallel: see above.
+        kernel_initializer: of all kernels.
+        dtype: of all layers: a policy, or its name.
+        name: of the block.
+
+    Call arguments:
+        inputs: ``(batch, length, units)``, or a list of this and the memory, ``(batch, S, memory_units)``. Their Keras
+            masks, as ``Embedding(mask_zero=True)`` makes them, hide positions.
+
+    Output shape:
+        ``(batch, length, units)``; with `sequence_parallel` in pieces, ``(batch, length / t, units)`` each, whose
+        lengths may differ by one.
+
+    Raises:
+        ValueError: an unknown kind; sizes that do not divide.
+
+    Source: Vaswani et al., arXiv:1706.03762; Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al.,
+    arXiv:2205.05198, section 4.2.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        num_heads: int,
+        hidden_units: int,
+        kind: str = "encoder",
+        *,
+        memory_units: int | None = None,
+        dropout: float = 0.0,
+        activation: Any = "gelu",
+        normalize_first: bool = True,
+        epsilon: float = 1e-5,
+        sequence_parallel: bool = False,
+        kernel_initializer: Any = "glorot_uniform",
+        dtype: Any = None,
+        name: str | None = None,
+    ) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"The kind of a transformer block is one of {list(KINDS)}. Received: kind={kind!r}.")
+        if units % num_heads:
+            raise ValueError(
+                f"{num_heads} heads cannot share {units} channels evenly. Use a multiple of {num_heads}. Received: "
+                f"units={units}, num_heads={num_heads}."
+            )
+        activation = keras.activations.get(activation)
+        # Layers are made in the order of the computation, so that seeds are drawn as in a model of plain layers.
+        common: dict[str, Any] = {"sequence_parallel": sequence_parallel, "dtype": dtype}
+
+        def initializer() -> Any:
+            # One that is used twice makes the same numbers twice.
+            given = kernel_initializer
+            return given.clone() if isinstance(given, keras.Initializer) else keras.initializers.get(given)
+
+        def attended(x: Any, memory: Any, name: str, causal: bool = False) -> Any:
+            own = {"kernel_initializer": initializer(), "dropout": dropout, "name": name}
+            layer = ParallelMultiHeadAttention(num_heads, units // num_heads, **own, **common)
+            return layer(x, x if memory is None else memory, use_causal_mask=causal)
+
+        def fed_forward(x: Any) -> Any:
+            own = {"kernel_initializer": initializer(), "dtype": dtype, "name": "up"}
+            x = ColumnParallelDense(hidden_units, activation, gather_output=False, **own)(x)
+            return RowParallelDense(units, kernel_initializer=initializer(), name="down", **common)(x)
+
+        def with_shortcut(part: Callable[[Any], Any], x: Any, name: str) -> Any:
+            normalize = PiecewiseLayerNormalization(epsilon=epsilon, dtype=dtype, name=f"{name}_normalization")
+            y = part(normalize(x) if normalize_first else x)
+            if dropout:
+                y = PiecewiseDropout(dropout, dtype=dtype, name=f"{name}_dropout")(y)
+            y = PiecewiseAdd(dtype=dtype, name=f"{name}_shortcut")([x, y])
+            return y if normalize_first else normalize(y)
+
+        x = inputs = keras.Input((None, units), name="inputs")
+        x = with_shortcut(lambda y: attended(y, None, "attention", causal=kind == "decoder"), x, "attention")
+        if memory_units is not None:
+            memory = keras.Input((None, memory_units), name="memory")
+            inputs = [inputs, memory]
+            x = with_shortcut(lambda y: attended(y, memory, "memory_attention"), x, "memory_attention")
+        x = with_shortcut(fed_forward, x, "feed_forward")
+        super().__init__(inputs=inputs, outputs=x, name=name)
+        self.note_arguments(
+            units=units,
+            num_heads=num_heads,
+            hidden_units=hidden_units,
+            kind=kind,
+            memory_units=memory_units,
+            dropout=dropout,
+            activation=activation,
+            normalize_first=normalize_first,
+            epsilon=epsilon,
+            sequence_parallel=sequence_parallel,
+            kernel_initializer=kernel_initializer,
+            dtype=dtype,
+        )
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As models are called, with tensors, arrays or `SplitTensor`."""
+        return super().__call__(cut_alike(inputs) if isinstance(inputs, (list, tuple)) else inputs, *args, **kwargs)
+
+    def model_config(self) -> dict[str, Any]:
+        """The config of the model of plain layers."""
+        return dict(keras.Model(self.input, self.output, name=self.name).get_config())
+
+    def _convert_inputs_to_tensors(self, flat_inputs: Sequence[Any]) -> list[Any]:
+        # Keras would join pieces.
+        return [
+            value if isinstance(value, SplitTensor) else ops.convert_to_tensor(value, dtype=wanted.dtype)
+            for value, wanted in zip(flat_inputs, self.inputs, strict=True)
+        ]
