@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +12,10 @@ import keras
 from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
+from keras_ext.tensor.custom import adopt, is_custom, is_graph, layers_inside
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding
+from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.plan import Choice, Plan, layers_of, make_plan
 from keras_ext.tensor.positionwise import piecewise_operation
@@ -61,8 +64,8 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
     is; drop it to free its memory.
 
     Args:
-        model: a Sequential or Functional model, built; models inside of it are taken apart as well. Custom layers stay
-            as they are.
+        model: a Sequential or Functional model, built; models inside of it are taken apart as well, as are custom
+            layers that hold layers, if they are written in Keras' ops and have a `get_config`.
         plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"`` or None, for each regular expression over the
             paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``. None for the default, which
             `default_plan` shows.
@@ -76,7 +79,9 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
     chosen = make_plan(model, Shards.present().count, plan, sequence_parallel=sequence_parallel)
     if chosen.num_shards == 1:
         _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
-    split = _cloned(model, chosen, "", sequence_parallel and chosen.num_shards > 1)
+    with contextlib.ExitStack() as adopted:
+        split = _cloned(model, chosen, "", sequence_parallel and chosen.num_shards > 1, adopted)
+    _check(chosen, dict(layers_of(split)))
     split.set_weights(model.get_weights())
     _copy_seeds(dict(layers_of(model)), dict(layers_of(split)))
     if getattr(model, "compiled", False):
@@ -101,14 +106,50 @@ def default_plan(model: Any, *, sequence_parallel: bool = False) -> Plan:
     return make_plan(model, Shards.present().count, sequence_parallel=sequence_parallel)
 
 
-def _cloned(model: Any, plan: Plan, prefix: str, sequence_parallel: bool) -> Any:
+def _cloned(model: Any, plan: Plan, prefix: str, sequence_parallel: bool, adopted: contextlib.ExitStack) -> Any:
+    # By the layer in whose place they are: one that is in two places stays one.
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def replaced(old: Any, path: str, inner: Any) -> Any:
+        """What takes the place of a layer inside a custom one, whose like in the old model is ``old``."""
+        if old is None or isinstance(inner, SplitLayer):
+            return inner
+        if id(inner) not in made:
+            made[id(inner)] = (inner, clone_inside(old, path, inner))
+        return made[id(inner)][1]
+
+    def clone_inside(old: Any, path: str, inner: Any) -> Any:
+        if is_graph(old):
+            return _cloned(old, plan, f"{path}/", sequence_parallel=False, adopted=adopted)
+        if is_custom(old):
+            adopted.callback(adopt(inner, old, path, replaced))
+            return inner
+        choice = plan[path]
+        return _split(choice) if choice.kind or choice.pieces else inner
+
     def clone(layer: Any) -> Any:
         if not isinstance(layer, keras.Layer):
             return piecewise_operation(layer) if sequence_parallel and is_addition(layer) else layer
         path = f"{prefix}{layer.name}"
-        return _split(plan[path]) if path in plan else _cloned(layer, plan, f"{path}/", sequence_parallel)
+        if is_graph(layer):
+            return _cloned(layer, plan, f"{path}/", sequence_parallel, adopted)
+        new = _split(plan[path])
+        if is_custom(layer):
+            adopted.callback(adopt(new, layer, path, replaced))
+        return new
 
     return keras.models.clone_model(model, clone_function=clone)
+
+
+def _check(plan: Plan, made: Mapping[str, Any]) -> None:
+    """Refuses a model in which a custom layer has made layers where they could not be replaced."""
+    whole = [path for path, choice in plan.items() if choice.kind and not isinstance(made.get(path), SplitLayer)]
+    if whole:
+        raise ValueError(
+            f"The layers {whole} are put into a list while the custom layer around them is built, where they cannot be "
+            "replaced. Make them in its `__init__`, set them as attributes, or give a plan that leaves them whole: "
+            f"{{{whole[0]!r}: None, ...}}."
+        )
 
 
 def _split(choice: Choice) -> Any:
@@ -125,10 +166,15 @@ def _copy_seeds(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Random draws go on where they were; those of layers that draw in pieces begin anew."""
     for path, layer in old.items():
         if type(layer) is type(new[path]):
-            weights = set(map(id, [*layer.weights, *new[path].weights]))
-            states = [[v for v in each.variables if id(v) not in weights] for each in (layer, new[path])]
-            for one, other in zip(*states, strict=True):
+            for one, other in zip(_states(layer), _states(new[path]), strict=True):
                 other.assign(one.numpy())
+
+
+def _states(layer: Any) -> list[Any]:
+    """A layer's variables that are no weights, nor those of a layer that has a path of its own."""
+    inside = [inner for _, inner in layers_inside(layer)] if is_custom(layer) else []
+    left_out = {id(variable) for variable in layer.weights} | {id(v) for inner in inside for v in inner.variables}
+    return [variable for variable in layer.variables if id(variable) not in left_out]
 
 
 def _copy_slots(old: Any, new: Any) -> None:

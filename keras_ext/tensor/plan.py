@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.custom import graph_inside, is_custom, is_graph, layers_inside
 from keras_ext.tensor.sequence_plan import in_pieces_of_sequences
 
 #: How a layer may be split.
@@ -43,7 +44,8 @@ class Choice:
     """What becomes of one layer.
 
     Attributes:
-        path: names of the models around the layer and its own, joined by "/".
+        path: names of the models around the layer and its own, joined by "/"; inside a custom layer, the names of its
+            attributes.
         layer: the plain layer.
         kind: one of `KINDS`; None if its weights stay whole.
         pieces: whether what it returns stays in pieces of the channels, for the layers that follow.
@@ -99,7 +101,7 @@ class Plan(Mapping[str, Choice]):
 def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
     """The number of a layer's parameters, and how many of them lie on the device that holds most."""
     whole = part = 0
-    for weight in choice.layer.weights if choice.layer.built else ():
+    for weight in own_weights(choice.layer) if choice.layer.built else ():
         size = math.prod(weight.shape)
         whole += size
         # What a row-parallel layer or an attention adds at the end is not split.
@@ -107,6 +109,13 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
         is_split = choice.kind is not None or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
         part += -(-size // num_shards) if is_split and not is_last_bias else size
     return whole, part
+
+
+def own_weights(layer: Any) -> list[Any]:
+    """The weights of a layer, without those of layers in it that have a path of their own."""
+    inside = [inner for _, inner in layers_inside(layer)] if is_custom(layer) else []
+    of_others = {id(weight) for inner in inside for weight in inner.weights}
+    return [weight for weight in layer.weights if id(weight) not in of_others]
 
 
 def make_plan(
@@ -134,16 +143,19 @@ def make_plan(
     followers: dict[str, str] = {}
     layers = dict(layers_of(model))
     kinds.update(dict.fromkeys(layers))
-    for graph_path, graph in _graphs_of(model):
-        followers |= _followers(graph, graph_path)
+    paths = {id(layer): path for path, layer in layers.items()}
+    for graph in _graphs_of(model):
+        followers |= _followers(graph, paths)
+    for layer in layers.values():
+        followers |= _followers_inside(layer, paths)
     if wanted is None:
         _choose(kinds, layers, followers, num_shards)
     else:
         _take(kinds, layers, wanted)
     passes = _passing(kinds, layers, followers)
     of_sequences: frozenset[str] = frozenset()
-    for graph_path, graph in _graphs_of(model) if sequence_parallel else ():
-        of_sequences |= in_pieces_of_sequences(graph, graph_path, kinds)
+    for graph in _graphs_of(model) if sequence_parallel else ():
+        of_sequences |= in_pieces_of_sequences(graph, paths, kinds)
     choices = {
         path: Choice(path, layers[path], kinds[path], path in passes, path in of_sequences - passes) for path in kinds
     }
@@ -242,15 +254,23 @@ def _inputs(layer: Any) -> int:
 
 
 def layers_of(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and layer of all that are no models themselves."""
+    """Path and layer of all that are no models themselves; of custom ones, which hold layers, before these."""
     for layer in model.layers:
-        if isinstance(layer, (keras.Sequential, keras.Model)) and hasattr(layer, "operations"):
-            yield from layers_of(layer, f"{prefix}{layer.name}/")
-        elif not isinstance(layer, keras.layers.InputLayer):
-            yield f"{prefix}{layer.name}", layer
+        if not isinstance(layer, keras.layers.InputLayer):
+            yield from _with_layers_inside(f"{prefix}{layer.name}", layer)
 
 
-def _graphs_of(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _with_layers_inside(path: str, layer: Any) -> Iterator[tuple[str, Any]]:
+    if is_graph(layer):
+        yield from layers_of(layer, f"{path}/")
+        return
+    yield path, layer
+    if is_custom(layer):
+        for name, inner in layers_inside(layer):
+            yield from _with_layers_inside(f"{path}/{name}", inner)
+
+
+def _graphs_of(model: Any) -> Iterator[Any]:
     graph = getattr(model, "_functional", model)
     if not hasattr(graph, "operations"):
         raise ValueError(
@@ -259,26 +279,43 @@ def _graphs_of(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             if not isinstance(model, keras.Sequential)
             else f"Build the model first: begin it with a keras.Input. Received: {model.name!r}, which is not built."
         )
-    yield prefix, graph
+    yield graph
     for layer in model.layers:
-        if isinstance(layer, (keras.Sequential, keras.Model)):
-            yield from _graphs_of(layer, f"{prefix}{layer.name}/")
+        if isinstance(layer, (keras.Sequential, keras.Model)) and not is_custom(layer):
+            yield from _graphs_of(layer)
 
 
-def _followers(graph: Any, prefix: str) -> dict[str, str]:
+def _followers(graph: Any, paths: Mapping[int, str]) -> dict[str, str]:
     """For each layer that is called once and whose output goes to one call of one layer alone: that layer's path."""
-    users: dict[str, list[str]] = {}
-    calls: dict[str, int] = {}
+    users: dict[int, list[int]] = {}
+    calls: dict[int, int] = {}
     for nodes in graph._nodes_by_depth.values():
         for node in nodes:
-            calls[node.operation.name] = calls.get(node.operation.name, 0) + 1
+            calls[id(node.operation)] = calls.get(id(node.operation), 0) + 1
             for tensor in node.input_tensors:
-                users.setdefault(tensor._keras_history.operation.name, []).append(node.operation.name)
+                # What comes in from outside has no history.
+                if getattr(tensor, "_keras_history", None) is not None:
+                    users.setdefault(id(tensor._keras_history.operation), []).append(id(node.operation))
     for tensor in keras.tree.flatten(graph.outputs):
-        users.setdefault(tensor._keras_history.operation.name, []).append("")
-    names = {layer.name for layer in graph.layers}
+        if getattr(tensor, "_keras_history", None) is not None:
+            users.setdefault(id(tensor._keras_history.operation), []).append(0)
     return {
-        f"{prefix}{name}": f"{prefix}{after[0]}"
-        for name, after in users.items()
-        if len(after) == 1 and name in names and after[0] in names and calls[name] == calls[after[0]] == 1
+        paths[before]: paths[after[0]]
+        for before, after in users.items()
+        if len(after) == 1 and before in paths and after[0] in paths and calls[before] == calls[after[0]] == 1
     }
+
+
+def _followers_inside(layer: Any, paths: Mapping[int, str]) -> dict[str, str]:
+    """The same of a custom layer, for those that it holds."""
+    found: dict[str, str] = {}
+    if not is_custom(layer):
+        return found
+    with graph_inside(layer) as graph:
+        if graph is not None:
+            found |= _followers(graph, paths)
+        for _, inner in layers_inside(layer):
+            found |= _followers_inside(inner, paths)
+            for inner_graph in _graphs_of(inner) if is_graph(inner) and inner.built else ():
+                found |= _followers(inner_graph, paths)
+    return found

@@ -17,15 +17,15 @@ def is_addition(operation: Any) -> bool:
     return type(operation).__name__ == "Add" and not isinstance(operation, keras.Layer)
 
 
-def in_pieces_of_sequences(graph: Any, prefix: str, kinds: Mapping[str, str | None]) -> frozenset[str]:
-    """The paths of layers and operations of a graph that leave their output in pieces of the sequence.
+def in_pieces_of_sequences(graph: Any, paths: Mapping[int, str], kinds: Mapping[str, str | None]) -> frozenset[str]:
+    """The paths of layers of a graph that leave their output in pieces of the sequence.
 
     These are attentions and rows of shape ``(batch, length, channels)``, and what looks at each position by itself if
     pieces come to it. Whatever else they come to gets them joined.
 
     Args:
         graph: of a Functional model.
-        prefix: of the paths in it.
+        paths: of layers, by their `id`.
         kinds: of layers, by path.
 
     Raises:
@@ -35,13 +35,14 @@ def in_pieces_of_sequences(graph: Any, prefix: str, kinds: Mapping[str, str | No
     pieces: set[int] = set()
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:
-            operation, path = node.operation, f"{prefix}{node.operation.name}"
+            operation = node.operation
+            path = paths.get(id(operation), "")
             arrives = [id(tensor) in pieces for tensor in node.input_tensors]
             if isinstance(operation, keras.Model) and any(arrives) and len(arrives) > 1:
                 raise ValueError(
-                    f"With sequence_parallel=True the model {path!r} inside of the model, with {len(arrives)} inputs, "
-                    "would get some of them in pieces of the sequence, which Keras refuses. Use its layers in the "
-                    f"outer model, or sequence_parallel=False. Received: {operation!r}."
+                    f"With sequence_parallel=True the model {operation.name!r} inside of the model, with "
+                    f"{len(arrives)} inputs, would get some of them in pieces of the sequence, which Keras refuses. "
+                    f"Use its layers in the outer model, or sequence_parallel=False. Received: {operation!r}."
                 )
             if _makes_pieces(node, kinds.get(path)) or (any(arrives) and _lets_pass(operation)):
                 found.add(path)
