@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,71 +12,11 @@ from keras import ops
 import strategies
 from keras_ext.tensor.layer import AtShard, SplitLayer, even_sizes
 from keras_ext.tensor.mappings import Shards
+from keras_ext.tensor.projection import FREE, HEADS, INPUTS, OUTPUTS, SplitProjection
 from keras_ext.tensor.split import SplitTensor
 
-# In equations: dims that stay, of inputs, of heads (their number and size), of outputs.
-_FREE, _IN, _HEADS, _OUT = string.ascii_lowercase, "M", "NH", "OPQRSTUV"
 # Seeds of shards lie as far apart. Not the stride of replicas' seeds, so that no two of all coincide.
 _SEED_STRIDE = 0x85EBCA6B
-
-
-@strategies.saved_as(keras.layers.EinsumDense)
-class _SplitProjection(SplitLayer, keras.layers.EinsumDense):
-    """A projection to heads, or from heads, with the kernel cut along them. The attention layer computes with it."""
-
-    def build(self, input_shape: Any) -> None:
-        """Makes the shards of the kernel, and the bias: in shards, too, if it has heads."""
-        self.place_shards()
-        inputs, kernel, outputs = re.split(",|->", self.equation)
-        sizes = dict(zip(inputs, input_shape, strict=True)) | dict(
-            zip(outputs[1:], self.partial_output_shape, strict=True)
-        )
-        initializer = self.kernel_initializer
-        if isinstance(initializer, keras.initializers.VarianceScaling) and (
-            initializer.input_axes is None or initializer.output_axes is None
-        ):
-            # As in Keras' build: what is added up decides on the variance.
-            added = [i for i, letter in enumerate(kernel) if letter in inputs]
-            made = [i for i in range(len(kernel)) if i not in added]
-            initializer = self._update_kernel_initializer(added, made)
-        self._kernel = self.add_split_weight(
-            "kernel",
-            [sizes[letter] for letter in kernel],
-            kernel.index(_HEADS[0]),
-            initializer=initializer,
-            regularizer=self.kernel_regularizer,
-            constraint=self.kernel_constraint,
-        )
-        self.bias = None
-        if self.bias_axes is not None:
-            shape = tuple(sizes[letter] for letter in self.bias_axes)
-            arguments = {
-                "initializer": self.bias_initializer,
-                "regularizer": self.bias_regularizer,
-                "constraint": self.bias_constraint,
-            }
-            if self.bias_axes == _HEADS:
-                self.bias = self.add_split_weight("bias", shape, 0, **arguments)
-            else:
-                self.bias = self.add_weight(name="bias", shape=shape, **arguments)
-        self.input_spec = keras.InputSpec(ndim=len(input_shape))
-        self.built = True
-
-    def weights_of(self, index: int) -> list[Any]:
-        """What shard `index` computes with."""
-        own = [self._kernel.shards[index]]
-        return [*own, self.bias.shards[index]] if isinstance(self.bias, strategies.SplitWeight) else own
-
-    def project(self, x: Any, kernel: Any, bias: Any = None) -> Any:
-        """What one shard makes of its input; from heads, its part of a sum."""
-        x = ops.einsum(self.equation, ops.cast(x, self.compute_dtype), ops.cast(kernel, self.compute_dtype))
-        if bias is not None:
-            x = self._plus_bias(x, bias)
-        return self.activation(x)
-
-    def add_up(self, partial: Sequence[Any], *, sequence_parallel: bool) -> list[Any]:
-        """The output, of what the shards made from their heads: whole, or the pieces of the sequence."""
-        return self.sums_of(partial, self.bias, None, sequence_parallel=sequence_parallel)
 
 
 class _SplitAttention(SplitLayer):
@@ -119,10 +57,10 @@ class _SplitAttention(SplitLayer):
         *,
         from_heads: bool = False,
         activation: str | None = None,
-    ) -> _SplitProjection:
-        inputs, outputs = (_HEADS, _OUT[: len(output_dims)]) if from_heads else (_IN, _HEADS)
-        free = _FREE[: len(input_shape) - len(inputs)]
-        layer = _SplitProjection(
+    ) -> SplitProjection:
+        inputs, outputs = (HEADS, OUTPUTS[: len(output_dims)]) if from_heads else (INPUTS, HEADS)
+        free = FREE[: len(input_shape) - len(inputs)]
+        layer = SplitProjection(
             f"{free}{inputs},{inputs}{outputs}->{free}{outputs}",
             output_shape=(*[None] * (len(free) - 1), *output_dims),
             activation=activation,

@@ -15,9 +15,10 @@ from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
 from keras_ext.tensor.custom import adopt, is_custom, is_graph, layers_inside
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding
+from keras_ext.tensor.graphs import layers_of
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.mappings import Shards
-from keras_ext.tensor.plan import Choice, Plan, layers_of, make_plan
+from keras_ext.tensor.plan import Choice, Plan, make_plan
 from keras_ext.tensor.positionwise import piecewise_operation
 from keras_ext.tensor.sequence_plan import is_addition
 

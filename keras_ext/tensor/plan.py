@@ -11,7 +11,8 @@ from typing import Any
 import keras
 
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.custom import graph_inside, is_custom, is_graph, layers_inside
+from keras_ext.tensor.custom import is_custom, layers_inside
+from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
 from keras_ext.tensor.sequence_plan import in_pieces_of_sequences
 
 #: How a layer may be split.
@@ -144,17 +145,17 @@ def make_plan(
     layers = dict(layers_of(model))
     kinds.update(dict.fromkeys(layers))
     paths = {id(layer): path for path, layer in layers.items()}
-    for graph in _graphs_of(model):
-        followers |= _followers(graph, paths)
+    for graph in graphs_of(model):
+        followers |= followers_in(graph, paths)
     for layer in layers.values():
-        followers |= _followers_inside(layer, paths)
+        followers |= followers_inside(layer, paths)
     if wanted is None:
         _choose(kinds, layers, followers, num_shards)
     else:
         _take(kinds, layers, wanted)
     passes = _passing(kinds, layers, followers)
     of_sequences: frozenset[str] = frozenset()
-    for graph in _graphs_of(model) if sequence_parallel else ():
+    for graph in graphs_of(model) if sequence_parallel else ():
         of_sequences |= in_pieces_of_sequences(graph, paths, kinds)
     choices = {
         path: Choice(path, layers[path], kinds[path], path in passes, path in of_sequences - passes) for path in kinds
@@ -251,71 +252,3 @@ def _outputs(layer: Any) -> int:
 
 def _inputs(layer: Any) -> int:
     return int(layer.kernel.shape[-2])
-
-
-def layers_of(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and layer of all that are no models themselves; of custom ones, which hold layers, before these."""
-    for layer in model.layers:
-        if not isinstance(layer, keras.layers.InputLayer):
-            yield from _with_layers_inside(f"{prefix}{layer.name}", layer)
-
-
-def _with_layers_inside(path: str, layer: Any) -> Iterator[tuple[str, Any]]:
-    if is_graph(layer):
-        yield from layers_of(layer, f"{path}/")
-        return
-    yield path, layer
-    if is_custom(layer):
-        for name, inner in layers_inside(layer):
-            yield from _with_layers_inside(f"{path}/{name}", inner)
-
-
-def _graphs_of(model: Any) -> Iterator[Any]:
-    graph = getattr(model, "_functional", model)
-    if not hasattr(graph, "operations"):
-        raise ValueError(
-            "Only Sequential and Functional models can be taken apart. Use the layers of keras_ext in a model of your "
-            f"own class. Received: {model!r}, of class {type(model).__name__}."
-            if not isinstance(model, keras.Sequential)
-            else f"Build the model first: begin it with a keras.Input. Received: {model.name!r}, which is not built."
-        )
-    yield graph
-    for layer in model.layers:
-        if isinstance(layer, (keras.Sequential, keras.Model)) and not is_custom(layer):
-            yield from _graphs_of(layer)
-
-
-def _followers(graph: Any, paths: Mapping[int, str]) -> dict[str, str]:
-    """For each layer that is called once and whose output goes to one call of one layer alone: that layer's path."""
-    users: dict[int, list[int]] = {}
-    calls: dict[int, int] = {}
-    for nodes in graph._nodes_by_depth.values():
-        for node in nodes:
-            calls[id(node.operation)] = calls.get(id(node.operation), 0) + 1
-            for tensor in node.input_tensors:
-                # What comes in from outside has no history.
-                if getattr(tensor, "_keras_history", None) is not None:
-                    users.setdefault(id(tensor._keras_history.operation), []).append(id(node.operation))
-    for tensor in keras.tree.flatten(graph.outputs):
-        if getattr(tensor, "_keras_history", None) is not None:
-            users.setdefault(id(tensor._keras_history.operation), []).append(0)
-    return {
-        paths[before]: paths[after[0]]
-        for before, after in users.items()
-        if len(after) == 1 and before in paths and after[0] in paths and calls[before] == calls[after[0]] == 1
-    }
-
-
-def _followers_inside(layer: Any, paths: Mapping[int, str]) -> dict[str, str]:
-    """The same of a custom layer, for those that it holds."""
-    found: dict[str, str] = {}
-    if not is_custom(layer):
-        return found
-    with graph_inside(layer) as graph:
-        if graph is not None:
-            found |= _followers(graph, paths)
-        for _, inner in layers_inside(layer):
-            found |= _followers_inside(inner, paths)
-            for inner_graph in _graphs_of(inner) if is_graph(inner) and inner.built else ():
-                found |= _followers(inner_graph, paths)
-    return found

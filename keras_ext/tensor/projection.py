@@ -1,0 +1,76 @@
+"""The projections of attention, to heads and from them, in shards of heads."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+import strategies
+from keras_ext.tensor.layer import SplitLayer
+
+# In equations: dims that stay, of inputs, of heads (their number and size), of outputs.
+FREE, INPUTS, HEADS, OUTPUTS = string.ascii_lowercase, "M", "NH", "OPQRSTUV"
+
+
+@strategies.saved_as(keras.layers.EinsumDense)
+class SplitProjection(SplitLayer, keras.layers.EinsumDense):
+    """A projection to heads, or from heads, with the kernel cut along them. The attention layer computes with it."""
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the shards of the kernel, and the bias: in shards, too, if it has heads."""
+        self.place_shards()
+        inputs, kernel, outputs = re.split(",|->", self.equation)
+        sizes = dict(zip(inputs, input_shape, strict=True)) | dict(
+            zip(outputs[1:], self.partial_output_shape, strict=True)
+        )
+        initializer = self.kernel_initializer
+        if isinstance(initializer, keras.initializers.VarianceScaling) and (
+            initializer.input_axes is None or initializer.output_axes is None
+        ):
+            # As in Keras' build: what is added up decides on the variance.
+            added = [i for i, letter in enumerate(kernel) if letter in inputs]
+            made = [i for i in range(len(kernel)) if i not in added]
+            initializer = self._update_kernel_initializer(added, made)
+        self._kernel = self.add_split_weight(
+            "kernel",
+            [sizes[letter] for letter in kernel],
+            kernel.index(HEADS[0]),
+            initializer=initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.bias = None
+        if self.bias_axes is not None:
+            shape = tuple(sizes[letter] for letter in self.bias_axes)
+            arguments = {
+                "initializer": self.bias_initializer,
+                "regularizer": self.bias_regularizer,
+                "constraint": self.bias_constraint,
+            }
+            if self.bias_axes == HEADS:
+                self.bias = self.add_split_weight("bias", shape, 0, **arguments)
+            else:
+                self.bias = self.add_weight(name="bias", shape=shape, **arguments)
+        self.input_spec = keras.InputSpec(ndim=len(input_shape))
+        self.built = True
+
+    def weights_of(self, index: int) -> list[Any]:
+        """What shard `index` computes with."""
+        own = [self._kernel.shards[index]]
+        return [*own, self.bias.shards[index]] if isinstance(self.bias, strategies.SplitWeight) else own
+
+    def project(self, x: Any, kernel: Any, bias: Any = None) -> Any:
+        """What one shard makes of its input; from heads, its part of a sum."""
+        x = ops.einsum(self.equation, ops.cast(x, self.compute_dtype), ops.cast(kernel, self.compute_dtype))
+        if bias is not None:
+            x = self._plus_bias(x, bias)
+        return self.activation(x)
+
+    def add_up(self, partial: Sequence[Any], *, sequence_parallel: bool) -> list[Any]:
+        """The output, of what the shards made from their heads: whole, or the pieces of the sequence."""
+        return self.sums_of(partial, self.bias, None, sequence_parallel=sequence_parallel)
