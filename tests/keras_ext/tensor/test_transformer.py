@@ -105,6 +105,12 @@ def test_parity_of_kinds(arguments: Mapping[str, Any]) -> None:
     assert_parity(make, data("cross" in arguments), tags(), {"data": 2, "tensor": 2}, predict=True)
 
 
+def test_mixed_bfloat16() -> None:
+    # Sums of other order round otherwise, to 8 bits.
+    kwargs: Any = {"dtype_policy": "mixed_bfloat16", "tolerance": 3e-2}
+    assert_parity(sequence_parallel, sentences(), tags(), {"data": 2, "tensor": 2}, **kwargs)
+
+
 def test_in_pieces_between_blocks() -> None:
     with mesh_strategy({"tensor": 2}).scope():
         block = keras_ext.ParallelTransformerBlock(UNITS, HEADS, HIDDEN, dropout=0.1, sequence_parallel=True)

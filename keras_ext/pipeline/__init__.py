@@ -1,0 +1,1 @@
+"""Models cut into stages on different devices, through which micro-batches flow."""

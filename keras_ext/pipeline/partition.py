@@ -1,0 +1,154 @@
+"""Where a chain of layers is cut into stages. Pure: numbers in, cuts out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one link of the chain costs, a layer or several that cannot be parted.
+
+    Attributes:
+        name: of the layer.
+        seconds: of its forward and backward pass with one micro-batch.
+        parameters: numbers in its weights.
+        activation_bytes: that it keeps for the backward pass, for one micro-batch.
+    """
+
+    name: str
+    seconds: float = 0.0
+    parameters: int = 0
+    activation_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Stages of a chain, as where each begins. Prints as a table.
+
+    Attributes:
+        links: of the chain.
+        starts: the first link of each stage.
+    """
+
+    links: tuple[Cost, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def stages(self) -> list[tuple[Cost, ...]]:
+        """The links of each stage."""
+        return [self.links[start:end] for start, end in itertools.pairwise((*self.starts, len(self.links)))]
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("stage", "layers", "from", "to", "ms", "parameters", "activations, bytes")]
+        for number, stage in enumerate(self.stages):
+            time = f"{1e3 * sum(link.seconds for link in stage):.2f}"
+            numbers = (sum(link.parameters for link in stage), sum(link.activation_bytes for link in stage))
+            names = (stage[0].name, stage[-1].name)
+            rows.append((str(number), str(len(stage)), *names, time, *(f"{each:,}" for each in numbers)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = zip(row, widths, strict=True)
+            lines.append("  ".join(c.ljust(w) if i in (2, 3) else c.rjust(w) for i, (c, w) in enumerate(cells)))
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def uniform(links: Sequence[Cost], num_stages: int) -> Partition:
+    """Stages of as many links each, the first ones one more if there are some left over.
+
+    Raises:
+        ValueError: fewer links than stages.
+    """
+    _check(links, num_stages)
+    size, more = divmod(len(links), num_stages)
+    return Partition(tuple(links), tuple(k * size + min(k, more) for k in range(num_stages)))
+
+
+def balanced(
+    links: Sequence[Cost],
+    weights: Sequence[float],
+    num_stages: int,
+    *,
+    memory: Sequence[float] | None = None,
+    max_memory: Sequence[float] | float | None = None,
+) -> Partition:
+    """Stages of which the heaviest is as light as any cut into contiguous stages allows.
+
+    Exact, by dynamic programming over the first links and stages. Of cuts alike in that, the one whose stages' weights
+    have the smallest sum of squares.
+
+    Args:
+        links: of the chain.
+        weights: of each link, such as its seconds.
+        num_stages: to make.
+        memory: of each link, in bytes; without it there is no limit.
+        max_memory: of a stage, or of each.
+
+    Raises:
+        ValueError: fewer links than stages; no cut keeps the limit.
+    """
+    _check(links, num_stages)
+    number = len(links)
+    weight_before = [0.0, *itertools.accumulate(weights)]
+    memory_before = [0.0, *itertools.accumulate(memory or [0.0] * number)]
+    if max_memory is None:
+        limits = [math.inf] * num_stages
+    else:
+        limits = list(max_memory) if isinstance(max_memory, Sequence) else [max_memory] * num_stages
+    # The best of the first n links in k stages: (heaviest, sum of squares), and where the last one starts.
+    best: list[tuple[float, float]] = [(0.0, 0.0)] + [(math.inf, math.inf)] * number
+    cuts: list[list[int]] = []
+    for k in range(num_stages):
+        row: list[tuple[float, float]] = [(math.inf, math.inf)] * (number + 1)
+        cut = [0] * (number + 1)
+        for end in range(k + 1, number + 1):
+            for start in range(k, end):
+                if memory_before[end] - memory_before[start] > limits[k]:
+                    continue
+                weight = weight_before[end] - weight_before[start]
+                candidate = (max(best[start][0], weight), best[start][1] + weight * weight)
+                if candidate < row[end]:
+                    row[end], cut[end] = candidate, start
+        best = row
+        cuts.append(cut)
+    if math.isinf(best[number][0]):
+        raise ValueError(
+            f"No cut into {num_stages} stages keeps each of them below its limit of memory. Use more stages, or "
+            f"rematerialization. Received: {memory_before[-1]:,.0f} bytes in {number} links, the largest "
+            f"{max(memory or [0]):,.0f}, and limits of {', '.join(f'{limit:,.0f}' for limit in limits)}."
+        )
+    starts: list[int] = []
+    end = number
+    for cut in reversed(cuts):
+        end = cut[end]
+        starts.insert(0, end)
+    return Partition(tuple(links), tuple(starts))
+
+
+def at(links: Sequence[Cost], names: Sequence[str]) -> Partition:
+    """Stages that begin at the links of these names, and one before them.
+
+    Raises:
+        ValueError: a name that is not there, or not in the chain's order.
+    """
+    places = {link.name: i for i, link in enumerate(links)}
+    unknown = [name for name in names if name not in places]
+    starts = [0, *(places[name] for name in names if name in places)]
+    if unknown or any(b <= a for a, b in itertools.pairwise(starts)):
+        raise ValueError(
+            "A cut is before a layer that is not the first, and cuts come in the order of the layers, "
+            f"{[link.name for link in links]}. Received: {list(names)}."
+        )
+    return Partition(tuple(links), tuple(starts))
+
+
+def _check(links: Sequence[Cost], num_stages: int) -> None:
+    if not 1 <= num_stages <= len(links):
+        raise ValueError(
+            f"{len(links)} layers, or groups of layers that cannot be parted, make 1 to {len(links)} stages. "
+            f"Received: num_stages={num_stages}."
+        )
