@@ -37,11 +37,12 @@ SEVERAL_PROCESSES = (
 )
 
 
-# Before pytest-xdist looks at the marks.
-@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Deals tests out to pytest-xdist's workers by file; those that start several processes all go to one."""
+    path = item.nodeid.partition("::")[0]
+    item.add_marker(pytest.mark.xdist_group("processes" if path.startswith(SEVERAL_PROCESSES) else path))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Deals tests out to pytest-xdist's workers by file, those that start several processes to one, which begins."""
-    for item in items:
-        path = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("processes" if path.startswith(SEVERAL_PROCESSES) else path))
+    """Puts first what takes one worker longest."""
     items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL_PROCESSES))

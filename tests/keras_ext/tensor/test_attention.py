@@ -331,7 +331,10 @@ class TestFiles:
 
     @pytest.mark.parametrize("make", [multi, grouped])
     def test_configs_go_round(self, make: Any) -> None:
-        layer = make(True, dropout=0.2, use_bias=False, sliding_window=3, seed=4, name="a name")
+        arguments = {"dropout": 0.2, "use_bias": False, "sliding_window": 3, "seed": 4, "name": "a name"}
+        layer = make(True, sequence_parallel=True, **arguments)
         config = layer.get_config()
         assert type(layer).from_config(config).get_config() == config
-        assert type(make(False)).from_config(layer.plain_config(config)).get_config() == config
+        plain = layer.plain_config(config)
+        assert plain | {"sequence_parallel": True} == config
+        assert type(make(False)).from_config(plain).get_config() == plain
