@@ -30,7 +30,7 @@ mnist: $(READY_RUN) ## train handwritten digits on two devices
 	$(BIN)/python examples/mnist/main.py --devices=2 $(ARGS)
 
 test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
 
 parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
 	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md

@@ -1,6 +1,7 @@
 """Eight logical CPU devices, made before TensorFlow starts: meshes of up to 2 x 2 x 2 fit in this one process."""
 
 import os
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -37,10 +38,17 @@ SEVERAL_PROCESSES = (
 )
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Deals tests out to pytest-xdist's workers by file; those that start several processes all go to one."""
-    path = item.nodeid.partition("::")[0]
-    item.add_marker(pytest.mark.xdist_group("processes" if path.startswith(SEVERAL_PROCESSES) else path))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "several processes" if path.startswith(SEVERAL_PROCESSES) else path
+
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
