@@ -2,6 +2,7 @@
 
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.memory import MemoryReport, memory_report
+from keras_ext.pipeline.model import PipelineModel
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.channelwise import PiecewiseDropout
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -29,6 +30,7 @@ __all__ = [
     "PiecewiseDropout",
     "PiecewiseLayerNormalization",
     "PiecewiseRMSNormalization",
+    "PipelineModel",
     "RowParallelConv2D",
     "RowParallelDense",
     "VocabParallelEmbedding",

@@ -38,9 +38,10 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             logical CPU devices (one, unless ``tf.config.set_logical_device_configuration`` made more).
         cross_device_ops: how gradients are summed, a ``tf.distribute.CrossDeviceOps``. None means NCCL for GPUs and
             plain additions for CPU devices, which share their memory.
-        mesh: sizes of named mesh axes, as in ``{"data": 2, "tensor": 4}``; one may be -1, "what is left". A replica
-            spans the devices of the axis ``"tensor"``: layers of ``keras_ext`` split their weights over them, all
-            others live on the first. ``num_replicas_in_sync`` is the size of ``"data"``, 1 if it is not there.
+        mesh: sizes of named mesh axes, as in ``{"data": 2, "pipe": 2, "tensor": 2}``; one may be -1, "what is left". A
+            replica spans the devices of the axes ``"pipe"``, over which ``keras_ext.PipelineModel`` lays its stages,
+            and ``"tensor"``, over which layers of ``keras_ext`` split their weights; all other layers live on the
+            first. ``num_replicas_in_sync`` is the size of ``"data"``, 1 if it is not there.
 
     Raises:
         ValueError: a device named twice or not there, no device, a mesh that does not fit the devices.
@@ -57,11 +58,6 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
     ) -> None:
         found = own_devices() if devices is None else checked_devices(devices)
         self._mesh = DeviceMesh.from_devices(found, mesh)
-        if self._mesh.axis_size("pipe") > 1:
-            raise ValueError(
-                "In this release the mesh axis 'pipe' may not be larger than 1. "
-                f"Received: mesh={dict(mesh or {})} over {len(found)} devices."
-            )
         # Collectives of one process meet by number: those of another strategy must not bear the same.
         self._collective_key_base = _KEYS_PER_STRATEGY * next(_strategies_made)
         _keras_hooks.install()

@@ -18,6 +18,9 @@ from strategies import _keras_hooks
 from strategies._tf_internals import get_current_replica_id_as_int
 from strategies.mesh import DeviceMesh
 
+#: Gradients of a computation's inputs, and of its variables, of those of its outputs.
+Pull = Callable[..., tuple[list[Any], list[Any]]]
+
 
 class ReplicaParts:
     """Where the parts of a replica are, and how to put variables and computations there.
@@ -86,6 +89,63 @@ class ReplicaParts:
             copied: list[tf.Tensor] = copies(tf.convert_to_tensor(value))
         return copied
 
+    @contextlib.contextmanager
+    def on(self, part: int) -> Iterator[None]:
+        """Inside, variables are created in `part`, and ops are on its device unless they say otherwise."""
+        with self.creating(part), contextlib.nullcontext() if self.mesh.size == 1 else tf.device(self.device(part)):
+            yield
+
+    def pullback(
+        self,
+        part: int,
+        function: Callable[..., Sequence[Any]],
+        inputs: Sequence[Any],
+        variables: Sequence[Any],
+        after: Sequence[Any] = (),
+    ) -> tuple[list[Any], Pull]:
+        """Computes ``function(*inputs)`` in `part`, and keeps what its gradient takes.
+
+        Args:
+            part: one of this replica's parts.
+            function: takes tensors, returns tensors.
+            inputs: tensors; gradients of floating-point ones can be had.
+            variables: TensorFlow's, that `function` reads and of which gradients can be had.
+            after: tensors that are to be there before the computation begins.
+
+        Returns:
+            The outputs, and a function to be called once at most: it takes a gradient, or None, for each output, and
+            tensors that are to be there before. It gives those of the inputs, and those of the variables, None where
+            there is none, all computed in `part`.
+        """
+        with self.on(part):
+            with tf.control_dependencies(list(after)):
+                own = [tf.identity(value) for value in inputs]
+            floating = [value for value in own if value.dtype.is_floating]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*floating, *variables])
+                outputs = list(function(*own))
+
+        def pull(upstream: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
+            given = [(y, dy) for y, dy in zip(outputs, upstream, strict=True) if dy is not None]
+            if not given:
+                return [None] * len(own), [None] * len(variables)
+            with self.on(part):
+                with tf.control_dependencies(list(after)):
+                    above = [tf.identity(dy) for _, dy in given]
+                found = tape.gradient([y for y, _ in given], [*floating, *variables], output_gradients=above)
+            of_inputs = iter(found[: len(floating)])
+            return [next(of_inputs) if value.dtype.is_floating else None for value in own], found[len(floating) :]
+
+        return outputs, pull
+
+    def added(self, part: int, gradients: Sequence[Any]) -> Any:
+        """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""
+        total = None
+        with self.on(part):
+            for gradient in gradients:
+                total = gradient if total is None else total if gradient is None else _sum_of(total, gradient)
+        return total
+
     def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns ``function(*inputs)``, computed on the device of `part`, as is its gradient.
 
@@ -121,6 +181,13 @@ class ReplicaParts:
 
         with tf.device(device):
             return region(*(tf.convert_to_tensor(value) for value in inputs))
+
+
+def _sum_of(one: Any, other: Any) -> Any:
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        values, indices = tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
+        return tf.IndexedSlices(values, indices, one.dense_shape)
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
 
 
 #: What layers find where a replica has one part.

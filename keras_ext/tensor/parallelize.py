@@ -12,10 +12,10 @@ import keras
 from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
-from keras_ext.tensor.custom import adopt, is_custom, is_graph, layers_inside
+from keras_ext.tensor.custom import adopt, is_custom, is_graph
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding
-from keras_ext.tensor.graphs import layers_of
+from keras_ext.tensor.graphs import copy_seeds, layers_of
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.plan import Choice, Plan, make_plan
@@ -84,7 +84,7 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
         split = _cloned(model, chosen, "", sequence_parallel and chosen.num_shards > 1, adopted)
     _check(chosen, dict(layers_of(split)))
     split.set_weights(model.get_weights())
-    _copy_seeds(dict(layers_of(model)), dict(layers_of(split)))
+    copy_seeds(model, split)
     if getattr(model, "compiled", False):
         if not split.compiled:
             split.compile_from_config(model.get_compile_config())
@@ -161,21 +161,6 @@ def _split(choice: Choice) -> Any:
         return _SPLIT[type(layer), choice.kind].from_config(config | own)
     kept = _PIECEWISE if choice.pieces else _POSITIONWISE if choice.sequence else {}
     return kept.get(type(layer), type(layer)).from_config(config)
-
-
-def _copy_seeds(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Random draws go on where they were; those of layers that draw in pieces begin anew."""
-    for path, layer in old.items():
-        if type(layer) is type(new[path]):
-            for one, other in zip(_states(layer), _states(new[path]), strict=True):
-                other.assign(one.numpy())
-
-
-def _states(layer: Any) -> list[Any]:
-    """A layer's variables that are no weights, nor those of a layer that has a path of its own."""
-    inside = [inner for _, inner in layers_inside(layer)] if is_custom(layer) else []
-    left_out = {id(variable) for variable in layer.weights} | {id(v) for inner in inside for v in inner.variables}
-    return [variable for variable in layer.variables if id(variable) not in left_out]
 
 
 def _copy_slots(old: Any, new: Any) -> None:

@@ -1,0 +1,160 @@
+"""Runs stages in the order of a schedule, forward and backward.
+
+Everything becomes one graph, in which data says what can run, and control edges what is to run first on each device:
+an action starts when the one before it on its device has ended, the sums of its weights' gradients included. Without
+these edges TensorFlow would run what it can as soon as it can, hold the activations of all micro-batches, and lose what
+1F1B is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from keras import ops
+
+import strategies
+from keras_ext.pipeline.schedule import Kind, Schedule
+from keras_ext.pipeline.stage import Stage
+
+#: What micro-batch i loses: takes i, the model's outputs, and the losses that layers add; gives a scalar.
+LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
+
+
+class Run:
+    """One batch on its way through the pipeline.
+
+    Args:
+        stages: of the model.
+        schedule: in whose order.
+        parts: of the replica.
+        devices: the part of each stage.
+        variables: of each stage: TensorFlow's, which it reads and which are trained.
+        penalties: for each stage a function that returns the penalties of its weights, which are variables of it.
+        inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        schedule: Schedule,
+        parts: strategies.ReplicaParts,
+        devices: Sequence[int],
+        variables: Sequence[Sequence[Any]],
+        penalties: Sequence[Callable[[], list[Any]]],
+        inputs: Sequence[Mapping[int, Any]],
+    ) -> None:
+        self._stages = stages
+        self._schedule = schedule
+        self._parts = parts
+        self._devices = devices
+        self._variables = variables
+        self._from_outside = set(inputs[0])
+        #: For each micro-batch what was computed of it, by the `id` of Keras' tensors.
+        self.values = [dict(each) for each in inputs]
+        # Losses that layers added, by stage and micro-batch; penalties of weights, by stage; gradients of all these.
+        self._added: dict[tuple[int, int], list[Any]] = {}
+        self._added_upstream: dict[tuple[int, int], list[Any]] = {}
+        self._penalties = [
+            parts.pullback(devices[k], function, [], variables[k]) for k, function in enumerate(penalties)
+        ]
+        self._penalties_upstream: list[list[list[Any]]] = [[[] for _ in outputs] for outputs, _ in self._penalties]
+        self._pulls: dict[tuple[int, int], Any] = {}
+        self._upstream: dict[tuple[int, int], list[Any]] = {}
+        self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
+        # What the last action on each device has made.
+        self._gates: dict[int, list[Any]] = {}
+
+    def forward(self, training: bool | None) -> None:
+        """Computes the model's outputs of all micro-batches, and nothing for a backward pass."""
+        for action in self._schedule.order():
+            if action.kind is Kind.FORWARD:
+                self._forward(action.stage, action.microbatch, training)
+
+    def train(self, outputs: Sequence[Any], loss_of: LossOf) -> list[list[Any]]:
+        """Computes outputs and gradients of all micro-batches.
+
+        Args:
+            outputs: of the model, Keras' tensors.
+            loss_of: gives each micro-batch's part of the loss.
+
+        Returns:
+            For each stage the gradient of each of its variables, of the sum of all parts of the loss, or None.
+        """
+        for action in self._schedule.order():
+            k, i = action.stage, action.microbatch
+            if action.kind is Kind.FORWARD:
+                self._forward(k, i, True)
+                if k == len(self._stages) - 1:
+                    self._lose(i, outputs, loss_of)
+            else:
+                self._backward(k, i)
+        for k, (_, pull) in enumerate(self._penalties):
+            _, gradients = pull([self._parts.added(self._devices[k], each) for each in self._penalties_upstream[k]])
+            self._add(k, gradients)
+        return self._totals
+
+    def _forward(self, k: int, i: int, training: bool | None) -> None:
+        stage, part = self._stages[k], self._devices[k]
+        inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
+        # Keras' masks hang on tensors, which are others inside.
+        masks = [getattr(value, "_keras_mask", None) for value in inputs]
+
+        def compute(*tensors: Any) -> list[Any]:
+            rest = iter(tensors[len(inputs) :])
+            for tensor, mask in zip(tensors, masks, strict=False):
+                if mask is not None:
+                    tensor._keras_mask = next(rest)
+            return [*stage.compute(tensors[: len(inputs)], training), *stage.take_added_losses()]
+
+        given = [*inputs, *(mask for mask in masks if mask is not None)]
+        made, pull = self._parts.pullback(part, compute, given, self._variables[k], self._gates.get(part, ()))
+        count = len(stage.outputs)
+        self.values[i].update(zip(map(id, stage.outputs), made, strict=False))
+        self._added[k, i] = made[count:]
+        self._pulls[k, i] = pull
+        self._gates[part] = made
+
+    def _lose(self, i: int, outputs: Sequence[Any], loss_of: LossOf) -> None:
+        added = [loss for k in range(len(self._stages)) for loss in self._added[k, i]]
+        penalties = [penalty for own, _ in self._penalties for penalty in own]
+        predicted = [self.values[i][id(tensor)] for tensor in outputs]
+        masks = [getattr(value, "_keras_mask", None) for value in predicted]
+
+        def compute(*tensors: Any) -> list[Any]:
+            for tensor, mask in zip(tensors, masks, strict=False):
+                if mask is not None:
+                    tensor._keras_mask = mask
+            return [loss_of(i, tensors[: len(outputs)], tensors[len(outputs) :])]
+
+        [loss], pull = self._parts.pullback(self._devices[-1], compute, [*predicted, *added, *penalties], [])
+        gradients, _ = pull([ops.ones_like(loss)])
+        upstream = iter(gradients)
+        for tensor in outputs:
+            self._note(i, tensor, next(upstream))
+        for k in range(len(self._stages)):
+            self._added_upstream[k, i] = [next(upstream) for _ in self._added[k, i]]
+        for of_stage in self._penalties_upstream:
+            for each in of_stage:
+                each.append(next(upstream))
+
+    def _backward(self, k: int, i: int) -> None:
+        stage, part = self._stages[k], self._devices[k]
+        upstream = [self._parts.added(part, self._upstream.pop((i, id(tensor)), [])) for tensor in stage.outputs]
+        pull = self._pulls.pop((k, i))
+        of_inputs, of_variables = pull([*upstream, *self._added_upstream.pop((k, i))], self._gates.get(part, ()))
+        gate = []
+        for tensor, gradient in zip(stage.inputs, of_inputs, strict=False):
+            if gradient is not None and id(tensor) not in self._from_outside:
+                self._note(i, tensor, gradient)
+                gate.append(gradient)
+        self._add(k, of_variables)
+        self._gates[part] = gate + [total for total in self._totals[k] if total is not None]
+
+    def _note(self, i: int, tensor: Any, gradient: Any) -> None:
+        if gradient is not None:
+            self._upstream.setdefault((i, id(tensor)), []).append(gradient)
+
+    def _add(self, k: int, gradients: Sequence[Any]) -> None:
+        pairs = zip(self._totals[k], gradients, strict=True)
+        self._totals[k] = [self._parts.added(self._devices[k], pair) for pair in pairs]

@@ -1,0 +1,88 @@
+"""A batch, cut into micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """The micro-batches of a batch, as equal in size as can be, the larger ones first.
+
+    A batch whose number of rows is not known beforehand may have fewer rows than micro-batches. Those that get none
+    hold the last row, and weigh nothing.
+
+    Attributes:
+        number: of micro-batches.
+        num_rows: of the batch; int, or int32 scalar where it is not known beforehand.
+    """
+
+    number: int
+    num_rows: Any
+
+    @classmethod
+    def of(cls, structure: Any, number: int) -> Microbatches:
+        """Those of a batch: a nest of tensors ``(rows, ...)`` and None.
+
+        Raises:
+            ValueError: there is no tensor in it that has rows.
+        """
+        first = next((leaf for leaf in keras.tree.flatten(structure) if leaf is not None and len(leaf.shape)), None)
+        if first is None:
+            raise ValueError(f"A pipeline cuts batches by their rows. Received a batch without any: {structure!r}.")
+        rows = first.shape[0]
+        if rows is None:
+            return cls(number, ops.shape(first)[0])
+        return cls(max(1, min(number, rows)), rows)
+
+    def split(self, structure: Any) -> list[Any]:
+        """Returns a structure like the given one for each micro-batch."""
+        if self.number == 1:
+            return [structure]
+        cut = [self._split_one(leaf) for leaf in keras.tree.flatten(structure)]
+        return [keras.tree.pack_sequence_as(structure, list(pieces)) for pieces in zip(*cut, strict=True)]
+
+    def _split_one(self, value: Any) -> list[Any]:
+        if value is None or not len(value.shape):
+            return [value] * self.number
+        if isinstance(self.num_rows, int):
+            return list(ops.split(value, self._bounds()[1:-1], axis=0))
+        last = self.num_rows - 1
+        return [
+            value[ops.minimum(start, last) : ops.maximum(end, ops.minimum(start, last) + 1)]
+            for start, end in itertools.pairwise(self._bounds())
+        ]
+
+    def weights(self) -> list[Any]:
+        """What each micro-batch's mean over rows weighs in that of the batch: its share of the rows; they add up to 1.
+
+        Floats, or float32 scalars.
+        """
+        sizes = [end - start for start, end in itertools.pairwise(self._bounds())]
+        if isinstance(self.num_rows, int):
+            return [size / self.num_rows for size in sizes]
+        return [ops.divide(ops.cast(size, "float32"), ops.cast(self.num_rows, "float32")) for size in sizes]
+
+    def join(self, structures: Sequence[Any]) -> Any:
+        """Returns the batch of what `split` made, or of what was computed of it."""
+        if self.number == 1:
+            return structures[0]
+
+        def joined(*pieces: Any) -> Any:
+            if pieces[0] is None:
+                return None
+            value = ops.concatenate(pieces, axis=0)
+            return value if isinstance(self.num_rows, int) else value[: self.num_rows]
+
+        return keras.tree.map_structure(joined, *structures)
+
+    def _bounds(self) -> list[Any]:
+        size, more = self.num_rows // self.number, self.num_rows % self.number
+        smaller = min if isinstance(self.num_rows, int) else ops.minimum
+        return [i * size + smaller(i, more) for i in range(self.number + 1)]

@@ -1,0 +1,104 @@
+"""A stage: the part of a model's graph that one device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from keras_ext.pipeline.partition import Partition
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some of the nodes of a graph, in an order in which they can be computed.
+
+    Attributes:
+        index: of the stage.
+        nodes: Keras' nodes, calls of a layer or an operation each.
+        inputs: Keras tensors that come from outside: the model's inputs, or what earlier stages made.
+        outputs: Keras tensors that later stages take, or that the model returns.
+    """
+
+    index: int
+    nodes: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+    @property
+    def layers(self) -> list[keras.Layer]:
+        """The layers that are called here."""
+        found = {id(node.operation): node.operation for node in self.nodes}
+        return [operation for operation in found.values() if isinstance(operation, keras.Layer)]
+
+    def compute(self, inputs: Sequence[Any], training: bool | None) -> list[Any]:
+        """Returns what the stage makes of `inputs`."""
+        values = dict(zip(map(id, self.inputs), inputs, strict=True))
+        for node in self.nodes:
+            args, kwargs = node.arguments.fill_in(values)
+            if isinstance(node.operation, keras.Layer) and kwargs.get("training") is None:
+                kwargs = {**kwargs, "training": training}
+            made = keras.tree.flatten(node.operation(*args, **kwargs))
+            values.update(zip(map(id, node.outputs), made, strict=True))
+        return [values[id(tensor)] for tensor in self.outputs]
+
+    def take_added_losses(self) -> list[Any]:
+        """Returns what layers have added to the loss since the last call, penalties of activities included."""
+        losses = []
+        for layer in self.layers:
+            for inner in layer._flatten_layers():
+                losses += inner._get_own_losses()
+            layer._clear_losses()
+        return losses
+
+    def penalties(self) -> list[Any]:
+        """Returns the penalties of weights, of those that have a regularizer."""
+        return [
+            variable.regularizer(variable) for variable in self.trainable_variables if variable.regularizer is not None
+        ]
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """Keras' variables of the layers here that are trained, each once."""
+        found = {id(variable): variable for layer in self.layers for variable in layer.trainable_variables}
+        return list(found.values())
+
+
+def nodes_of(graph: Any) -> list[Any]:
+    """The calls of a Functional model's layers and operations, in the order in which Keras computes them."""
+    depths = sorted(graph._nodes_by_depth, reverse=True)
+    return [node for depth in depths for node in graph._nodes_by_depth[depth] if not node.is_input]
+
+
+def cut(graph: Any, partition: Partition) -> list[Stage]:
+    """Cuts a Functional model's graph into stages of consecutive nodes.
+
+    A tensor crosses every cut between where it is made and where it is used.
+    """
+    nodes = nodes_of(graph)
+    bounds = [*partition.starts, len(nodes)]
+    made_in = {id(tensor): -1 for tensor in graph.inputs}
+    used_in: dict[int, int] = {id(tensor): len(partition.starts) for tensor in graph.outputs}
+    members = [nodes[bounds[k] : bounds[k + 1]] for k in range(len(partition.starts))]
+    for k, own in enumerate(members):
+        for node in own:
+            made_in.update((id(tensor), k) for tensor in node.outputs)
+            for tensor in node.input_tensors:
+                used_in[id(tensor)] = max(used_in.get(id(tensor), -1), k)
+    stages = []
+    for k, own in enumerate(members):
+        taken = {id(t): t for node in own for t in node.input_tensors if made_in[id(t)] != k}
+        given = {id(t): t for node in own for t in node.outputs if used_in.get(id(t), -1) > k}
+        stages.append(Stage(k, tuple(own), tuple(taken.values()), tuple(given.values())))
+    return stages
+
+
+def stage_of_operations(graph: Any, partition: Partition) -> Mapping[str, int]:
+    """The first stage in which each layer or operation of a graph is called, by its name."""
+    found: dict[str, int] = {}
+    for stage in cut(graph, partition):
+        for node in stage.nodes:
+            found.setdefault(node.operation.name, stage.index)
+    return found
