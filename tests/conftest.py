@@ -28,7 +28,7 @@ SEVERAL_PROCESSES = (
     "tests/benchmarks",
     "tests/examples",
     "tests/strategies/collectives",
-    "tests/strategies/parity",
+    "tests/strategies/parity/test_processes.py",
     "tests/strategies/processes",
     "tests/strategies/test_doctor.py",
     "tests/strategies/test_horovod_smoke.py",

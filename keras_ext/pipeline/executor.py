@@ -8,7 +8,7 @@ these edges TensorFlow would run what it can as soon as it can, hold the activat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keras import ops
@@ -60,7 +60,9 @@ class Run:
         ]
         self._penalties_upstream: list[list[list[Any]]] = [[[] for _ in outputs] for outputs, _ in self._penalties]
         self._pulls: dict[tuple[int, int], Any] = {}
-        self._upstream: dict[tuple[int, int], list[Any]] = {}
+        # By micro-batch and the `id` of a Keras tensor, with "logits" behind for those of it.
+        self._logits: dict[tuple[int, int], Any] = {}
+        self._upstream: dict[Any, list[Any]] = {}
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
         # What the last action on each device has made.
         self._gates: dict[int, list[Any]] = {}
@@ -101,60 +103,88 @@ class Run:
         masks = [getattr(value, "_keras_mask", None) for value in inputs]
 
         def compute(*tensors: Any) -> list[Any]:
-            rest = iter(tensors[len(inputs) :])
-            for tensor, mask in zip(tensors, masks, strict=False):
-                if mask is not None:
-                    tensor._keras_mask = next(rest)
-            return [*stage.compute(tensors[: len(inputs)], training), *stage.take_added_losses()]
+            _hang(tensors, "_keras_mask", masks, iter(tensors[len(inputs) :]))
+            made = stage.compute(tensors[: len(inputs)], training)
+            return [*made, *_not_none(map(_logits_of, made)), *stage.take_added_losses()]
 
-        given = [*inputs, *(mask for mask in masks if mask is not None)]
+        given = [*inputs, *_not_none(masks)]
         made, pull = self._parts.pullback(part, compute, given, self._variables[k], self._gates.get(part, ()))
-        count = len(stage.outputs)
-        self.values[i].update(zip(map(id, stage.outputs), made, strict=False))
-        self._added[k, i] = made[count:]
+        outputs = made[: len(stage.outputs)]
+        self.values[i].update(zip(map(id, stage.outputs), outputs, strict=True))
+        logits = iter(made[len(outputs) :])
+        for tensor, value in zip(stage.outputs, outputs, strict=True):
+            if _logits_of(value) is not None:
+                self._logits[i, id(tensor)] = next(logits)
+        self._added[k, i] = list(logits)
         self._pulls[k, i] = pull
         self._gates[part] = made
 
     def _lose(self, i: int, outputs: Sequence[Any], loss_of: LossOf) -> None:
-        added = [loss for k in range(len(self._stages)) for loss in self._added[k, i]]
-        penalties = [penalty for own, _ in self._penalties for penalty in own]
         predicted = [self.values[i][id(tensor)] for tensor in outputs]
         masks = [getattr(value, "_keras_mask", None) for value in predicted]
+        # Of an output that is a softmax or a sigmoid Keras' losses take what that was computed of.
+        logits = [self._logits.get((i, id(tensor))) for tensor in outputs]
+        added = [loss for k in range(len(self._stages)) for loss in self._added[k, i]]
+        penalties = [penalty for own, _ in self._penalties for penalty in own]
+        count, num_losses = len(outputs), len(added) + len(penalties)
 
         def compute(*tensors: Any) -> list[Any]:
-            for tensor, mask in zip(tensors, masks, strict=False):
-                if mask is not None:
-                    tensor._keras_mask = mask
-            return [loss_of(i, tensors[: len(outputs)], tensors[len(outputs) :])]
+            own = tensors[:count]
+            _hang(own, "_keras_mask", masks, iter(_not_none(masks)))
+            _hang(own, "_keras_logits", logits, iter(tensors[count + num_losses :]))
+            return [loss_of(i, own, tensors[count : count + num_losses])]
 
-        [loss], pull = self._parts.pullback(self._devices[-1], compute, [*predicted, *added, *penalties], [])
+        given = [*predicted, *added, *penalties, *_not_none(logits)]
+        [loss], pull = self._parts.pullback(self._devices[-1], compute, given, [])
         gradients, _ = pull([ops.ones_like(loss)])
         upstream = iter(gradients)
         for tensor in outputs:
-            self._note(i, tensor, next(upstream))
+            self._note((i, id(tensor)), next(upstream))
         for k in range(len(self._stages)):
             self._added_upstream[k, i] = [next(upstream) for _ in self._added[k, i]]
         for of_stage in self._penalties_upstream:
             for each in of_stage:
                 each.append(next(upstream))
+        for tensor, of_output in zip(outputs, logits, strict=True):
+            if of_output is not None:
+                self._note((i, id(tensor), "logits"), next(upstream))
 
     def _backward(self, k: int, i: int) -> None:
         stage, part = self._stages[k], self._devices[k]
-        upstream = [self._parts.added(part, self._upstream.pop((i, id(tensor)), [])) for tensor in stage.outputs]
+        of_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._logits]
+        keys: list[Any] = [(i, id(tensor)) for tensor in stage.outputs]
+        keys += [(i, id(tensor), "logits") for tensor in of_logits]
+        upstream = [self._parts.added(part, self._upstream.pop(key, [])) for key in keys]
         pull = self._pulls.pop((k, i))
         of_inputs, of_variables = pull([*upstream, *self._added_upstream.pop((k, i))], self._gates.get(part, ()))
         gate = []
         for tensor, gradient in zip(stage.inputs, of_inputs, strict=False):
             if gradient is not None and id(tensor) not in self._from_outside:
-                self._note(i, tensor, gradient)
+                self._note((i, id(tensor)), gradient)
                 gate.append(gradient)
         self._add(k, of_variables)
         self._gates[part] = gate + [total for total in self._totals[k] if total is not None]
 
-    def _note(self, i: int, tensor: Any, gradient: Any) -> None:
+    def _note(self, key: Any, gradient: Any) -> None:
         if gradient is not None:
-            self._upstream.setdefault((i, id(tensor)), []).append(gradient)
+            self._upstream.setdefault(key, []).append(gradient)
 
     def _add(self, k: int, gradients: Sequence[Any]) -> None:
         pairs = zip(self._totals[k], gradients, strict=True)
         self._totals[k] = [self._parts.added(self._devices[k], pair) for pair in pairs]
+
+
+def _not_none(values: Iterable[Any]) -> list[Any]:
+    """Returns those that are not None."""
+    return [value for value in values if value is not None]
+
+
+def _logits_of(value: Any) -> Any:
+    return getattr(value, "_keras_logits", None)
+
+
+def _hang(tensors: Sequence[Any], name: str, had: Sequence[Any], values: Iterator[Any]) -> None:
+    """Gives the tensors whose like ``had`` an attribute the next of ``values`` for it."""
+    for tensor, one in zip(tensors, had, strict=False):
+        if one is not None:
+            setattr(tensor, name, next(values))

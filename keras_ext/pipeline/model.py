@@ -12,6 +12,7 @@ from keras import ops
 
 import strategies
 from keras_ext.pipeline.executor import Run
+from keras_ext.pipeline.loss_trackers import LossTrackers
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.partition import Cost, Partition, at, balanced, uniform
 from keras_ext.pipeline.schedule import SCHEDULES, Schedule
@@ -138,10 +139,11 @@ class PipelineModel(keras.Model):
         of_loss = [cut_up.split(each) for each in (x, y, sample_weight)]
         shares = cut_up.weights()
         losses: list[Any] = []
+        trackers = LossTrackers(self)
 
         def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
             own_x, own_y, own_weight = (each[i] for each in of_loss)
-            with self._showing(list(added)):
+            with self._showing(list(added)), trackers.holding():
                 loss = self._compute_loss(
                     x=own_x, y=own_y, y_pred=self._packed(predicted), sample_weight=own_weight, training=True
                 )
@@ -159,6 +161,7 @@ class PipelineModel(keras.Model):
             inputs,
         )
         gradients = run.train(self.outputs, loss_of)
+        trackers.update(shares, cut_up.num_rows)
         self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
         if self.trainable_weights:
             self.optimizer.apply_gradients(self._whole_gradients(weights, gradients))

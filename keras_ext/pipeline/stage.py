@@ -38,7 +38,8 @@ class Stage:
         values = dict(zip(map(id, self.inputs), inputs, strict=True))
         for node in self.nodes:
             args, kwargs = node.arguments.fill_in(values)
-            if isinstance(node.operation, keras.Layer) and kwargs.get("training") is None:
+            if isinstance(node.operation, keras.Layer) and training is not None:
+                # As a Functional model does it, whatever the layer was told when the graph was made.
                 kwargs = {**kwargs, "training": training}
             made = keras.tree.flatten(node.operation(*args, **kwargs))
             values.update(zip(map(id, node.outputs), made, strict=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+import keras
 from keras import ops
 
 import strategies
@@ -87,7 +88,9 @@ class ByColumns(SplitMatrix):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Computes each shard's outputs."""
         shards = self._placed()
-        apart = is_elementwise(self.activation)
+        # Of a sigmoid Keras' losses take what it was computed of, which hangs on the tensor that it returns.
+        for_losses = self.gather_output and self.activation is keras.activations.sigmoid
+        apart = is_elementwise(self.activation) and not for_losses
 
         def forward(*tensors: Any) -> Any:
             y = self._affine(*tensors)

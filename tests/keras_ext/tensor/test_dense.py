@@ -259,3 +259,25 @@ def test_an_output_in_pieces_is_whole_outside() -> None:
     assert_parity(
         make, vectors()[:43], vectors()[:43, :1] * np.ones(8, "float32"), {"data": 2, "tensor": 2}, predict=True
     )
+
+
+@pytest.mark.parametrize("layer", [keras_ext.ColumnParallelDense, keras_ext.RowParallelDense])
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+def test_losses_take_what_a_last_activation_was_computed_of(layer: Any, activation: str) -> None:
+    x, y = 100 * vectors()[:4], np.eye(4, dtype="float32")
+    loss = keras.losses.BinaryCrossentropy() if activation == "sigmoid" else keras.losses.CategoricalCrossentropy()
+    keras.utils.set_random_seed(1)
+    plain = keras.layers.Dense(4, activation)
+    plain.build(x.shape)
+    with mesh_strategy({"tensor": 2}).scope():
+        split = layer(4, activation)
+        split.build(x.shape)
+        split.set_weights(plain.get_weights())
+
+    # In a graph, as in `fit`: probabilities alone would be clipped at 1e-7.
+    @tf.function
+    def lost(layer: Any) -> Any:
+        return loss(y, layer(x))
+
+    assert float(lost(plain)) > 20
+    np.testing.assert_allclose(lost(split), lost(plain), rtol=1e-6)
