@@ -142,6 +142,7 @@ class PipelineModel(keras.Model):
         trackers = LossTrackers(self)
 
         def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
+            self._check_loss(predicted)
             own_x, own_y, own_weight = (each[i] for each in of_loss)
             with self._showing(list(added)), trackers.holding():
                 loss = self._compute_loss(
@@ -167,6 +168,22 @@ class PipelineModel(keras.Model):
             self.optimizer.apply_gradients(self._whole_gradients(weights, gradients))
         predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
         return self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
+
+    def _check_loss(self, predicted: Sequence[Any]) -> None:
+        """Refuses losses that are no means over rows: those of micro-batches do not add up to that of the batch."""
+        reductions = [getattr(loss, "reduction", None) for _, loss, *_ in getattr(self._compile_loss, "_flat_losses", ())]
+        other = next((each for each in reductions if each not in (None, "mean", "sum_over_batch_size")), None)
+        if other is not None:
+            raise ValueError(
+                "A pipeline adds up the losses of micro-batches by their rows. Use a loss whose reduction is "
+                f"'sum_over_batch_size'. Received: reduction={other!r}."
+            )
+        if any(getattr(value, "_keras_mask", None) is not None for value in predicted):
+            raise ValueError(
+                "An output of the pipeline has a Keras mask: its loss is a mean over what is not masked, which those of "
+                "micro-batches do not add up to. Pass sample weights instead, and end the mask before the output, as a "
+                "layer does that was made with mask_zero=False. Received: an output with a mask."
+            )
 
     def _whole_gradients(
         self, weights: Sequence[Sequence[Any]], gradients: Sequence[Sequence[Any]]
