@@ -142,12 +142,12 @@ class PipelineModel(keras.Model):
         trackers = LossTrackers(self)
 
         def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
-            self._check_loss(predicted)
             own_x, own_y, own_weight = (each[i] for each in of_loss)
             with self._showing(list(added)), trackers.holding():
                 loss = self._compute_loss(
                     x=own_x, y=own_y, y_pred=self._packed(predicted), sample_weight=own_weight, training=True
                 )
+            self._check_loss(predicted)
             losses.append(loss * ops.cast(shares[i], loss.dtype))
             return losses[-1] if self.optimizer is None else self.optimizer.scale_loss(losses[-1])
 
@@ -171,7 +171,8 @@ class PipelineModel(keras.Model):
 
     def _check_loss(self, predicted: Sequence[Any]) -> None:
         """Refuses losses that are no means over rows: those of micro-batches do not add up to that of the batch."""
-        reductions = [getattr(loss, "reduction", None) for _, loss, *_ in getattr(self._compile_loss, "_flat_losses", ())]
+        losses = [each[1] for each in getattr(self._compile_loss, "_flat_losses", None) or ()]
+        reductions = [getattr(loss, "reduction", None) for loss in losses]
         other = next((each for each in reductions if each not in (None, "mean", "sum_over_batch_size")), None)
         if other is not None:
             raise ValueError(
@@ -180,9 +181,9 @@ class PipelineModel(keras.Model):
             )
         if any(getattr(value, "_keras_mask", None) is not None for value in predicted):
             raise ValueError(
-                "An output of the pipeline has a Keras mask: its loss is a mean over what is not masked, which those of "
-                "micro-batches do not add up to. Pass sample weights instead, and end the mask before the output, as a "
-                "layer does that was made with mask_zero=False. Received: an output with a mask."
+                "An output of the pipeline has a Keras mask: its loss is a mean over what is not masked, which those "
+                "of micro-batches do not add up to. Pass sample weights instead, and make the mask's layer with "
+                "mask_zero=False. Received: an output with a mask."
             )
 
     def _whole_gradients(

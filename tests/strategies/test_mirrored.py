@@ -56,7 +56,6 @@ class TestConstruction:
             (["CPU:0", "CPU:1"], {"data": 3}, "need 3 devices"),
             (["CPU:0", "CPU:1"], {"data": 0}, "0"),
             (["CPU:0", "CPU:1"], {"dat": 2}, "dat"),
-            (["CPU:0", "CPU:1"], {"data": 1, "pipe": 2}, "pipe"),
         ],
     )
     def test_refuses(self, devices: list[str], mesh: dict[str, int] | None, says: str) -> None:
