@@ -138,6 +138,25 @@ class ReplicaParts:
 
         return outputs, pull
 
+    def body(self, part: int, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """Returns `function`, of tensors, as one that stays a function in the graph, as does its gradient.
+
+        However often it is called, its ops are there once for each set of shapes, on the device of `part`. Where ops
+        run as they are called, it is `function` itself.
+        """
+        if tf.executing_eagerly():
+            return function
+
+        def on_device(*tensors: tf.Tensor) -> Sequence[Any]:
+            with self.on(part):
+                return function(*tensors)
+
+        attributes = {"_noinline": True}
+        kept: Callable[..., Sequence[Any]] = tf.function(
+            on_device, autograph=False, jit_compile=False, experimental_attributes=attributes
+        )
+        return kept
+
     def added(self, part: int, gradients: Sequence[Any]) -> Any:
         """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""
         total = None

@@ -79,6 +79,7 @@ CASES = {
     "replicas": (skipping, {"data": 2, "pipe": 2}, {"num_microbatches": 4}),
     "more micro-batches than rows": (skipping, {"pipe": 2}, {"num_microbatches": 16}),
     "convolutions": (convolutional, {"pipe": 2}, {"num_microbatches": 3, "partition": "uniform"}),
+    "stages that are functions": (recurrent, {"data": 2, "pipe": 4}, {"num_microbatches": 7, "partition": "uniform"}),
     "masks": (recurrent, {"pipe": 2}, {"num_microbatches": 3, "partition": ["upper"]}),
 }
 
