@@ -17,7 +17,9 @@ from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.partition import Cost, Partition, at, balanced, uniform
 from keras_ext.pipeline.schedule import SCHEDULES, Schedule
 from keras_ext.pipeline.stage import cut, nodes_of, stage_of_operations
+from keras_ext.tensor.custom import is_custom
 from keras_ext.tensor.graphs import copy_seeds
+from keras_ext.tensor.layer import SplitLayer
 
 
 @strategies.saved_as(keras.Model)
@@ -215,7 +217,7 @@ class PipelineModel(keras.Model):
 def _graph_of(model: Any) -> Any:
     """A Functional model of the layers of the given one."""
     if isinstance(model, keras.Sequential) and model.built and getattr(model, "inputs", None):
-        return keras.Model(model.inputs, model.outputs, name=model.name)
+        return keras.Model(model.inputs[0], model.outputs[0], name=model.name)
     if not hasattr(model, "operations"):
         raise ValueError(
             "A pipeline is made of a Sequential or Functional model that is built: begin a Sequential with a "
@@ -251,6 +253,12 @@ def _copied(graph: Any, parts: strategies.ReplicaParts, part_of: dict[str, int])
     def copied(layer: Any) -> Any:
         if not isinstance(layer, keras.Layer):
             return layer
+        if is_custom(layer) and any(isinstance(inner, SplitLayer) for inner in layer._flatten_layers()):
+            raise ValueError(
+                f"The layer {layer.name!r} is of a class of its own, and what it holds is split; a pipeline's copy of "
+                f"it would not be. Leave it whole: parallelize(model, {{{layer.name!r}: None, ...}}). Received: "
+                f"{layer!r}."
+            )
         with parts.creating(part_of[layer.name]):
             return type(layer).from_config(layer.get_config())
 

@@ -266,3 +266,22 @@ def test_refuses_losses_that_are_no_means_over_rows() -> None:
         model.compile("sgd", "sparse_categorical_crossentropy")
         with pytest.raises(ValueError, match="Received: an output with a mask"):
             model.train_on_batch(sentences(), sentences() % 3)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Holder(keras.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inner = L.Dense(8)
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def test_refuses_a_custom_layer_whose_layers_are_split() -> None:
+    plain = keras.Sequential([keras.Input((6,)), Holder(name="holder"), L.Dense(3)])
+    with mesh_strategy({"pipe": 2, "tensor": 2}).scope():
+        with pytest.raises(ValueError, match="'holder' is of a class of its own"):
+            keras_ext.PipelineModel(keras_ext.parallelize(plain))
+        model = keras_ext.PipelineModel(keras_ext.parallelize(plain, {"holder": None, "dense": "row"}))
+    np.testing.assert_allclose(model(vectors()), plain(vectors()), rtol=0, atol=1e-6)
