@@ -77,6 +77,11 @@ class Tutorial(keras.Layer):
         return {**super().get_config(), "units": self.units}
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    keras.utils.set_random_seed(1)
+
+
 def classifier(layer: Any) -> keras.Model:
     x = keras.Input((LENGTH, UNITS))
     y = L.GlobalAveragePooling1D()(layer(x))

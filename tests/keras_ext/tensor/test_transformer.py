@@ -124,6 +124,7 @@ def test_in_pieces_between_blocks() -> None:
 
 
 def test_is_a_model_of_plain_layers_in_files(tmp_path: pathlib.Path) -> None:
+    keras.utils.set_random_seed(1)
     with mesh_strategy({"tensor": 2}).scope():
         model = tagger(True, cross=True, sequence_parallel=True, dropout=0.1)
     model.fit(data(True), tags(), verbose=0)
