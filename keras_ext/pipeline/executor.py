@@ -75,12 +75,6 @@ class Run:
         # What the last action on each device has made.
         self._gates: dict[int, list[Any]] = {}
 
-    def forward(self, training: bool | None) -> None:
-        """Computes the model's outputs of all micro-batches, and nothing for a backward pass."""
-        for action in self._schedule.order():
-            if action.kind is Kind.FORWARD:
-                self._forward(action.stage, action.microbatch, training)
-
     def train(self, outputs: Sequence[Any], loss_of: LossOf) -> list[list[Any]]:
         """Computes outputs and gradients of all micro-batches.
 
@@ -94,7 +88,7 @@ class Run:
         for action in self._schedule.order():
             k, i = action.stage, action.microbatch
             if action.kind is Kind.FORWARD:
-                self._forward(k, i, True)
+                self._forward(k, i)
                 if k == len(self._stages) - 1:
                     self._lose(i, outputs, loss_of)
             else:
@@ -104,11 +98,11 @@ class Run:
             self._add(k, gradients)
         return self._totals
 
-    def _forward(self, k: int, i: int, training: bool | None) -> None:
+    def _forward(self, k: int, i: int) -> None:
         stage, part = self._stages[k], self._devices[k]
         inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
         masks = [_mask_of(value) for value in inputs]
-        body, made_of = self._body(k, training, tuple(mask is not None for mask in masks))
+        body, made_of = self._body(k, tuple(mask is not None for mask in masks))
         given = [*inputs, *_not_none(masks)]
         made, pull = self._parts.pullback(part, body, given, self._variables[k], self._gates.get(part, ()))
         outputs = made[: len(stage.outputs)]
@@ -122,9 +116,7 @@ class Run:
         self._pulls[k, i] = pull, sum(made_of["masks"])
         self._gates[part] = [value for value in made if value.dtype.is_floating]
 
-    def _body(
-        self, k: int, training: bool | None, has_mask: tuple[bool, ...]
-    ) -> tuple[Callable[..., Sequence[Any]], dict[str, list[bool]]]:
+    def _body(self, k: int, has_mask: tuple[bool, ...]) -> tuple[Callable[..., Sequence[Any]], dict[str, list[bool]]]:
         """A stage as a function of tensors: of its inputs and their masks, and what it returns beside its outputs.
 
         That is, in turn, the masks of outputs, what a softmax or a sigmoid among them was computed of, and what layers
@@ -136,7 +128,7 @@ class Run:
             def compute(*tensors: Any) -> list[Any]:
                 own = tensors[: len(has_mask)]
                 _hang(own, "_keras_mask", has_mask, iter(tensors[len(has_mask) :]))
-                made = stage.compute(own, training)
+                made = stage.compute(own, training=True)
                 masks, logits = list(map(_mask_of, made)), list(map(_logits_of, made))
                 made_of["masks"] = [mask is not None for mask in masks]
                 made_of["logits"] = [each is not None for each in logits]

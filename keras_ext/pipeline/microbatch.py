@@ -10,6 +10,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.evenly import even_bounds
+
 
 @dataclass(frozen=True)
 class Microbatches:
@@ -52,11 +54,11 @@ class Microbatches:
         if value is None or not len(value.shape):
             return [value] * self.number
         if isinstance(self.num_rows, int):
-            return list(ops.split(value, self._bounds()[1:-1], axis=0))
+            return list(ops.split(value, even_bounds(self.num_rows, self.number)[1:-1], axis=0))
         last = self.num_rows - 1
         return [
             value[ops.minimum(start, last) : ops.maximum(end, ops.minimum(start, last) + 1)]
-            for start, end in itertools.pairwise(self._bounds())
+            for start, end in itertools.pairwise(even_bounds(self.num_rows, self.number))
         ]
 
     def weights(self) -> list[Any]:
@@ -64,7 +66,7 @@ class Microbatches:
 
         Floats, or float32 scalars.
         """
-        sizes = [end - start for start, end in itertools.pairwise(self._bounds())]
+        sizes = [end - start for start, end in itertools.pairwise(even_bounds(self.num_rows, self.number))]
         if isinstance(self.num_rows, int):
             return [size / self.num_rows for size in sizes]
         return [ops.divide(ops.cast(size, "float32"), ops.cast(self.num_rows, "float32")) for size in sizes]
@@ -81,8 +83,3 @@ class Microbatches:
             return value if isinstance(self.num_rows, int) else value[: self.num_rows]
 
         return keras.tree.map_structure(joined, *structures)
-
-    def _bounds(self) -> list[Any]:
-        size, more = self.num_rows // self.number, self.num_rows % self.number
-        smaller = min if isinstance(self.num_rows, int) else ops.minimum
-        return [i * size + smaller(i, more) for i in range(self.number + 1)]

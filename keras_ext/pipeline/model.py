@@ -200,7 +200,7 @@ class PipelineModel(keras.Model):
                 found.setdefault(id(variable), []).append(gradient)
         for variable in self.trainable_weights:
             part = self._devices[first[id(variable)]]
-            yield self._parts.added(part, [each for each in found[id(variable)] if each is not None]), variable
+            yield self._parts.added(part, found[id(variable)]), variable
 
     def _packed(self, outputs: Sequence[Any]) -> Any:
         return keras.tree.pack_sequence_as(self.output, list(outputs))

@@ -152,10 +152,7 @@ class _Piecewise(SplitLayer):
             return super().call(self._as_input(inputs))
         plain = super().call
         self.shards = inputs.shards
-        pieces = [
-            inputs.shards.run(i, lambda x: plain(self._as_input(x)), piece) for i, piece in enumerate(inputs.pieces)
-        ]
-        return self.in_pieces(pieces, dim)
+        return self.in_pieces(inputs.each(lambda x: plain(self._as_input(x))), dim)
 
     def _dim_of_output(self, inputs: SplitTensor) -> int | None:
         """Along which the output is cut as `inputs` are; None if the layer needs them whole."""

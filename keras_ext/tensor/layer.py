@@ -234,7 +234,7 @@ class SplitLayer(keras.Layer):
 
     def _as_inputs(self, inputs: SplitTensor) -> list[Any]:
         """Returns the pieces, each where it is, in the compute dtype."""
-        return [inputs.shards.run(i, self._as_input, piece) for i, piece in enumerate(inputs.pieces)]
+        return inputs.each(self._as_input)
 
     def _as_input(self, value: Any) -> Any:
         """Returns ``value`` as a tensor in the compute dtype."""

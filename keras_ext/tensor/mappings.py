@@ -21,6 +21,7 @@ from typing import Any
 from keras import ops
 
 import strategies
+from keras_ext.evenly import even_bounds
 
 
 @dataclass(frozen=True)
@@ -129,19 +130,12 @@ def add_up(*values: Any) -> Any:
     return total
 
 
-def nearly_even_sizes(size: int, count: int) -> list[int]:
-    """Returns ``count`` sizes that add up to ``size`` and differ by one at most, the larger ones first."""
-    return [size // count + (index < size % count) for index in range(count)]
-
-
 def _dealt(value: Any, dim: int, count: int) -> list[Any]:
     dim %= len(value.shape)
-    size = value.shape[dim]
-    if size is not None:
-        return list(ops.split(value, list(itertools.accumulate(nearly_even_sizes(size, count)))[:-1], axis=dim))
+    bounds = even_bounds(ops.shape(value)[dim], count)
+    if value.shape[dim] is not None:
+        return list(ops.split(value, bounds[1:-1], axis=dim))
     # A length that is known at run time only. Its slices' gradients are padded and added up, which is dearer.
-    size = ops.shape(value)[dim]
-    bounds = [i * (size // count) + ops.minimum(i, size % count) for i in range(count + 1)]
     before = (slice(None),) * dim
     return [value[(*before, slice(start, end))] for start, end in itertools.pairwise(bounds)]
 

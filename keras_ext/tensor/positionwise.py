@@ -9,7 +9,7 @@ Source: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -100,8 +100,9 @@ class PiecewiseAdd(SplitLayer, keras.layers.Add):
         if not isinstance(inputs[0], SplitTensor):
             return plain([self._as_input(value) for value in inputs])
         self.shards = inputs[0].shards
-        pieces = _pieces_of(lambda *values: plain([self._as_input(value) for value in values]), inputs)
-        return self.in_pieces(pieces, inputs[0].dim)
+        first, *others = inputs
+        pieces = first.each(lambda *values: plain([self._as_input(value) for value in values]), *others)
+        return self.in_pieces(pieces, first.dim)
 
 
 def piecewise_operation(plain: Any) -> Any:
@@ -116,7 +117,8 @@ def piecewise_operation(plain: Any) -> Any:
         add = functools.partial(plain_class.call, operation)
         if not isinstance(inputs[0], SplitTensor):
             return add(*inputs)
-        return SplitTensor(_pieces_of(add, inputs), inputs[0].dim, inputs[0].shards)
+        first, *others = inputs
+        return SplitTensor(first.each(add, *others), first.dim, first.shards)
 
     # Files name a class by its module and name.
     names = {"__module__": plain_class.__module__, "__qualname__": plain_class.__qualname__}
@@ -137,12 +139,3 @@ def _cut_or_whole(tensors: Sequence[Any]) -> list[Any]:
 
 def _shape_of(value: Any) -> tuple[int | None, ...]:
     return tuple(getattr(value, "shape", ()))
-
-
-def _pieces_of(function: Callable[..., Any], tensors: Sequence[SplitTensor]) -> list[Any]:
-    """Returns what `function` makes of the first pieces, of the second ones, and so on, each where they are."""
-    shards = tensors[0].shards
-    return [
-        shards.run(i, function, *values)
-        for i, values in enumerate(zip(*(tensor.pieces for tensor in tensors), strict=True))
-    ]

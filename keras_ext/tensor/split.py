@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,11 @@ class SplitTensor:
     def whole(self) -> Any:
         """Returns the whole tensor."""
         return self.shards.gather(self.pieces, self.dim)
+
+    def each(self, function: Callable[..., Any], *others: SplitTensor) -> list[Any]:
+        """Returns what `function` makes of every piece, and of those of tensors cut alike, where the piece is."""
+        together = zip(self.pieces, *(other.pieces for other in others), strict=True)
+        return [self.shards.run(i, function, *pieces) for i, pieces in enumerate(together)]
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
         whole = self.whole()
