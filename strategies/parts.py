@@ -17,9 +17,7 @@ import tensorflow as tf
 from strategies import _keras_hooks
 from strategies._tf_internals import get_current_replica_id_as_int
 from strategies.mesh import DeviceMesh
-
-#: Gradients of a computation's inputs, and of its variables, of those of its outputs.
-Pull = Callable[..., tuple[list[Any], list[Any]]]
+from strategies.passes import Again, Passes
 
 
 class ReplicaParts:
@@ -95,67 +93,25 @@ class ReplicaParts:
         with self.creating(part), contextlib.nullcontext() if self.mesh.size == 1 else tf.device(self.device(part)):
             yield
 
-    def pullback(
+    def passes(
         self,
         part: int,
         function: Callable[..., Sequence[Any]],
-        inputs: Sequence[Any],
         variables: Sequence[Any],
-        after: Sequence[Any] = (),
-    ) -> tuple[list[Any], Pull]:
-        """Computes ``function(*inputs)`` in `part`, and keeps what its gradient takes.
+        *,
+        again: Again | None = None,
+        in_line: bool = True,
+    ) -> Passes:
+        """Returns the forward pass of `function` in `part`, which gives its backward pass there with its outputs.
 
         Args:
             part: one of this replica's parts.
             function: takes tensors, returns tensors.
-            inputs: tensors; gradients of floating-point ones can be had.
             variables: TensorFlow's, that `function` reads and of which gradients can be had.
-            after: tensors that are to be there before the computation begins.
-
-        Returns:
-            The outputs, and a function to be called once at most: it takes a gradient, or None, for each output, and
-            tensors that are to be there before. It gives those of the inputs, and those of the variables, None where
-            there is none, all computed in `part`.
+            again: how it is computed again for the backward pass; without it, what that takes is held.
+            in_line: else both passes stay functions in the graph, whose ops are there once, however often called.
         """
-        with self.on(part):
-            with tf.control_dependencies(list(after)):
-                own = [tf.identity(value) for value in inputs]
-            floating = [value for value in own if value.dtype.is_floating]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([*floating, *variables])
-                outputs = list(function(*own))
-
-        def pull(upstream: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
-            given = [(y, dy) for y, dy in zip(outputs, upstream, strict=True) if dy is not None]
-            if not given:
-                return [None] * len(own), [None] * len(variables)
-            with self.on(part):
-                with tf.control_dependencies(list(after)):
-                    above = [tf.identity(dy) for _, dy in given]
-                found = tape.gradient([y for y, _ in given], [*floating, *variables], output_gradients=above)
-            of_inputs = iter(found[: len(floating)])
-            return [next(of_inputs) if value.dtype.is_floating else None for value in own], found[len(floating) :]
-
-        return outputs, pull
-
-    def body(self, part: int, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-        """Returns `function`, of tensors, as one that stays a function in the graph, as does its gradient.
-
-        However often it is called, its ops are there once for each set of shapes, on the device of `part`. Where ops
-        run as they are called, it is `function` itself.
-        """
-        if tf.executing_eagerly():
-            return function
-
-        def on_device(*tensors: tf.Tensor) -> Sequence[Any]:
-            with self.on(part):
-                return function(*tensors)
-
-        attributes = {"_noinline": True}
-        kept: Callable[..., Sequence[Any]] = tf.function(
-            on_device, autograph=False, jit_compile=False, experimental_attributes=attributes
-        )
-        return kept
+        return Passes(lambda: self.on(part), function, variables, again, in_line)
 
     def added(self, part: int, gradients: Sequence[Any]) -> Any:
         """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""

@@ -78,6 +78,7 @@ ROOMS = (
             "strategies.inputs",
             "strategies.memory",
             "strategies.parts",
+            "strategies.passes",
             "strategies.portions",
             "strategies.reductions",
             "strategies.replicated",

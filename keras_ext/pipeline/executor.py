@@ -22,8 +22,8 @@ LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
 
 
 #: Where there are more passes of stages forward, each stage is a function in the graph. It is traced once then, not
-#: for each micro-batch: 16 of them through 4 stages of a small transformer are ready after 6 s, not 22. TensorFlow adds
-#: up gradients in functions in another order, so few passes, which need it less, keep that of a plain model.
+#: for each micro-batch: 16 of them through 4 stages of a small transformer are ready after 6 s, not 22. Steps take a
+#: few percent longer, so few passes, which need it less, are in line.
 MOST_CALLS_IN_LINE = 24
 
 
@@ -61,13 +61,11 @@ class Run:
         # Losses that layers added, by stage and micro-batch; penalties of weights, by stage; gradients of all these.
         self._added: dict[tuple[int, int], list[Any]] = {}
         self._added_upstream: dict[tuple[int, int], list[Any]] = {}
-        self._penalties = [
-            parts.pullback(devices[k], function, [], variables[k]) for k, function in enumerate(penalties)
-        ]
+        self._penalties = [parts.passes(devices[k], function, variables[k])([]) for k, function in enumerate(penalties)]
         self._penalties_upstream: list[list[list[Any]]] = [[[] for _ in outputs] for outputs, _ in self._penalties]
         self._pulls: dict[tuple[int, int], Any] = {}
-        self._bodies: dict[tuple[int, tuple[bool, ...]], Any] = {}
-        self._keeps_bodies = len(stages) * len(inputs) > MOST_CALLS_IN_LINE
+        self._passes: dict[tuple[int, tuple[bool, ...]], Any] = {}
+        self._in_line = len(stages) * len(inputs) <= MOST_CALLS_IN_LINE
         # By micro-batch and the `id` of a Keras tensor, with "logits" behind for those of it.
         self._logits: dict[tuple[int, int], Any] = {}
         self._upstream: dict[Any, list[Any]] = {}
@@ -102,9 +100,9 @@ class Run:
         stage, part = self._stages[k], self._devices[k]
         inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
         masks = [_mask_of(value) for value in inputs]
-        body, made_of = self._body(k, tuple(mask is not None for mask in masks))
+        passes, made_of = self._passes_of(k, tuple(mask is not None for mask in masks))
         given = [*inputs, *_not_none(masks)]
-        made, pull = self._parts.pullback(part, body, given, self._variables[k], self._gates.get(part, ()))
+        made, pull = passes(given, self._gates.get(part, ()))
         outputs = made[: len(stage.outputs)]
         rest = iter(made[len(outputs) :])
         self.values[i].update(zip(map(id, stage.outputs), outputs, strict=True))
@@ -116,13 +114,13 @@ class Run:
         self._pulls[k, i] = pull, sum(made_of["masks"])
         self._gates[part] = [value for value in made if value.dtype.is_floating]
 
-    def _body(self, k: int, has_mask: tuple[bool, ...]) -> tuple[Callable[..., Sequence[Any]], dict[str, list[bool]]]:
-        """A stage as a function of tensors: of its inputs and their masks, and what it returns beside its outputs.
+    def _passes_of(self, k: int, has_mask: tuple[bool, ...]) -> tuple[Any, dict[str, list[bool]]]:
+        """The passes of a stage as a function of its inputs and their masks, and what that returns beside its outputs.
 
         That is, in turn, the masks of outputs, what a softmax or a sigmoid among them was computed of, and what layers
         add to the loss: Keras hangs them on tensors and on layers, which end where a function does.
         """
-        if (k, has_mask) not in self._bodies:
+        if (k, has_mask) not in self._passes:
             stage, made_of = self._stages[k], dict[str, list[bool]]()
 
             def compute(*tensors: Any) -> list[Any]:
@@ -134,9 +132,9 @@ class Run:
                 made_of["logits"] = [each is not None for each in logits]
                 return [*made, *_not_none(masks), *_not_none(logits), *stage.take_added_losses()]
 
-            body = self._parts.body(self._devices[k], compute) if self._keeps_bodies else compute
-            self._bodies[k, has_mask] = body, made_of
-        return self._bodies[k, has_mask]
+            passes = self._parts.passes(self._devices[k], compute, self._variables[k], in_line=self._in_line)
+            self._passes[k, has_mask] = passes, made_of
+        return self._passes[k, has_mask]
 
     def _lose(self, i: int, outputs: Sequence[Any], loss_of: LossOf) -> None:
         predicted = [self.values[i][id(tensor)] for tensor in outputs]
@@ -154,7 +152,7 @@ class Run:
             return [loss_of(i, own, tensors[count : count + num_losses])]
 
         given = [*predicted, *added, *penalties, *_not_none(logits)]
-        [loss], pull = self._parts.pullback(self._devices[-1], compute, given, [])
+        [loss], pull = self._parts.passes(self._devices[-1], compute, [])(given)
         gradients, _ = pull([ops.ones_like(loss)])
         upstream = iter(gradients)
         for tensor in outputs:
