@@ -2,7 +2,9 @@
 
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.memory import MemoryReport, memory_report
+from keras_ext.pipeline.cutting import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
+from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.channelwise import PiecewiseDropout
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -26,11 +28,13 @@ __all__ = [
     "ParallelGroupedQueryAttention",
     "ParallelMultiHeadAttention",
     "ParallelTransformerBlock",
+    "PartitionByTime",
     "PiecewiseAdd",
     "PiecewiseDropout",
     "PiecewiseLayerNormalization",
     "PiecewiseRMSNormalization",
     "PipelineModel",
+    "PipelineStage",
     "RowParallelConv2D",
     "RowParallelDense",
     "VocabParallelEmbedding",

@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from strategies import _keras_hooks
-from strategies._tf_internals import get_current_replica_id_as_int
+from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
 from strategies.mesh import DeviceMesh
 from strategies.passes import Again, Passes
 
@@ -49,11 +50,22 @@ class ReplicaParts:
         """The devices of one part, one for each local replica."""
         return tuple(row[part] for row in self._grid)
 
+    @property
+    def replica(self) -> int:
+        """Which replica is running; 0 outside of replicas."""
+        return int(get_current_replica_id_as_int() or 0)
+
     def device(self, part: int) -> str:
         """The device of a part of the replica that is running; of the first one, outside of replicas."""
-        replica = get_current_replica_id_as_int() or 0
+        replica = self.replica
         # A foreign strategy's replicas may be more than ours.
         return self._grid[replica][part] if replica < len(self._grid) else self._grid[0][part]
+
+    @contextlib.contextmanager
+    def as_first_replica(self) -> Iterator[None]:
+        """Inside, outside of replicas, variables are those of the first local replica, to be read and not changed."""
+        with UpdateContext(0) if tf.distribute.has_strategy() else contextlib.nullcontext():
+            yield
 
     @contextlib.contextmanager
     def creating(self, part: int) -> Iterator[None]:
@@ -99,7 +111,7 @@ class ReplicaParts:
         function: Callable[..., Sequence[Any]],
         variables: Sequence[Any],
         *,
-        again: Again | None = None,
+        again: tuple[Callable[[], list[Any]], Callable[..., Sequence[Any]]] | None = None,
         in_line: bool = True,
     ) -> Passes:
         """Returns the forward pass of `function` in `part`, which gives its backward pass there with its outputs.
@@ -108,10 +120,37 @@ class ReplicaParts:
             part: one of this replica's parts.
             function: takes tensors, returns tensors.
             variables: TensorFlow's, that `function` reads and of which gradients can be had.
-            again: how it is computed again for the backward pass; without it, what that takes is held.
+            again: how it is computed again for the backward pass, so that nothing that it makes is held until then: a
+                function that returns tensors that tell what changes with each call, such as the seeds of draws, called
+                before the computation; and one that takes these as a list, and the inputs, gives the outputs, and
+                changes nothing.
             in_line: else both passes stay functions in the graph, whose ops are there once, however often called.
         """
-        return Passes(lambda: self.on(part), function, variables, again, in_line)
+        return Passes(lambda: self.on(part), function, variables, Again(*again) if again else None, in_line)
+
+    def told(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
+        """Calls a Python function when tensors are there, each time they are.
+
+        Args:
+            part: in which the tensors are.
+            function: is called in any thread.
+            after: tensors.
+
+        Returns:
+            A scalar 0 that is there when the function has been called. Unless it is used, the function may not be.
+        """
+
+        def tell(*_: Any) -> Any:
+            function()
+            return np.float32(0)
+
+        # A value of each: without one, TensorFlow would drop the edges, or not wait for a device that works behind.
+        firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
+        with tf.device("CPU:0"):
+            # Not stateful: TensorFlow would have all such calls wait for each other.
+            told = tf.numpy_function(tell, firsts, tf.float32, stateful=False)
+        told.set_shape([])
+        return told
 
     def added(self, part: int, gradients: Sequence[Any]) -> Any:
         """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""
@@ -120,6 +159,13 @@ class ReplicaParts:
             for gradient in gradients:
                 total = gradient if total is None else total if gradient is None else _sum_of(total, gradient)
         return total
+
+    def sum_over_replicas(self, value: Any) -> tf.Tensor:
+        """Returns the sum of what all replicas have, which has no gradient; `value` itself outside of replicas."""
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return tf.stop_gradient(value)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(value))
 
     def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns ``function(*inputs)``, computed on the device of `part`, as is its gradient.

@@ -32,6 +32,10 @@ class Again(NamedTuple):
     function: Callable[..., Sequence[Any]]
 
 
+# Of tensors that have no size of their own.
+_HANDLES = (tf.resource, tf.variant)
+
+
 class Passes:
     """A computation that may be called several times.
 
@@ -86,6 +90,13 @@ class Passes:
 
         return outputs, pull
 
+    def held_bytes(self, inputs: Sequence[Any]) -> int:
+        """The size of what is made of such inputs and lives on: outputs, and what the backward pass takes.
+
+        Found without computing; what has no known shape counts for nothing.
+        """
+        return self._trace([tf.TensorSpec(value.shape, value.dtype) for value in inputs]).held_bytes
+
     def _forward(self, inputs: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """The outputs, and what gives gradients of those of the outputs, None for those not wanted."""
         if self._again is None:
@@ -136,14 +147,14 @@ class Passes:
 
     def _trace(self, specs: Sequence[tf.TensorSpec]) -> _Traced:
         backward: Any = None
-        num_outputs = 0
+        num_outputs = held_bytes = 0
         has_gradient: list[bool] = []
         # Places among the inputs, and among what the forward pass keeps for the backward pass, by `id`.
         given: dict[int, int] = {}
         kept: dict[int, int] = {}
 
         def on_way_forward(*inputs: tf.Tensor) -> list[Any]:
-            nonlocal backward, num_outputs
+            nonlocal backward, num_outputs, held_bytes
             with self._place():
                 outputs, differentiate = self._forward(inputs)
 
@@ -161,6 +172,8 @@ class Passes:
             given.update((id(value), place) for place, value in enumerate(inputs))
             keep = [value for value in backward.captured_inputs if _is_made_in_graph(value)]
             kept.update((id(value), place) for place, value in enumerate(keep))
+            held = {id(value): value for value in (*outputs, *keep) if value.dtype not in _HANDLES}
+            held_bytes = sum((value.shape.num_elements() or 0) * value.dtype.size for value in held.values())
             return [*outputs, *keep]
 
         forward = _function(on_way_forward).get_concrete_function(*specs)
@@ -175,7 +188,8 @@ class Passes:
             outer = from_outside.get(id(value), value)
             return lambda _, __: outer
 
-        return _Traced(forward, backward, num_outputs, has_gradient, list(map(finder, backward.captured_inputs)))
+        taken = list(map(finder, backward.captured_inputs))
+        return _Traced(forward, backward, num_outputs, has_gradient, taken, held_bytes)
 
 
 class _Traced(NamedTuple):
@@ -186,6 +200,7 @@ class _Traced(NamedTuple):
     num_outputs: int
     has_gradient: Sequence[bool]
     taken: Sequence[Callable[[Sequence[Any], Sequence[Any]], Any]]
+    held_bytes: int
 
 
 def _function(function: Callable[..., Any]) -> Any:

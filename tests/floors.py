@@ -36,7 +36,18 @@ PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py")
 # In the order in which they are tried: the exceptions before the packages that contain them.
 ROOMS = (
     Room("pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets"), ("numpy",)),
-    Room("schedule", 0, ("keras_ext.pipeline.schedule", "keras_ext.pipeline.partition"), ("numpy",)),
+    Room(
+        "schedule",
+        0,
+        (
+            "keras_ext.pipeline.drawing",
+            "keras_ext.pipeline.partition",
+            "keras_ext.pipeline.schedule",
+            "keras_ext.pipeline.timeline",
+        ),
+        ("numpy",),
+        ("schedule",),
+    ),
     Room("setup", 0, ("strategies.install_horovod", "strategies._horovod_recipe"), rooms=("setup",)),
     Room("launcher", 0, ("strategies.launch", "strategies.launching"), rooms=("launcher",)),
     Room("internals", 1, ("strategies._tf_internals",), ("numpy", "tensorflow")),

@@ -8,17 +8,22 @@ these edges TensorFlow would run what it can as soon as it can, hold the activat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import keras
 from keras import ops
 
 import strategies
-from keras_ext.pipeline.schedule import Kind, Schedule
+from keras_ext.pipeline.hung import LOGITS, MASK, hang, hung, not_none
+from keras_ext.pipeline.schedule import Action, Kind, Schedule
 from keras_ext.pipeline.stage import Stage
 
 #: What micro-batch i loses: takes i, the model's outputs, and the losses that layers add; gives a scalar.
 LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
+
+#: Told of the start (False) and of the end (True) of an action, when it comes.
+Watch = Callable[[Action, bool], None]
 
 
 #: Where there are more passes of stages forward, each stage is a function in the graph. It is traced once then, not
@@ -38,6 +43,8 @@ class Run:
         variables: of each stage: TensorFlow's, which it reads and which are trained.
         penalties: for each stage a function that returns the penalties of its weights, which are variables of it.
         inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
+        remat: stages that are computed again for their backward pass, and hold only their inputs until then.
+        watch: is told when actions start and end, if given.
     """
 
     def __init__(
@@ -49,12 +56,18 @@ class Run:
         variables: Sequence[Sequence[Any]],
         penalties: Sequence[Callable[[], list[Any]]],
         inputs: Sequence[Mapping[int, Any]],
+        remat: Collection[int] = (),
+        watch: Watch | None = None,
     ) -> None:
         self._stages = stages
         self._schedule = schedule
         self._parts = parts
         self._devices = devices
         self._variables = variables
+        self._remat = remat
+        self._watch = watch
+        #: If actions are watched, a scalar that is there when all have been.
+        self.watched: list[Any] = []
         self._from_outside = set(inputs[0])
         #: For each micro-batch what was computed of it, by the `id` of Keras' tensors.
         self.values = [dict(each) for each in inputs]
@@ -84,35 +97,36 @@ class Run:
             For each stage the gradient of each of its variables, of the sum of all parts of the loss, or None.
         """
         for action in self._schedule.order():
-            k, i = action.stage, action.microbatch
             if action.kind is Kind.FORWARD:
-                self._forward(k, i)
-                if k == len(self._stages) - 1:
-                    self._lose(i, outputs, loss_of)
+                self._forward(action)
+                if action.stage == len(self._stages) - 1:
+                    self._lose(action.microbatch, outputs, loss_of)
             else:
-                self._backward(k, i)
+                self._backward(action)
         for k, (_, pull) in enumerate(self._penalties):
             _, gradients = pull([self._parts.added(self._devices[k], each) for each in self._penalties_upstream[k]])
             self._add(k, gradients)
         return self._totals
 
-    def _forward(self, k: int, i: int) -> None:
+    def _forward(self, action: Action) -> None:
+        k, i = action.stage, action.microbatch
         stage, part = self._stages[k], self._devices[k]
         inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
-        masks = [_mask_of(value) for value in inputs]
+        masks = hung(inputs, MASK)
         passes, made_of = self._passes_of(k, tuple(mask is not None for mask in masks))
-        given = [*inputs, *_not_none(masks)]
-        made, pull = passes(given, self._gates.get(part, ()))
+        given = [*inputs, *not_none(masks)]
+        made, pull = passes(given, self._started(action, given))
         outputs = made[: len(stage.outputs)]
         rest = iter(made[len(outputs) :])
         self.values[i].update(zip(map(id, stage.outputs), outputs, strict=True))
-        _hang(outputs, "_keras_mask", made_of["masks"], rest)
+        hang(outputs, MASK, [next(rest) if has_one else None for has_one in made_of["masks"]])
         for tensor, has_logits in zip(stage.outputs, made_of["logits"], strict=True):
             if has_logits:
                 self._logits[i, id(tensor)] = next(rest)
         self._added[k, i] = list(rest)
         self._pulls[k, i] = pull, sum(made_of["masks"])
         self._gates[part] = [value for value in made if value.dtype.is_floating]
+        self._ended(action)
 
     def _passes_of(self, k: int, has_mask: tuple[bool, ...]) -> tuple[Any, dict[str, list[bool]]]:
         """The passes of a stage as a function of its inputs and their masks, and what that returns beside its outputs.
@@ -124,21 +138,33 @@ class Run:
             stage, made_of = self._stages[k], dict[str, list[bool]]()
 
             def compute(*tensors: Any) -> list[Any]:
-                own = tensors[: len(has_mask)]
-                _hang(own, "_keras_mask", has_mask, iter(tensors[len(has_mask) :]))
+                own, rest = tensors[: len(has_mask)], iter(tensors[len(has_mask) :])
+                hang(own, MASK, [next(rest) if has_one else None for has_one in has_mask])
                 made = stage.compute(own, training=True)
-                masks, logits = list(map(_mask_of, made)), list(map(_logits_of, made))
+                masks, logits = hung(made, MASK), hung(made, LOGITS)
                 made_of["masks"] = [mask is not None for mask in masks]
                 made_of["logits"] = [each is not None for each in logits]
-                return [*made, *_not_none(masks), *_not_none(logits), *stage.take_added_losses()]
+                return [*made, *not_none(masks), *not_none(logits), *stage.take_added_losses()]
 
-            passes = self._parts.passes(self._devices[k], compute, self._variables[k], in_line=self._in_line)
+            def compute_again(state: Sequence[Any], *tensors: Any) -> list[Any]:
+                # Draws what was drawn, and drops what it would change.
+                with keras.StatelessScope(list(zip(stage.state_variables, state, strict=True))):
+                    return compute(*tensors)
+
+            passes = self._parts.passes(
+                self._devices[k],
+                compute,
+                self._variables[k],
+                again=(stage.state, compute_again) if k in self._remat else None,
+                # What is computed twice in line, TensorFlow would find to be the same, and compute once.
+                in_line=self._in_line and k not in self._remat,
+            )
             self._passes[k, has_mask] = passes, made_of
         return self._passes[k, has_mask]
 
     def _lose(self, i: int, outputs: Sequence[Any], loss_of: LossOf) -> None:
         predicted = [self.values[i][id(tensor)] for tensor in outputs]
-        masks = list(map(_mask_of, predicted))
+        masks = hung(predicted, MASK)
         # Of an output that is a softmax or a sigmoid Keras' losses take what that was computed of.
         logits = [self._logits.get((i, id(tensor))) for tensor in outputs]
         added = [loss for k in range(len(self._stages)) for loss in self._added[k, i]]
@@ -146,12 +172,12 @@ class Run:
         count, num_losses = len(outputs), len(added) + len(penalties)
 
         def compute(*tensors: Any) -> list[Any]:
-            own = tensors[:count]
-            _hang(own, "_keras_mask", [mask is not None for mask in masks], iter(_not_none(masks)))
-            _hang(own, "_keras_logits", [each is not None for each in logits], iter(tensors[count + num_losses :]))
+            own, rest = tensors[:count], iter(tensors[count + num_losses :])
+            hang(own, MASK, masks)
+            hang(own, LOGITS, [None if each is None else next(rest) for each in logits])
             return [loss_of(i, own, tensors[count : count + num_losses])]
 
-        given = [*predicted, *added, *penalties, *_not_none(logits)]
+        given = [*predicted, *added, *penalties, *not_none(logits)]
         [loss], pull = self._parts.passes(self._devices[-1], compute, [])(given)
         gradients, _ = pull([ops.ones_like(loss)])
         upstream = iter(gradients)
@@ -166,20 +192,38 @@ class Run:
             if of_output is not None:
                 self._note((i, id(tensor), "logits"), next(upstream))
 
-    def _backward(self, k: int, i: int) -> None:
+    def _backward(self, action: Action) -> None:
+        k, i = action.stage, action.microbatch
         stage, part = self._stages[k], self._devices[k]
         pull, num_masks = self._pulls.pop((k, i))
         of_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._logits]
         of_outputs = [self._gathered(part, (i, id(tensor))) for tensor in stage.outputs]
         of_outputs += [None] * num_masks + [self._gathered(part, (i, id(tensor), "logits")) for tensor in of_logits]
-        of_inputs, of_variables = pull([*of_outputs, *self._added_upstream.pop((k, i))], self._gates.get(part, ()))
+        upstream = [*of_outputs, *self._added_upstream.pop((k, i))]
+        of_inputs, of_variables = pull(upstream, self._started(action, not_none(upstream)))
         gate = []
         for tensor, gradient in zip(stage.inputs, of_inputs, strict=False):
             if gradient is not None and id(tensor) not in self._from_outside:
                 self._note((i, id(tensor)), gradient)
                 gate.append(gradient)
         self._add(k, of_variables)
-        self._gates[part] = gate + [total for total in self._totals[k] if total is not None]
+        self._gates[part] = gate + not_none(self._totals[k])
+        self._ended(action)
+
+    def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:
+        """What an action waits for, beside what it is given."""
+        gate = self._gates.get(self._devices[action.stage], ())
+        if self._watch is None:
+            return gate
+        watch = self._watch
+        told = self._parts.told(self._devices[action.stage], lambda: watch(action, False), [*gate, *given])
+        self.watched.append(told)
+        return [*gate, told]
+
+    def _ended(self, action: Action) -> None:
+        if self._watch is not None:
+            watch, part = self._watch, self._devices[action.stage]
+            self.watched.append(self._parts.told(part, lambda: watch(action, True), self._gates[part]))
 
     def _gathered(self, part: int, key: Any) -> Any:
         """The sum of the gradients that came for a tensor."""
@@ -192,23 +236,3 @@ class Run:
     def _add(self, k: int, gradients: Sequence[Any]) -> None:
         pairs = zip(self._totals[k], gradients, strict=True)
         self._totals[k] = [self._parts.added(self._devices[k], pair) for pair in pairs]
-
-
-def _not_none(values: Iterable[Any]) -> list[Any]:
-    """Returns those that are not None."""
-    return [value for value in values if value is not None]
-
-
-def _mask_of(value: Any) -> Any:
-    return getattr(value, "_keras_mask", None)
-
-
-def _logits_of(value: Any) -> Any:
-    return getattr(value, "_keras_logits", None)
-
-
-def _hang(tensors: Sequence[Any], name: str, has: Sequence[bool], values: Iterator[Any]) -> None:
-    """Gives those of the tensors that have an attribute the next of ``values`` for it."""
-    for tensor, has_it in zip(tensors, has, strict=True):
-        if has_it:
-            setattr(tensor, name, next(values))

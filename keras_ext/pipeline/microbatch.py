@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_ext.evenly import even_bounds
+from keras_ext.pipeline.hung import LOGITS, MASK, hang, hung
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,14 @@ class Microbatches:
         return cls(max(1, min(number, rows)), rows)
 
     def split(self, structure: Any) -> list[Any]:
-        """Returns a structure like the given one for each micro-batch."""
+        """Returns a structure like the given one for each micro-batch; masks that hang on tensors go with them."""
         if self.number == 1:
             return [structure]
-        cut = [self._split_one(leaf) for leaf in keras.tree.flatten(structure)]
+        leaves = keras.tree.flatten(structure)
+        cut = [self._split_one(leaf) for leaf in leaves]
+        for pieces, mask in zip(cut, hung(leaves, MASK), strict=True):
+            if mask is not None:
+                hang(pieces, MASK, self._split_one(mask))
         return [keras.tree.pack_sequence_as(structure, list(pieces)) for pieces in zip(*cut, strict=True)]
 
     def _split_one(self, value: Any) -> list[Any]:
@@ -72,14 +77,22 @@ class Microbatches:
         return [ops.divide(ops.cast(size, "float32"), ops.cast(self.num_rows, "float32")) for size in sizes]
 
     def join(self, structures: Sequence[Any]) -> Any:
-        """Returns the batch of what `split` made, or of what was computed of it."""
+        """Returns the batch of what `split` made, or of what was computed of it, with all that hangs on tensors."""
         if self.number == 1:
             return structures[0]
 
         def joined(*pieces: Any) -> Any:
             if pieces[0] is None:
                 return None
-            value = ops.concatenate(pieces, axis=0)
-            return value if isinstance(self.num_rows, int) else value[: self.num_rows]
+            value = self._join_one(pieces)
+            for name in (MASK, LOGITS):
+                own = hung(pieces, name)
+                if all(each is not None for each in own):
+                    hang([value], name, [self._join_one(own)])
+            return value
 
         return keras.tree.map_structure(joined, *structures)
+
+    def _join_one(self, pieces: Sequence[Any]) -> Any:
+        value = ops.concatenate(pieces, axis=0)
+        return value if isinstance(self.num_rows, int) else value[: self.num_rows]

@@ -11,15 +11,16 @@ import keras
 from keras import ops
 
 import strategies
-from keras_ext.pipeline.executor import Run
-from keras_ext.pipeline.loss_trackers import LossTrackers
+from keras_ext.pipeline.copying import copied, graph_of
+from keras_ext.pipeline.cutting import Wanted, num_stages_of, partition_of
+from keras_ext.pipeline.executor import Run, Watch
+from keras_ext.pipeline.hung import MASK, hang, hung
+from keras_ext.pipeline.losses import MicrobatchLosses
+from keras_ext.pipeline.measuring import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
-from keras_ext.pipeline.partition import Cost, Partition, at, balanced, uniform
 from keras_ext.pipeline.schedule import SCHEDULES, Schedule
-from keras_ext.pipeline.stage import cut, nodes_of, stage_of_operations
-from keras_ext.tensor.custom import is_custom
-from keras_ext.tensor.graphs import copy_seeds
-from keras_ext.tensor.layer import SplitLayer
+from keras_ext.pipeline.stage import cut, stage_of_operations
+from keras_ext.pipeline.timeline import Timeline
 
 
 @strategies.saved_as(keras.Model)
@@ -35,13 +36,18 @@ class PipelineModel(keras.Model):
     In files it is the plain model. Without a mesh that has the axis, all stages are on one device.
 
     Args:
-        model: a Sequential or Functional model, built; it is copied with its weights, and left as it is.
+        model: a Sequential or Functional model, built, or a list of layers that begins with a ``keras.Input``, in which
+            :class:`~keras_ext.PipelineStage` layers say where stages begin. It is copied with its weights.
         num_stages: a multiple of the size of "pipe"; that size if left out, twice that for ``"interleaved_1f1b"``.
         num_microbatches: into how many a batch is cut. A batch that does not divide has larger ones first; one that has
             fewer rows has fewer.
         schedule: ``"gpipe"``, ``"1f1b"`` or ``"interleaved_1f1b"``.
-        partition: ``"uniform"``, as many layers in each stage; ``"parameters"``, as many weights; or the names of the
-            layers at which stages begin, the first one's left out.
+        partition: ``"time"``, stages that take equally long, where each layer's passes are timed with zeros;
+            ``"parameters"``, as many weights; ``"uniform"``, as many layers; the names of the layers at which stages
+            begin, the first one's left out; or a :class:`~keras_ext.PartitionByTime`, with a sample of one's own, or a
+            limit of memory. Without meaning where stages are given.
+        remat: stages that hold only their inputs for the backward pass, and compute the rest again: ``"all"``,
+            ``"all_but_last"``, or their numbers. Single layers can be made under a ``keras.RematScope`` instead.
         name: of the model.
 
     Raises:
@@ -57,29 +63,24 @@ class PipelineModel(keras.Model):
         *,
         num_microbatches: int = 1,
         schedule: str = "1f1b",
-        partition: str | Sequence[str] = "parameters",
+        partition: Wanted = "time",
+        remat: str | Sequence[int] | None = None,
         name: str | None = None,
     ) -> None:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule is one of {list(SCHEDULES)}. Received: schedule={schedule!r}.")
         if not isinstance(num_microbatches, int) or num_microbatches < 1:
             raise ValueError(f"num_microbatches is a positive number. Received: num_microbatches={num_microbatches!r}.")
+        graph = graph_of(model)
         parts = strategies.replica_parts()
         along = parts.along("pipe")
-        several = 2 if schedule == "interleaved_1f1b" else 1
-        num_stages = several * len(along) if num_stages is None else num_stages
-        if num_stages % len(along) or (several == 1 and len(along) > 1 and num_stages != len(along)):
-            raise ValueError(
-                f"The mesh has {len(along)} devices along 'pipe'; with schedule={schedule!r} they hold "
-                f"{'a multiple of' if several > 1 else 'exactly'} as many stages. Received: num_stages={num_stages}."
-            )
-        graph = _graph_of(model)
-        made = _partition(graph, num_stages, partition)
+        num_stages = _num_stages(num_stages, num_stages_of(graph), len(along), schedule)
+        made = partition_of(
+            graph, num_stages, partition, _table(schedule, len(along), num_stages, num_microbatches).num_held
+        )
         stage_of = stage_of_operations(graph, made)
-        copy = _copied(graph, parts, {name: along[k % len(along)] for name, k in stage_of.items()})
-        super().__init__(inputs=copy.input, outputs=copy.output, name=name or model.name)
-        if [node.operation.name for node in nodes_of(self)] != [node.operation.name for node in nodes_of(graph)]:
-            raise ValueError(f"The copy of {model.name!r} has its layers in another order. Please report this.")
+        copy = copied(graph, parts, {name: along[k % len(along)] for name, k in stage_of.items()})
+        super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
         self.num_microbatches = num_microbatches
         #: Which layers are in which stage; prints as a table.
         self.partition = made
@@ -88,6 +89,9 @@ class PipelineModel(keras.Model):
         self._devices = [along[k % len(along)] for k in range(num_stages)]
         self._num_devices = len(along)
         self._schedule_name = schedule
+        self._remat = _rematerialized(remat, num_stages)
+        # Told of the actions of a step, while a timeline is measured.
+        self._watch: Watch | None = None
         # Replicas run in threads of their own.
         self._local = threading.local()
 
@@ -107,49 +111,106 @@ class PipelineModel(keras.Model):
             num_microbatches: of the batch; the model's if left out.
         """
         number = self.num_microbatches if num_microbatches is None else num_microbatches
-        per_device = len(self._stages) // self._num_devices
-        if self._schedule_name == "interleaved_1f1b":
-            return SCHEDULES[self._schedule_name](self._num_devices, number, per_device)
-        # On one device, several stages: as on several, in turn.
-        return SCHEDULES[self._schedule_name](len(self._stages), number)
+        return _table(self._schedule_name, self._num_devices, len(self._stages), number)
+
+    def pipeline_timeline(self, dataset: Any = None, path: Any = None) -> Timeline:
+        """Measures some training steps, and draws one: devices down, time across, and when each of them waits.
+
+        Afterwards weights, optimizer and metrics are as before. Each pass is timed from when all that it takes is there
+        to when all that it makes is; that costs time itself, so that a measured step is a little longer than others.
+
+        Args:
+            dataset: what ``fit`` takes as its first argument, with labels; a few batches are enough. Without it, the
+                schedule is drawn, and nothing is run.
+            path: of the picture, which ends in ".svg". Beside it a file with the suffix ".json" is written, which
+                Perfetto and Chrome's about:tracing open. Nothing is written if left out.
+
+        Returns:
+            The timeline; prints as a summary with the measured bubble beside that of the schedule.
+
+        Raises:
+            ValueError: the model is not compiled, `path` does not end in ".svg", or `dataset` has no batch.
+        """
+        timeline = Timeline.planned(self.schedule()) if dataset is None else measured_timeline(self, dataset)
+        if path is not None:
+            timeline.write(path)
+        return timeline
+
+    def device_names(self, schedule: Schedule) -> tuple[str, ...]:
+        """The devices of a schedule, of the first replica, such as "CPU:0"; "stage 0" where TensorFlow chooses."""
+        names = [self._parts.column(self._devices[k])[0] for k in range(schedule.num_devices)]
+        return tuple(name.rpartition("device:")[2] or f"stage {k}" for k, name in enumerate(names))
 
     @property
     def losses(self) -> list[Any]:
         """What layers add to the loss; in a training step that of one micro-batch."""
         shown: list[Any] | None = getattr(self._local, "losses", None)
-        return super().losses if shown is None else shown
+        return [*super().losses, *getattr(self._local, "added", ())] if shown is None else shown
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Computes the stages one after the other, each on its device."""
         flat = self._standardize_inputs(inputs)
-        for value, own in zip(flat, keras.tree.flatten(mask) if mask is not None else [], strict=False):
-            if own is not None:
-                value._keras_mask = own
+        if mask is not None:
+            hang(flat, MASK, keras.tree.flatten(mask))
+        self._local.added = []
+        flows = getattr(self._local, "flows", False) and not training
+        return self._packed(self._flow(flat) if flows else self._computed(flat, training))
+
+    def _computed(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
+        """The outputs."""
         values = dict(zip(map(id, self.inputs), flat, strict=True))
         for stage, part in zip(self._stages, self._devices, strict=True):
             with self._parts.on(part):
                 made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training)
             values.update(zip(map(id, stage.outputs), made, strict=True))
-        return self._packed([values[id(tensor)] for tensor in self.outputs])
+        return [values[id(tensor)] for tensor in self.outputs]
+
+    def _flow(self, flat: Sequence[Any]) -> list[Any]:
+        """The outputs, computed forward only, micro-batch by micro-batch: devices compute at the same time."""
+        cut_up = Microbatches.of(flat, self.num_microbatches)
+        made, added = [], []
+        for piece in cut_up.split(list(flat)):
+            made.append(self._computed(piece, training=False))
+            added.append(self._take_added_losses())
+        weighed = [
+            [each * ops.cast(w, each.dtype) for each in own] for own, w in zip(added, cut_up.weights(), strict=True)
+        ]
+        self._local.added = [sum(each) for each in zip(*weighed, strict=True)]
+        joined: list[Any] = cut_up.join(made)
+        return joined
+
+    def _take_added_losses(self) -> list[Any]:
+        return [loss for stage in self._stages for loss in stage.take_added_losses()]
+
+    def test_step(self, data: Any) -> Any:
+        """As Keras' own, with micro-batches that flow through the stages."""
+        with self._flowing():
+            return super().test_step(data)
+
+    def predict_step(self, data: Any) -> Any:
+        """As Keras' own, with micro-batches that flow through the stages."""
+        with self._flowing():
+            return super().predict_step(data)
 
     def train_step(self, data: Any) -> Any:
         """As Keras' own, with the forward and backward passes of the schedule."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if self._compile_loss is not None and not self._compile_loss.built:
+            self._symbolic_build(data_batch=(x, y, sample_weight))
         flat = self._standardize_inputs(x)
         cut_up = Microbatches.of(flat, self.num_microbatches)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
         of_loss = [cut_up.split(each) for each in (x, y, sample_weight)]
         shares = cut_up.weights()
+        of_batch = MicrobatchLosses(self, self._parts, self._masks_of_outputs(flat), sample_weight, shares)
         losses: list[Any] = []
-        trackers = LossTrackers(self)
 
         def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
             own_x, own_y, own_weight = (each[i] for each in of_loss)
-            with self._showing(list(added)), trackers.holding():
+            with self._showing(list(added)), of_batch.of(i):
                 loss = self._compute_loss(
                     x=own_x, y=own_y, y_pred=self._packed(predicted), sample_weight=own_weight, training=True
                 )
-            self._check_loss(predicted)
             losses.append(loss * ops.cast(shares[i], loss.dtype))
             return losses[-1] if self.optimizer is None else self.optimizer.scale_loss(losses[-1])
 
@@ -162,31 +223,30 @@ class PipelineModel(keras.Model):
             [[variable.value for variable in own] for own in weights],
             [stage.penalties for stage in self._stages],
             inputs,
+            self._remat,
+            self._watch if self._parts.replica == 0 else None,
         )
         gradients = run.train(self.outputs, loss_of)
-        trackers.update(shares, cut_up.num_rows)
+        of_batch.update(cut_up.num_rows)
         self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
         if self.trainable_weights:
             self.optimizer.apply_gradients(self._whole_gradients(weights, gradients))
         predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
-        return self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
+        logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
+        return logs if self._watch is None else {**logs, "watched": sum(run.watched, ops.zeros(()))}
 
-    def _check_loss(self, predicted: Sequence[Any]) -> None:
-        """Refuses losses that are no means over rows: those of micro-batches do not add up to that of the batch."""
-        losses = [each[1] for each in getattr(self._compile_loss, "_flat_losses", None) or ()]
-        reductions = [getattr(loss, "reduction", None) for loss in losses]
-        other = next((each for each in reductions if each not in (None, "mean", "sum_over_batch_size")), None)
-        if other is not None:
-            raise ValueError(
-                "A pipeline adds up the losses of micro-batches by their rows. Use a loss whose reduction is "
-                f"'sum_over_batch_size'. Received: reduction={other!r}."
-            )
-        if any(getattr(value, "_keras_mask", None) is not None for value in predicted):
-            raise ValueError(
-                "An output of the pipeline has a Keras mask: its loss is a mean over what is not masked, which those "
-                "of micro-batches do not add up to. Pass sample weights instead, and make the mask's layer with "
-                "mask_zero=False. Received: an output with a mask."
-            )
+    def _masks_of_outputs(self, flat: Sequence[Any]) -> Any:
+        """Those of the whole batch, in the structure of the outputs; None if there are none.
+
+        A loss is a mean over what is not masked in all of the batch, so that is counted before the first micro-batch
+        has gone through. Of this forward pass a graph keeps what masks are computed of, which is next to nothing.
+        """
+        if all(mask is None for mask in hung(self.outputs, MASK)):
+            return None
+        with keras.StatelessScope():
+            masks = hung(self._computed(flat, training=False), MASK)
+        self._take_added_losses()
+        return self._packed(masks)
 
     def _whole_gradients(
         self, weights: Sequence[Sequence[Any]], gradients: Sequence[Sequence[Any]]
@@ -213,60 +273,46 @@ class PipelineModel(keras.Model):
         finally:
             self._local.losses = None
 
+    @contextlib.contextmanager
+    def _flowing(self) -> Iterator[None]:
+        self._local.flows = True
+        try:
+            yield
+        finally:
+            self._local.flows = False
 
-def _graph_of(model: Any) -> Any:
-    """A Functional model of the layers of the given one."""
-    if isinstance(model, keras.Sequential) and model.built and getattr(model, "inputs", None):
-        return keras.Model(model.inputs[0], model.outputs[0], name=model.name)
-    if not hasattr(model, "operations"):
+
+def _num_stages(wanted: int | None, said: int | None, num_devices: int, schedule: str) -> int:
+    """How many stages there are to be; `said` by the model's layers."""
+    several = schedule == "interleaved_1f1b"
+    number = said or (2 if several else 1) * num_devices
+    number = number if wanted is None else wanted
+    if said is not None and said != number:
+        raise ValueError(f"The layers say that there are {said} stages. Received: num_stages={number}.")
+    if number % num_devices or (not several and num_devices > 1 and number != num_devices):
         raise ValueError(
-            "A pipeline is made of a Sequential or Functional model that is built: begin a Sequential with a "
-            f"keras.Input. Received: {model!r}."
+            f"The mesh has {num_devices} devices along 'pipe'; with schedule={schedule!r} they hold "
+            f"{'a multiple of' if several else 'exactly'} as many stages. Received: num_stages={number}."
         )
-    return model
+    return number
 
 
-def _partition(graph: Any, num_stages: int, wanted: str | Sequence[str]) -> Partition:
-    links, seen = [], set()
-    for node in nodes_of(graph):
-        layer = node.operation
-        is_first = layer.name not in seen
-        seen.add(layer.name)
-        links.append(Cost(layer.name, parameters=layer.count_params() if is_first and hasattr(layer, "weights") else 0))
-    if wanted == "uniform":
-        return uniform(links, num_stages)
-    if wanted == "parameters":
-        return balanced(links, [float(link.parameters) for link in links], num_stages)
-    if isinstance(wanted, str):
+def _rematerialized(wanted: str | Sequence[int] | None, num_stages: int) -> frozenset[int]:
+    """The stages that are computed again."""
+    if wanted is None:
+        return frozenset()
+    if wanted in ("all", "all_but_last"):
+        return frozenset(range(num_stages - (wanted == "all_but_last")))
+    if isinstance(wanted, str) or not all(isinstance(k, int) and 0 <= k < num_stages for k in wanted):
         raise ValueError(
-            "partition is 'uniform', 'parameters' or the names of the layers at which stages begin. Received: "
-            f"partition={wanted!r}."
+            f"remat is None, 'all', 'all_but_last' or numbers of stages, 0 to {num_stages - 1}. Received: "
+            f"remat={wanted!r}."
         )
-    if len(wanted) != num_stages - 1:
-        raise ValueError(f"{num_stages} stages begin at {num_stages - 1} names. Received: partition={list(wanted)}.")
-    return at(links, wanted)
+    return frozenset(wanted)
 
 
-def _copied(graph: Any, parts: strategies.ReplicaParts, part_of: dict[str, int]) -> Any:
-    """The same model with the variables of each layer in its part."""
-
-    def copied(layer: Any) -> Any:
-        if not isinstance(layer, keras.Layer):
-            return layer
-        if is_custom(layer) and any(isinstance(inner, SplitLayer) for inner in layer._flatten_layers()):
-            raise ValueError(
-                f"The layer {layer.name!r} is of a class of its own, and what it holds is split; a pipeline's copy of "
-                f"it would not be. Leave it whole: parallelize(model, {{{layer.name!r}: None, ...}}). Received: "
-                f"{layer!r}."
-            )
-        with parts.creating(part_of[layer.name]):
-            return type(layer).from_config(layer.get_config())
-
-    def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        with parts.creating(part_of[layer.name]):
-            return layer(*args, **kwargs)
-
-    copy = keras.models.clone_model(graph, clone_function=copied, call_function=called)
-    copy.set_weights(graph.get_weights())
-    copy_seeds(graph, copy)
-    return copy
+def _table(name: str, num_devices: int, num_stages: int, num_microbatches: int) -> Schedule:
+    if name == "interleaved_1f1b":
+        return SCHEDULES[name](num_devices, num_microbatches, num_stages // num_devices)
+    # On one device, several stages: as on several, in turn.
+    return SCHEDULES[name](num_stages, num_microbatches)

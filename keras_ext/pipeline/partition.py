@@ -73,7 +73,7 @@ def balanced(
     weights: Sequence[float],
     num_stages: int,
     *,
-    memory: Sequence[float] | None = None,
+    memory: Sequence[Sequence[float]] | None = None,
     max_memory: Sequence[float] | float | None = None,
 ) -> Partition:
     """Stages of which the heaviest is as light as any cut into contiguous stages allows.
@@ -85,7 +85,7 @@ def balanced(
         links: of the chain.
         weights: of each link, such as its seconds.
         num_stages: to make.
-        memory: of each link, in bytes; without it there is no limit.
+        memory: for each stage, of each link, in bytes, if it were there; without it there is no limit.
         max_memory: of a stage, or of each.
 
     Raises:
@@ -94,7 +94,8 @@ def balanced(
     _check(links, num_stages)
     number = len(links)
     weight_before = [0.0, *itertools.accumulate(weights)]
-    memory_before = [0.0, *itertools.accumulate(memory or [0.0] * number)]
+    memory = memory or [[0.0] * number] * num_stages
+    memory_before = [[0.0, *itertools.accumulate(of_stage)] for of_stage in memory]
     if max_memory is None:
         limits = [math.inf] * num_stages
     else:
@@ -107,7 +108,7 @@ def balanced(
         cut = [0] * (number + 1)
         for end in range(k + 1, number + 1):
             for start in range(k, end):
-                if memory_before[end] - memory_before[start] > limits[k]:
+                if memory_before[k][end] - memory_before[k][start] > limits[k]:
                     continue
                 weight = weight_before[end] - weight_before[start]
                 candidate = (max(best[start][0], weight), best[start][1] + weight * weight)
@@ -118,8 +119,8 @@ def balanced(
     if math.isinf(best[number][0]):
         raise ValueError(
             f"No cut into {num_stages} stages keeps each of them below its limit of memory. Use more stages, or "
-            f"rematerialization. Received: {memory_before[-1]:,.0f} bytes in {number} links, the largest "
-            f"{max(memory or [0]):,.0f}, and limits of {', '.join(f'{limit:,.0f}' for limit in limits)}."
+            f"rematerialization. Received: {max(of[-1] for of in memory_before):,.0f} bytes in {number} links, the "
+            f"largest {max(map(max, memory)):,.0f}, and limits of {', '.join(f'{limit:,.0f}' for limit in limits)}."
         )
     starts: list[int] = []
     end = number

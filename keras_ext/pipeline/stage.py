@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_ext.pipeline.partition import Partition
 
@@ -65,6 +66,17 @@ class Stage:
         """Keras' variables of the layers here that are trained, each once."""
         found = {id(variable): variable for layer in self.layers for variable in layer.trainable_variables}
         return list(found.values())
+
+    @property
+    def state_variables(self) -> list[Any]:
+        """Keras' variables here that are not trained, but may change with each call: statistics, seeds of draws."""
+        trained = {id(variable) for variable in self.trainable_variables}
+        found = {id(variable): variable for layer in self.layers for variable in layer.variables}
+        return [variable for key, variable in found.items() if key not in trained]
+
+    def state(self) -> list[Any]:
+        """Returns what is in these now."""
+        return [ops.convert_to_tensor(variable.value) for variable in self.state_variables]
 
 
 def nodes_of(graph: Any) -> list[Any]:

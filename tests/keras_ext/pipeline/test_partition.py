@@ -48,16 +48,16 @@ def test_none_is_better() -> None:
                 possible.append(max(sums(partition)))
         weights = [link.seconds for link in links]
         if possible:
-            found = balanced(links, weights, num_stages, memory=memory, max_memory=limit)
+            found = balanced(links, weights, num_stages, memory=[memory] * num_stages, max_memory=limit)
             assert max(sums(found)) == min(possible)
         else:
             with pytest.raises(ValueError, match="No cut"):
-                balanced(links, weights, num_stages, memory=memory, max_memory=limit)
+                balanced(links, weights, num_stages, memory=[memory] * num_stages, max_memory=limit)
 
 
 def test_a_limit_for_each_stage() -> None:
     links = chain(1, 1, 1, 1)
-    found = balanced(links, [1, 1, 1, 1], 2, memory=[1, 1, 1, 1], max_memory=[1, 3])
+    found = balanced(links, [1, 1, 1, 1], 2, memory=[[1, 1, 1, 1]] * 2, max_memory=[1, 3])
     assert found.starts == (0, 1)
 
 

@@ -1,0 +1,226 @@
+"""Draws what several devices did over time as an SVG picture. Pure: text in, text out.
+
+It knows boxes on lanes, not pipelines; `timeline` says what they mean. A picture stands alone: no scripts, no style
+sheets and no fonts beside those that every viewer has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape, quoteattr
+
+#: In pixels. A lane is a box and the gap below it.
+MARGIN, BOX_HEIGHT, LANE_HEIGHT = 20, 28, 36
+#: The time axis is as long as makes a usual box this wide, within these bounds.
+USUAL_BOX_WIDTH, PLOT_WIDTHS = 26, (600, 1680)
+TITLE_SIZE, TEXT_SIZE, LABEL_SIZES = 17, 13, (12, 11, 10, 9)
+INK, FAINT_INK, IDLE, GRID_LINE = "#1f2328", "#59636e", "#eeeff1", "#d5d9de"
+#: Longer names lose their beginning: what tells devices apart is mostly at the end.
+LONGEST_NAME, LONGEST_TITLE = 28, 90
+
+
+@dataclass(frozen=True)
+class Box:
+    """A span of time on a lane.
+
+    Attributes:
+        lane: from 0, at the top.
+        start: in the unit of the axis.
+        end: in the unit of the axis.
+        label: drawn in the box if there is room.
+        tooltip: shown where the mouse rests.
+        colour: as ``#rrggbb``.
+    """
+
+    lane: int
+    start: float
+    end: float
+    label: str
+    tooltip: str
+    colour: str
+
+
+def chart(
+    title: str,
+    caption: str,
+    lanes: Sequence[str],
+    boxes: Sequence[Box],
+    legend: Sequence[Sequence[tuple[str, str]]],
+    axis: str,
+) -> str:
+    """Draws boxes on lanes, a time axis below and what the colours mean above.
+
+    Args:
+        title: the first line.
+        caption: the second line.
+        lanes: their names, from the top.
+        boxes: at least one; where there is none on a lane, it is idle.
+        legend: colours and what they mean, in groups: each has its own line if all do not fit on one.
+        axis: what time means, with its unit.
+
+    Returns:
+        The text of an SVG file, with one ``<rect class="box">`` for each box, in the order received.
+    """
+    first, last = min(box.start for box in boxes), max(box.end for box in boxes)
+    span = (last - first) or 1.0
+    shown = [_shortened(name, LONGEST_NAME) for name in lanes]
+    left = MARGIN + max((_width(name, TEXT_SIZE) for name in shown), default=0) + 12
+    plot = _plot_width(boxes, span)
+    width = math.ceil(left + plot + MARGIN + 10)
+    title = _shortened(title, LONGEST_TITLE)
+    # The title is bold, which is wider.
+    width = max(width, math.ceil(max(1.15 * _width(title, TITLE_SIZE), _width(caption, TEXT_SIZE)) + 2 * MARGIN))
+    top, keys = _legend(legend, width)
+    bottom = top + LANE_HEIGHT * len(lanes)
+
+    def x_of(time: float) -> float:
+        return left + (time - first) / span * plot
+
+    def y_of(lane: int) -> float:
+        return top + LANE_HEIGHT * lane
+
+    lines = [
+        _text(MARGIN, 34, title, f'font-size="{TITLE_SIZE}" font-weight="bold"'),
+        _text(MARGIN, 56, caption),
+        *keys,
+    ]
+    for k, name in enumerate(lanes):
+        lines.append(
+            f'<rect class="idle" x="{left:.2f}" y="{y_of(k)}" width="{plot:.2f}" height="{BOX_HEIGHT}" fill="{IDLE}"/>'
+        )
+        lines.append(_text(left - 12, y_of(k) + 18.5, shown[k], 'text-anchor="end"', tooltip=name))
+    for time, label in _axis_ticks(first, last, plot):
+        x = x_of(time)
+        lines.append(f'<path d="M{x:.2f} {top - 4}V{bottom}" stroke="{GRID_LINE}"/>')
+        lines.append(_text(x, bottom + 15, label, f'text-anchor="middle" font-size="12" fill="{FAINT_INK}"'))
+    lines.append(_text(left + plot / 2, bottom + 36, axis, f'text-anchor="middle" fill="{FAINT_INK}"'))
+
+    size, labels = _label_size(boxes, plot / span), []
+    # The same room for all: else, of boxes as long, those up to 9 would have a label and those from 10 none.
+    room = max(_width(box.label, size) for box in boxes) + 2
+    for box in boxes:
+        x, y, box_width = x_of(box.start), y_of(box.lane), (box.end - box.start) / span * plot
+        # An edge tells neighbours apart; of a sliver it would leave nothing.
+        edge = ' stroke="#ffffff"' if box_width > 4 else ""
+        lines.append(
+            f'<rect class="box" x="{x:.2f}" y="{y}" width="{box_width:.2f}" height="{BOX_HEIGHT}" fill="{box.colour}"'
+            f"{edge}><title>{_escaped(box.tooltip)}</title></rect>"
+        )
+        if box_width >= room:
+            labels.append(_text(x + box_width / 2, y + 14 + 0.36 * size, box.label, f'fill="{_ink_on(box.colour)}"'))
+    # Last, so that no box covers them, and not in the way of the mouse.
+    lines += [f'<g font-size="{size}" text-anchor="middle" pointer-events="none">', *labels, "</g>"]
+
+    height = bottom + 50
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(_printable(f"{title}. {caption}"))} '
+            f'font-family="Helvetica, Arial, sans-serif" font-size="{TEXT_SIZE}" fill="{INK}">',
+            # On a dark page, too, the text has to be seen.
+            f'<rect class="paper" width="{width}" height="{height}" fill="#ffffff"/>',
+            *lines,
+            "</svg>\n",
+        ]
+    )
+
+
+def shades(colour: str, number: int) -> list[str]:
+    """The colour, as ``#rrggbb``, and lighter ones that are as far from each other as they can."""
+    lightest = 0.55
+    shares = [lightest * i / max(1, number - 1) for i in range(number)]
+    return ["#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in _parts(colour)) for share in shares]
+
+
+def _parts(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _ink_on(colour: str) -> str:
+    """Black or white, whichever has the larger contrast by the rules of the WCAG."""
+    linear = [(part / 255 / 12.92) if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in _parts(colour)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return INK if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+
+
+def _plot_width(boxes: Sequence[Box], span: float) -> float:
+    lengths = [box.end - box.start for box in boxes if box.end > box.start]
+    smallest, largest = PLOT_WIDTHS
+    return min(largest, max(smallest, USUAL_BOX_WIDTH * span / statistics.median(lengths))) if lengths else smallest
+
+
+def _label_size(boxes: Sequence[Box], pixels_per_unit: float) -> int:
+    """The largest size at which nearly all labels fit, else the smallest, at which some may."""
+    longest = max((box.label for box in boxes), key=len)
+    for size in LABEL_SIZES:
+        if sum(_width(longest, size) + 2 <= (box.end - box.start) * pixels_per_unit for box in boxes) > 0.9 * len(
+            boxes
+        ):
+            return size
+    return LABEL_SIZES[-1]
+
+
+def _legend(legend: Sequence[Sequence[tuple[str, str]]], width: float) -> tuple[int, list[str]]:
+    """Where the lanes begin below it, and the legend, in as many lines as it needs."""
+    all_keys = list(itertools.chain(*legend))
+    # One below the other where there are several lines.
+    widest = max(_width(meaning, TEXT_SIZE) for _, meaning in all_keys) + 36
+    fits = sum(_width(meaning, TEXT_SIZE) + 36 for _, meaning in all_keys) + MARGIN <= width
+    lines, y = [], 74
+    for group in [all_keys] if fits else legend:
+        x = float(MARGIN)
+        for colour, meaning in group:
+            needed = _width(meaning, TEXT_SIZE) + 36 if fits else widest
+            if x > MARGIN and x + needed > width:
+                x, y = float(MARGIN), y + 22
+            lines.append(f'<rect class="key" x="{x:.2f}" y="{y}" width="14" height="14" fill="{colour}"/>')
+            lines.append(_text(x + 20, y + 11.5, meaning))
+            x += needed
+        y += 22
+    return y + 12, lines
+
+
+def _axis_ticks(first: float, last: float, plot: float) -> list[tuple[float, str]]:
+    """Round times, 1, 2 or 5 of a power of ten apart, and how they are written."""
+    apart = max(75.0, _width(f"{max(abs(first), abs(last)):.3f}", TEXT_SIZE) + 10)
+    least = ((last - first) or 1.0) * apart / plot
+    power = math.floor(math.log10(least))
+    step = next(factor * 10.0**power for factor in (1, 2, 5, 10) if factor * 10.0**power >= least * (1 - 1e-9))
+    # Of 10 ** power, 10 needs one decimal less.
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    numbers = range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1)
+    return [(number * step, f"{number * step:.{decimals}f}") for number in numbers]
+
+
+def _width(text: str, size: int) -> float:
+    """About how wide a text is. Fonts differ: this is enough for the wide ones."""
+
+    def of_letter(letter: str) -> float:
+        if unicodedata.east_asian_width(letter) in "WF" or letter in "MWmw@%…":
+            return 1.0
+        return 0.75 if letter.isupper() else 0.62
+
+    return size * sum(map(of_letter, text))
+
+
+def _shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else "…" + text[1 - longest :]
+
+
+def _text(x: float, y: float, text: str, attributes: str = "", tooltip: str | None = None) -> str:
+    title = f"<title>{_escaped(tooltip)}</title>" if tooltip not in (None, text) else ""
+    return f'<text x="{x:.2f}" y="{y:.2f}"{" " + attributes if attributes else ""}>{title}{_escaped(text)}</text>'
+
+
+def _escaped(text: str | None) -> str:
+    return escape(_printable(text or ""))
+
+
+def _printable(text: str) -> str:
+    """XML cannot hold control characters at all, not even escaped."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -1,0 +1,117 @@
+"""The losses of micro-batches, of which those of the batch are made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+import strategies
+from keras_ext.pipeline.hung import MASK
+
+#: Reductions that divide by the number of losses.
+MEANS = ("mean", "sum_over_batch_size", None, "none")
+
+
+class MicrobatchLosses:
+    """Has a model compute losses of micro-batches such that, weighed by their rows, they add up to those of the batch.
+
+    Means over rows do so as they are. Sums do not, nor do means over what is not masked, or over weights of rows: they
+    are divided by what the batch, and not the micro-batch, has of these.
+
+    Args:
+        model: compiled, and built.
+        parts: of the replica.
+        masks: of the model's outputs, for the whole batch, in their structure, or None.
+        sample_weight: as it is given to the model, or None.
+        shares: of each micro-batch in the rows of the batch.
+    """
+
+    def __init__(
+        self, model: Any, parts: strategies.ReplicaParts, masks: Any, sample_weight: Any, shares: Sequence[Any]
+    ) -> None:
+        self._shares = shares
+        compiled = getattr(model, "_compile_loss", None)
+        # Keras' own list of what it is to compute, and what each of them is divided by.
+        self._flat: list[Any] = [] if compiled is None else compiled._flat_losses or []
+        self._of_batch = [self._divisor(entry, parts, masks, sample_weight) for entry in self._flat]
+        # The means of losses, one for each output of several, with what each was told of each micro-batch.
+        self._told: list[tuple[Any, list[Any]]] = [(metric, []) for metric in compiled.metrics] if compiled else []
+
+    def _divisor(self, entry: Any, parts: strategies.ReplicaParts, masks: Any, sample_weight: Any) -> Any:
+        """What the sum of one loss over all of the batch is to be divided by; None for a mean over rows."""
+        reduction = getattr(entry.loss, "reduction", "mean")
+        mask = _at(masks, entry.path)
+        weight = _at(sample_weight, entry.path) if keras.tree.is_nested(sample_weight) else sample_weight
+        if reduction == "sum":
+            return 1.0
+        if reduction in MEANS:
+            counted = mask
+        elif mask is None or weight is None:
+            counted = weight if mask is None else mask
+        else:
+            mask = ops.cast(mask, "float32")
+            weight = ops.cast(weight, "float32")
+            counted = mask * (ops.expand_dims(weight, -1) if len(weight.shape) < len(mask.shape) else weight)
+        return None if counted is None else parts.sum_over_replicas(ops.sum(ops.cast(counted, "float32")))
+
+    @contextlib.contextmanager
+    def of(self, i: int) -> Iterator[None]:
+        """Inside, the model computes the losses of micro-batch `i`, and updates no metric."""
+        changed: list[tuple[Any, str]] = []
+
+        def put(owner: Any, name: str, function: Callable[..., Any]) -> None:
+            setattr(owner, name, function)
+            changed.append((owner, name))
+
+        before = list(self._flat)
+        for place, (entry, divisor) in enumerate(zip(before, self._of_batch, strict=True)):
+            if divisor is not None:
+                self._flat[place] = entry._replace(loss=_divided(entry.loss, divisor, self._shares[i]))
+        for metric, told in self._told:
+            put(metric, "update_state", lambda value, sample_weight=None, told=told: told.append(value))
+        try:
+            yield
+        finally:
+            self._flat[:] = before
+            for owner, name in changed:
+                delattr(owner, name)
+
+    def update(self, num_rows: Any) -> None:
+        """Updates the means of losses with those of the batch.
+
+        Args:
+            num_rows: of the batch; int, or a tensor where it is not known beforehand: Keras weighs by it only if it is.
+        """
+        for metric, told in self._told:
+            total = sum(value * ops.cast(share, value.dtype) for value, share in zip(told, self._shares, strict=True))
+            metric.update_state(total, sample_weight=num_rows if isinstance(num_rows, int) else None)
+
+
+def _divided(loss: Any, divisor: Any, share: Any) -> Callable[..., Any]:
+    """A loss that is a sum, divided, and by its micro-batch's share of the rows, by which the caller multiplies it."""
+
+    def computed(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        before = loss.reduction
+        loss.reduction = "sum"
+        try:
+            value = loss(y_true, y_pred, sample_weight)
+        finally:
+            loss.reduction = before
+        return ops.divide_no_nan(value, ops.cast(divisor * share, value.dtype))
+
+    return computed
+
+
+def _at(structure: Any, path: Sequence[Any]) -> Any:
+    for key in path if structure is not None else ():
+        structure = structure[key]
+    return structure
+
+
+def mask_of(value: Any) -> Any:
+    """The mask that Keras hangs on a tensor, or None."""
+    return getattr(value, MASK, None)

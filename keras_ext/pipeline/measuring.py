@@ -1,0 +1,73 @@
+"""A training step of a pipeline, with the time of each pass of each stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_ext.pipeline.schedule import Action
+from keras_ext.pipeline.timeline import Timeline
+
+#: Steps that are measured. Of those with the most micro-batches, without the first, the one in the middle is drawn.
+NUM_STEPS = 6
+
+
+class _Recorder(keras.callbacks.Callback):
+    """When actions of each step started and ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Mapping[tuple[Action, bool], float]] = []
+        self._now: dict[tuple[Action, bool], float] = {}
+
+    def told(self, action: Action, has_ended: bool) -> None:
+        """Notes the time; any thread may call this."""
+        self._now[action, has_ended] = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps.append(self._now)
+        self._now = {}
+
+
+def measured_timeline(model: Any, dataset: Any) -> Timeline:
+    """Trains a `PipelineModel` for some steps, undoes them, and returns one of them. See its `pipeline_timeline`."""
+    if not model.compiled:
+        raise ValueError("A timeline is that of training steps: compile the model first. Received: no optimizer.")
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    before = [np.array(variable) for variable in variables]
+    steps_per_execution, history = model.steps_per_execution, model.history
+    recorder = _Recorder()
+    model._watch, model.train_function, model.steps_per_execution = recorder.told, None, 1
+    try:
+        model.fit(dataset, steps_per_epoch=_num_steps(dataset), verbose=0, callbacks=[recorder])
+    finally:
+        model._watch, model.train_function, model.steps_per_execution = None, None, steps_per_execution
+        model.history = history
+        known = {id(variable): value for variable, value in zip(variables, before, strict=True)}
+        for variable in (*model.variables, *model.optimizer.variables, *model.metrics_variables):
+            # What the first step has made, such as an optimizer's slots, begins with zeros.
+            variable.assign(known.get(id(variable), np.zeros(variable.shape, variable.dtype)))
+    if not recorder.steps:
+        raise ValueError(f"There is no step to measure. Received a data set without a batch: {dataset!r}.")
+    most = max(map(len, recorder.steps))
+    steps = [step for step in recorder.steps if len(step) == most]
+    steps = sorted(steps[1:] or steps, key=lambda step: max(step.values()) - min(step.values()))
+    step = steps[len(steps) // 2]
+    start = min(step.values())
+    times = {action: (step[action, False] - start, step[action, True] - start) for action, is_end in step if is_end}
+    schedule = model.schedule(1 + max(action.microbatch for action in times))
+    return Timeline(schedule, model.device_names(schedule), times, measured=True)
+
+
+def _num_steps(dataset: Any) -> int:
+    """As many as there are, if fewer than wanted: Keras warns of a data set that ends early."""
+    count = getattr(dataset, "num_batches", None)
+    try:
+        count = len(dataset) if count is None else count
+    except TypeError:
+        return NUM_STEPS
+    return min(NUM_STEPS, count)

@@ -1,0 +1,99 @@
+"""The layers of one stage, as one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+import strategies
+
+
+@strategies.saved_as(keras.Sequential)
+class PipelineStage(keras.Sequential):
+    """Layers, one after the other, that lie on the device of one stage of a pipeline.
+
+    Their variables, the states of random draws included, are created on the device that the mesh axis "pipe" has for
+    the stage, and what optimizers keep of them is there, too. So is what they compute; in a
+    :class:`~keras_ext.PipelineModel`, which is made of such stages, so are their gradients.
+
+    In files it is a ``keras.Sequential``.
+
+    Args:
+        layers: a list of layers, or a Sequential or Functional model. What has variables already is made again where it
+            belongs, with their values.
+        stage: from 0; stages beyond the size of "pipe" begin again at its first device.
+        name: of the layer.
+
+    Input shape:
+        That of the first layer.
+
+    Output shape:
+        That of the last layer.
+
+    Raises:
+        ValueError: `stage` is not a number from 0, or there are no layers.
+
+    Source: Huang et al., arXiv:1811.06965.
+    """
+
+    def __init__(self, layers: Any, stage: int = 0, name: str | None = None, **kwargs: Any) -> None:
+        if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
+            raise ValueError(f"stage is the number of a stage, from 0. Received: stage={stage!r}.")
+        given = _listed(layers)
+        if not given:
+            raise ValueError(f"A stage has one layer at least. Received: layers={layers!r}.")
+        self._parts = strategies.replica_parts()
+        along = self._parts.along("pipe")
+        self._part = along[stage % len(along)]
+        self.stage = stage
+        with self._parts.creating(self._part):
+            super().__init__([_made_here(layer) for layer in given], name=name, **kwargs)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables that are not there yet."""
+        with self._parts.creating(self._part):
+            super().build(input_shape)
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
+        """Computes the layers on the stage's device."""
+        with self._parts.on(self._part):
+            return super().call(inputs, training=training, mask=mask, **kwargs)
+
+    @classmethod
+    def plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """The config of the Sequential model, for files."""
+        return {name: value for name, value in config.items() if name != "stage"}
+
+    def get_config(self) -> dict[str, Any]:
+        """That of the Sequential model, and the stage."""
+        return {**super().get_config(), "stage": self.stage}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PipelineStage:
+        """Makes the stage again, built if it was."""
+        made = keras.Sequential.from_config(cls.plain_config(config), custom_objects)
+        return cls(made, config["stage"], name=config["name"])
+
+
+def _listed(layers: Any) -> list[Any]:
+    if isinstance(layers, keras.Sequential):
+        with_input = layers.built and getattr(layers, "inputs", None)
+        return [
+            keras.Input(batch_shape=t.shape, dtype=t.dtype) for t in layers.inputs[:1] if with_input
+        ] + layers.layers
+    if isinstance(layers, keras.Layer):
+        return [layers]
+    return list(layers) if isinstance(layers, Sequence) else []
+
+
+def _made_here(layer: Any) -> Any:
+    """A layer as it is, if it has no variables yet; else one like it that is made anew."""
+    if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.InputLayer) or not layer.variables:
+        return layer
+    made = type(layer).from_config(layer.get_config())
+    if layer.built and layer.weights:
+        made.build_from_config(layer.get_build_config())
+        made.set_weights(layer.get_weights())
+    return made

@@ -1,0 +1,234 @@
+"""When the devices of a pipeline computed which stage, as a plan or as measured: the bubble, a picture and a trace.
+
+Pure: who measures hands over the times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keras_ext.pipeline.drawing import IDLE, Box, chart, shades
+from keras_ext.pipeline.schedule import Action, Kind, Schedule, validate
+
+#: Blue and orange, which colour-blind people can tell apart; one is also darker than the other.
+COLOURS = {Kind.FORWARD: "#0072b2", Kind.BACKWARD: "#e69f00"}
+NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each action of a schedule started and ended. Prints as a few lines of text.
+
+    Attributes:
+        schedule: what the devices do; its messages are left out.
+        device_names: one for each device of the schedule.
+        times: start and end of each forward and backward action, in seconds from the beginning of the step if
+            measured, else in ticks.
+        measured: whether this is what happened, or what the schedule says.
+
+    Raises:
+        ValueError: the schedule does not compute a pipeline, there is not one name for each device, or not one start
+            and end for each action.
+    """
+
+    schedule: Schedule
+    device_names: tuple[str, ...]
+    times: Mapping[Action, tuple[float, float]] = field(repr=False)
+    measured: bool
+
+    def __post_init__(self) -> None:
+        if len(self.device_names) != self.schedule.num_devices:
+            raise ValueError(
+                f"device_names must hold one name for each of the {self.schedule.num_devices} devices of the schedule. "
+                f"Received: device_names={self.device_names!r}."
+            )
+        validate(self.schedule)
+        expected = set(_computations(self.schedule))
+        if not expected:
+            raise ValueError(f"A schedule without computations has no timeline. Received: schedule={self.schedule!r}.")
+        for actions, what in (
+            ([action for action in expected if action not in self.times], "no times of"),
+            ([action for action in self.times if action not in expected], "times of what it does not compute:"),
+        ):
+            if actions:
+                raise ValueError(
+                    "times must hold the start and end of each forward and backward action of the schedule, and "
+                    f"nothing else. Received: {what} {_listed(actions)}."
+                )
+        for action, (start, end) in self.times.items():
+            if not (math.isfinite(start) and math.isfinite(end) and start <= end):
+                raise ValueError(
+                    "times must be pairs of a start and an end that is not before it. "
+                    f"Received: {(start, end)!r} for {action}."
+                )
+
+    @classmethod
+    def planned(cls, schedule: Schedule, ticks: Callable[[Action], float] | None = None) -> Timeline:
+        """What the schedule says: each action starts as soon as it can.
+
+        Args:
+            schedule: with or without messages.
+            ticks: how long an action takes; a backward action twice as long as a forward one if left out.
+        """
+        times = schedule.times(ticks)
+        names = tuple(f"device {k}" for k in range(schedule.num_devices))
+        return cls(schedule, names, {action: times[action] for action in _computations(schedule)}, measured=False)
+
+    @property
+    def length(self) -> float:
+        """From the first start to the last end, in seconds if measured, else in ticks."""
+        return max(end for _, end in self.times.values()) - min(start for start, _ in self.times.values())
+
+    @property
+    def bubble(self) -> float:
+        """The share of the devices' time, from the first start to the last end, in which they wait."""
+        return 1 - statistics.fmean(self._busy(k) for k in range(self.schedule.num_devices))
+
+    @property
+    def planned_bubble(self) -> float:
+        """The bubble by the schedule, were all forward passes equally long and backward ones twice that."""
+        return self.schedule.bubble()
+
+    def svg(self) -> str:
+        """Draws devices down, time to the right, a box with the number of its micro-batch for each action.
+
+        With several stages on a device, later ones are lighter.
+        """
+        num_places = -(-self.schedule.num_stages // self.schedule.num_devices)
+        colours = {kind: shades(colour, num_places) for kind, colour in COLOURS.items()}
+        scale = 1000 if self.measured else 1
+        boxes = []
+        for action in _computations(self.schedule):
+            start, end = self.times[action]
+            tooltip = (
+                f"{action}: stage {action.stage}, {NAMES[action.kind]}, micro-batch {action.microbatch}; "
+                f"starts at {self._written(start)}, takes {self._written(end - start)}"
+            )
+            colour = colours[action.kind][action.stage // self.schedule.num_devices]
+            lane = self.schedule.device_of(action.stage)
+            boxes.append(Box(lane, start * scale, end * scale, str(action.microbatch), tooltip, colour))
+        meanings = [self._stages_at(place) if num_places > 1 else "" for place in range(num_places)]
+        forward, backward = (
+            [(colour, NAMES[kind] + meaning) for colour, meaning in zip(colours[kind], meanings, strict=True)]
+            for kind in COLOURS
+        )
+        axis = "time since the step began (ms)" if self.measured else "time (ticks)"
+        return chart(
+            self._title, self._bubbles, self.device_names, boxes, [forward, backward, [(IDLE, "waiting")]], axis
+        )
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """The same as events for Chrome's ``about:tracing`` and for Perfetto; a tick of a plan is a millisecond."""
+        events: list[dict[str, Any]] = [_metadata("process_name", 0, {"name": self._title})]
+        for k, name in enumerate(self.device_names):
+            events.append(_metadata("thread_name", k, {"name": name}))
+            events.append(_metadata("thread_sort_index", k, {"sort_index": k}))
+        microseconds = 1e6 if self.measured else 1e3
+        for action in _computations(self.schedule):
+            # Viewers round to nanoseconds. Rounded here, an end is never after the start that follows it.
+            start, end = (round(time * microseconds, 3) for time in self.times[action])
+            events.append(
+                {
+                    "name": f"{action.kind.value}{action.microbatch}",
+                    "cat": NAMES[action.kind],
+                    "ph": "X",
+                    "ts": start,
+                    "dur": round(end - start, 3),
+                    "pid": 0,
+                    "tid": self.schedule.device_of(action.stage),
+                    "args": {"stage": action.stage, "microbatch": action.microbatch},
+                }
+            )
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def write(self, path: str | os.PathLike[str]) -> tuple[Path, Path]:
+        """Writes the picture, and the trace beside it with the suffix ``.json``; folders are made as needed.
+
+        Returns:
+            The paths of the picture and of the trace.
+
+        Raises:
+            ValueError: the path does not end in ``.svg``.
+        """
+        picture = Path(path)
+        if picture.suffix != ".svg":
+            raise ValueError(
+                "The picture of a timeline is an SVG file: give a path that ends in .svg, such as 'timeline.svg'. "
+                f"Received: path={os.fspath(path)!r}."
+            )
+        trace = picture.with_suffix(".json")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_text(self.svg(), encoding="utf-8")
+        trace.write_text(json.dumps(self.chrome_trace()), encoding="utf-8")
+        return picture, trace
+
+    def __str__(self) -> str:
+        rows = [("", "busy", "mean forward", "mean backward")]
+        for k, name in enumerate(self.device_names):
+            rows.append((name, f"{self._busy(k):.1%}", self._mean(k, Kind.FORWARD), self._mean(k, Kind.BACKWARD)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            name.ljust(widths[0]) + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+            for name, *cells in rows
+        ]
+        return "\n".join([f"{self._title}; length: {self._written(self.length)}", self._bubbles, *table])
+
+    @property
+    def _title(self) -> str:
+        name, stages, microbatches = self.schedule.name, self.schedule.num_stages, self.schedule.num_microbatches
+        return f"{name}: {stages} stage{_s(stages)}, {microbatches} micro-batch{'es' if microbatches != 1 else ''}"
+
+    @property
+    def _bubbles(self) -> str:
+        if not self.measured:
+            return f"bubble: by the schedule {100 * self.bubble:.1f} %"
+        return f"bubble: measured {100 * self.bubble:.1f} %, by the schedule {100 * self.planned_bubble:.1f} %"
+
+    def _on(self, device: int) -> dict[Action, tuple[float, float]]:
+        return {a: times for a, times in self.times.items() if self.schedule.device_of(a.stage) == device}
+
+    def _busy(self, device: int) -> float:
+        """The share of the length in which a device computes; what overlaps counts once."""
+        busy, until = 0.0, -math.inf
+        for start, end in sorted(self._on(device).values()):
+            busy += max(0.0, end - max(start, until))
+            until = max(until, end)
+        return busy / self.length if self.length else 1.0
+
+    def _mean(self, device: int, kind: Kind) -> str:
+        lengths = [end - start for action, (start, end) in self._on(device).items() if action.kind is kind]
+        return self._written(statistics.fmean(lengths)) if lengths else "none"
+
+    def _written(self, time: float) -> str:
+        return f"{1000 * time:.3f} ms" if self.measured else f"{time:g} tick{_s(time)}"
+
+    def _stages_at(self, place: int) -> str:
+        """The stages that have a place on their devices, for the legend."""
+        first = place * self.schedule.num_devices
+        last = min(first + self.schedule.num_devices, self.schedule.num_stages) - 1
+        return f", stage {first}" if first == last else f", stages {first} to {last}"
+
+
+def _computations(schedule: Schedule) -> list[Action]:
+    return [action for actions in schedule.devices for action in actions if action.kind in COLOURS]
+
+
+def _metadata(name: str, device: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": 0, "tid": device, "args": arguments}
+
+
+def _listed(actions: Iterable[Action]) -> str:
+    ordered = sorted(actions, key=lambda action: (action.stage, action.kind.value, action.microbatch))
+    more = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
+    return ", ".join(map(str, ordered[:5])) + more
+
+
+def _s(number: float) -> str:
+    return "" if number == 1 else "s"
