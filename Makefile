@@ -20,7 +20,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel lint ruff mypy format clean
+.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -49,6 +49,9 @@ bench-overlap: $(READY_HOROVOD) ## show from traces how much of the all-reduce r
 
 bench-tensor-parallel: $(READY_RUN) ## measure what layers split over two devices gain, beside torch and Keras on JAX
 	$(BIN)/python benchmarks/tensor_parallel/main.py $(ARGS)
+
+bench-pipeline: $(READY_RUN) ## measure what models in stages gain in time and in memory, beside torch
+	$(BIN)/python benchmarks/pipeline/main.py $(ARGS)
 
 lint: ruff mypy ## check style and types
 

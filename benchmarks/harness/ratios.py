@@ -16,12 +16,14 @@ class Comparison:
         contender: name of the one above the line.
         baseline: name of the one below.
         target: the least ratio that is good enough, None where the ratio is for information.
+        at_most: whether the target is the largest ratio that is, as of times and of memory.
     """
 
     name: str
     contender: str
     baseline: str
     target: float | None = None
+    at_most: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ def ratio_table(comparisons: Iterable[Comparison], measured: Mapping[str, Sequen
         target, met = "", ""
         if comparison.target is not None:
             # Compared as printed: a target of 1.00 is not missed by what nobody can see.
-            target = f">= {comparison.target:.2f}"
-            met = "yes" if round(ratio.of_medians, 3) >= comparison.target else "no"
+            target = f"{'<=' if comparison.at_most else '>='} {comparison.target:.2f}"
+            over = round(ratio.of_medians, 3) - comparison.target
+            met = "yes" if (over <= 0 if comparison.at_most else over >= 0) else "no"
         spread = f"{ratio.lower_quartile:.3f} to {ratio.upper_quartile:.3f}"
         rows.append((comparison.name, f"{ratio.of_medians:.3f}", spread, target, met))
     return markdown(("comparison", "ratio of medians", "quartiles of each round's ratio", "target", "met"), rows)

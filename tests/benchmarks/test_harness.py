@@ -52,6 +52,8 @@ def test_tables() -> None:
         "| b / a | 1.000 | 0.955 to 1.056 |  |  |"
     )
     assert ratio_table([Comparison("a / b", "a", "b", 1.01)], measured).endswith(">= 1.01 | no |")
+    assert ratio_table([Comparison("a / b", "a", "b", 1.0, at_most=True)], measured).endswith("<= 1.00 | yes |")
+    assert ratio_table([Comparison("a / b", "a", "b", 0.99, at_most=True)], measured).endswith("<= 0.99 | no |")
     assert value_table({"a": [90.0, 100.0, 110.0]}, "images/s") == (
         "| contender | images/s, median | quartiles |\n| --- | --- | --- |\n| a | 100 | 95 to 105 |"
     )

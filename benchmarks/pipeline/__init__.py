@@ -1,0 +1,1 @@
+"""What models in stages gain in time and in memory."""

@@ -1,0 +1,53 @@
+"""Measures the cases' steps in turn, whoever makes them. Standard library only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from harness.workers import Report
+
+from pipeline.cases import Case, Workload, turns
+from pipeline.sizes import SLEEPS_OF_A_STAGE
+
+Step = Callable[[], object]
+
+
+def measure(workload: Workload, make_step: Callable[[Case], Step], report: Report) -> None:
+    """Reports one case per turn, in the part's unit, until nobody asks any more.
+
+    Args:
+        workload: whose cases are measured.
+        make_step: makes what trains once, and returns when that has been computed.
+        report: takes a measurement; returns when it is this process' turn again.
+    """
+    steps = {case: make_step(case) for case in workload.cases}
+    for step in steps.values():
+        step()
+    # The first report of all is thrown away.
+    report(0.0)
+    for case in turns(workload.cases):
+        # What waiting has cooled down.
+        steps[case]()
+        start = time.perf_counter()
+        for _ in range(workload.num_steps):
+            steps[case]()
+        report(value_of((time.perf_counter() - start) / workload.num_steps, workload.part, case))
+
+
+def measure_first(workload: Workload, make_step: Callable[[Case], Step], report: Report) -> None:
+    """Reports the seconds that the first step takes, with all that is done once before it, until nobody asks."""
+    report(0.0)
+    for case in turns(workload.cases):
+        step = make_step(case)
+        start = time.perf_counter()
+        step()
+        report(time.perf_counter() - start)
+
+
+def value_of(seconds: float, part: str, case: Case) -> float:
+    """What is reported of a step that took so long."""
+    if part == "sleep":
+        one_after_the_other = case.num_stages * case.num_microbatches * SLEEPS_OF_A_STAGE * case.size / 1e3
+        return one_after_the_other / seconds
+    return case.batch_size / seconds if part == "one_stage" else 1e3 * seconds

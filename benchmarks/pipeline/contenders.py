@@ -1,0 +1,91 @@
+"""Who is measured, and in which processes. Pure data: libraries are imported in the contenders' own processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import clusters
+from harness.clusters import Environments
+from harness.workers import Contender, Report
+
+from pipeline.cases import Workload
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to train.
+
+    Attributes:
+        row: its row in the tables.
+        schedule: of its pipeline; None for none.
+        processes: whether stages are processes, and not devices of one.
+        requires: the distribution that has to be installed beside ours.
+    """
+
+    row: str
+    schedule: str | None = None
+    processes: bool = False
+    requires: str = "keras"
+
+
+KINDS: Mapping[str, Kind] = {
+    "plain": Kind("plain Keras, 1 device"),
+    "plain_again": Kind("plain Keras, 1 device, a second process"),
+    "unrolled": Kind("plain Keras, micro-batches in line in one graph"),
+    "gpipe": Kind("PipelineModel, gpipe", "gpipe"),
+    "1f1b": Kind("PipelineModel, 1f1b", "1f1b"),
+    "one_stage": Kind("PipelineModel of one stage", "1f1b"),
+    "torch_gpipe": Kind("torch.distributed.pipelining, gloo, ScheduleGPipe", "gpipe", True, "torch"),
+    "torch_1f1b": Kind("torch.distributed.pipelining, gloo, Schedule1F1B", "1f1b", True, "torch"),
+}
+
+#: With these, blocks of memory that are freed go back to the system at once, and are not counted any more.
+FREES_AT_ONCE = {
+    # oneDNN's allocator keeps what it has had.
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    # glibc raises its threshold, above which blocks are pages of their own, unless it is told one.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+
+
+def contenders(names: Sequence[str], workload: Workload) -> list[Contender]:
+    """The contenders of those names, in that order: a core for each stage, as far as there are cores, and a thread."""
+    num_stages = max(case.num_stages for case in workload.cases)
+    found = []
+    for name in names:
+        kind = KINDS[name]
+        run = functools.partial(_run, name, workload)
+        if kind.processes:
+            own = clusters.one_core_each(num_stages)
+            found.append(Contender(kind.row, run, clusters.of_torch(num_stages), own))
+        else:
+            count = num_stages if kind.schedule else 1
+            cores = tuple(dict.fromkeys(core for [core] in clusters.one_core_each(count)))
+            found.append(Contender(kind.row, run, _environment(workload.part, count), (cores,)))
+    return found
+
+
+def _environment(part: str, num_devices: int) -> Environments:
+    return (
+        {
+            **clusters.one_thread_each(),
+            # A thread for each stage: one that sleeps holds its own.
+            "TF_NUM_INTEROP_THREADS": str(max(2, num_devices)),
+            "KERAS_BACKEND": "tensorflow",
+            **(FREES_AT_ONCE if part == "memory" else {}),
+        },
+    )
+
+
+def _run(name: str, workload: Workload, report: Report) -> None:
+    if KINDS[name].processes:
+        from pipeline import torch_training
+
+        torch_training.run(name, workload, report)
+    else:
+        from pipeline import keras_training
+
+        keras_training.run(name, workload, report)

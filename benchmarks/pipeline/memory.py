@@ -1,0 +1,50 @@
+"""How much more memory a process has at most while it does something. Linux only, standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.workers import Report
+
+from pipeline.cases import Case, Workload, turns
+from pipeline.clock import Step
+
+_NUM_SKIPPED = 3
+
+
+def measure(workload: Workload, make_step: Callable[[Case], Step], report: Report) -> None:
+    """Reports the megabytes that steps of a case take, one case per turn, until nobody asks any more."""
+    steps = {case: make_step(case) for case in workload.cases}
+    for step in steps.values():
+        # What stays once it is there is no part of it: graphs, optimizers, pools of threads.
+        for _ in range(_NUM_SKIPPED):
+            step()
+    report(0.0)
+    for case in turns(workload.cases):
+        report(increase(steps[case], workload.num_steps) / 1e6)
+
+
+def increase(step: Step, num_steps: int) -> int:
+    """Returns the bytes by which resident memory at its highest, during the steps, exceeds what it was before."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):
+        # Of glibc: what is free goes back to the system.
+        ctypes.CDLL(None).malloc_trim(0)
+    # The kernel forgets the highest value.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    for _ in range(num_steps):
+        step()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise OSError(f"This system does not say {name} in /proc/self/status.")
+    return 1024 * int(found[1])

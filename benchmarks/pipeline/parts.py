@@ -1,0 +1,149 @@
+"""The parts of the benchmark: who is in each, at which sizes, what is compared, the targets. Pure data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.ratios import Comparison
+
+from pipeline.cases import Case, Workload, row_of
+from pipeline.contenders import KINDS
+
+#: What no process measures: by the name of a contender.
+REFERENCES = {"ideal": "m p / (m + p - 1)", "limit": "limit"}
+LIMIT_OF_TRACE_SECONDS = 20.0
+#: Where no flag says how large a batch is.
+ROWS_OF_MICROBATCH = {"sleep": 1, "memory": 4, "trace": 2}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to find out.
+
+    Attributes:
+        contenders: in the order of their turns.
+        unit: of what they measure.
+        compared: contender, baseline, target (None where the ratio is for information), whether that is an upper bound.
+        stages, microbatches: the numbers measured, every one with every one.
+        num_steps, num_rounds: where nothing else is asked for.
+        is_of_first_step: whether processes measure once, and each round has its own.
+    """
+
+    contenders: tuple[str, ...]
+    unit: str
+    compared: tuple[tuple[str, str, float | None, bool], ...]
+    stages: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    num_steps: int
+    num_rounds: int
+    is_of_first_step: bool = False
+
+
+PARTS: Mapping[str, Part] = {
+    "sleep": Part(
+        ("gpipe", "1f1b"),
+        "speedup over the stages one after the other",
+        (("gpipe", "ideal", 0.95, False), ("1f1b", "ideal", 0.95, False)),
+        (2, 4, 8),
+        (8, 16, 32),
+        num_steps=1,
+        num_rounds=3,
+    ),
+    "dense": Part(
+        ("plain", "gpipe", "torch_gpipe", "1f1b", "torch_1f1b"),
+        "ms/step",
+        (
+            ("gpipe", "torch_gpipe", 0.85, True),
+            ("1f1b", "torch_1f1b", 0.85, True),
+            ("gpipe", "plain", None, True),
+            ("1f1b", "plain", None, True),
+        ),
+        (2,),
+        (8,),
+        num_steps=3,
+        num_rounds=9,
+    ),
+    "one_stage": Part(
+        ("plain", "one_stage", "plain_again"),
+        "rows/s",
+        (("one_stage", "plain", 0.97, False), ("plain_again", "plain", None, False)),
+        (1,),
+        (1,),
+        num_steps=3,
+        num_rounds=11,
+    ),
+    "memory": Part(
+        ("plain", "gpipe", "1f1b"),
+        "MB",
+        (("1f1b", "gpipe", 0.45, True), ("gpipe", "plain", None, True), ("1f1b", "plain", None, True)),
+        (4,),
+        (16,),
+        num_steps=3,
+        num_rounds=3,
+    ),
+    "trace": Part(
+        ("1f1b", "unrolled"),
+        "s to trace and do the first step",
+        (("1f1b", "limit", 1.0, True), ("1f1b", "unrolled", None, True)),
+        (4,),
+        (32,),
+        num_steps=1,
+        num_rounds=3,
+        is_of_first_step=True,
+    ),
+}
+
+
+def workload(
+    name: str,
+    size: float,
+    batch_sizes: Sequence[int],
+    stages: Sequence[int] | None = None,
+    microbatches: Sequence[int] | None = None,
+    num_steps: int | None = None,
+    num_rounds: int | None = None,
+) -> Workload:
+    """What a part measures; numbers left out are the part's own.
+
+    Args:
+        name: of the part.
+        size: of what it measures by; see `Case`.
+        batch_sizes: rows of a step, where the layers are dense; the others have a few for each micro-batch.
+        stages, microbatches: numbers of them. A model of one stage has one of each in any case.
+        num_steps: measured in a row.
+        num_rounds: measurements of each case.
+    """
+    part = PARTS[name]
+    if name == "one_stage":
+        stages = microbatches = None
+    cases = []
+    for p, m in itertools.product(stages or part.stages, microbatches or part.microbatches):
+        own = batch_sizes if name in ("dense", "one_stage") else [ROWS_OF_MICROBATCH[name] * m]
+        cases += [Case(f"p={p}, m={m}, batch {rows}", p, m, rows, size) for rows in own]
+    return Workload(name, tuple(cases), num_steps or part.num_steps, num_rounds or part.num_rounds)
+
+
+def comparisons(name: str, names: Collection[str], case: Case) -> list[Comparison]:
+    """What is compared with what in a case, of the contenders that are there."""
+    there = {*names, *REFERENCES}
+    return [
+        Comparison(f"{one} / {other}: {case.label}", _row(one, case), _row(other, case), target, at_most)
+        for one, other, target, at_most in PARTS[name].compared
+        if {one, other} <= there
+    ]
+
+
+def references(load: Workload) -> dict[str, list[float]]:
+    """The measurements' counterparts that nobody measures, as often as there are rounds."""
+    wanted = {other for _, other, _, _ in PARTS[load.part].compared} & set(REFERENCES)
+    return {
+        _row(name, case): [case.ideal_speedup if name == "ideal" else LIMIT_OF_TRACE_SECONDS] * load.num_rounds
+        for case in load.cases
+        for name in sorted(wanted)
+    }
+
+
+def _row(name: str, case: Case) -> str:
+    return row_of(REFERENCES.get(name) or KINDS[name].row, case)

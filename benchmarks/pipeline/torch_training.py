@@ -1,0 +1,46 @@
+"""torch contenders inside their processes, one for each stage, over gloo."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.distributed
+from harness.workers import Report
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from pipeline import clock
+from pipeline.cases import Case, Workload
+from pipeline.contenders import KINDS
+from pipeline.sizes import NUM_DENSE, bounds
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+def run(name: str, workload: Workload, report: Report) -> None:
+    """Trains until nobody asks any more. Each process measures its own steps; the slowest one counts."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch.distributed.init_process_group("gloo")
+    clock.measure(workload, lambda case: _make_step(KINDS[name].schedule or "", case), report)
+
+
+def _make_step(schedule_name: str, case: Case) -> clock.Step:
+    rank, width = torch.distributed.get_rank(), int(case.size)
+    start, end = bounds(NUM_DENSE, case.num_stages)[rank : rank + 2]
+    layers = [layer for _ in range(start, end) for layer in (nn.Linear(width, width), nn.ReLU())]
+    module = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(module.parameters(), 1e-3)
+    stage = PipelineStage(module, rank, case.num_stages, torch.device("cpu"))
+    schedule = SCHEDULES[schedule_name](stage, case.num_microbatches, loss_fn=nn.functional.mse_loss)
+    x, y = torch.from_numpy(np.random.default_rng(0).standard_normal((2, case.batch_size, width), dtype=np.float32))
+    inputs = (x,) if rank == 0 else ()
+    target = y if rank == case.num_stages - 1 else None
+
+    def step() -> None:
+        optimizer.zero_grad()
+        # The outputs of the batch, which nobody looks at, need not be put together.
+        schedule.step(*inputs, target=target, losses=None if target is None else [], return_outputs=False)
+        optimizer.step()
+
+    return step
