@@ -25,7 +25,7 @@ flags.DEFINE_multi_integer(
 flags.DEFINE_multi_integer("microbatches", None, "Of a batch; repeatable; each part's own if left out.", lower_bound=1)
 flags.DEFINE_integer("rounds", None, "Measurements of each contender; each part's own if left out.", lower_bound=1)
 flags.DEFINE_integer("steps", None, "Measured steps in each round; each part's own if left out.", lower_bound=1)
-flags.DEFINE_float("sleep_ms", 10, "sleep: of a stage forward; twice that backward.", lower_bound=0)
+flags.DEFINE_float("sleep_ms", 20, "sleep: of a stage forward; twice that backward.", lower_bound=0)
 flags.DEFINE_integer("width", 1024, "dense, one_stage: units of each of the eight layers.", lower_bound=1)
 flags.DEFINE_multi_integer("batch_size", [512, 2048], "dense, one_stage: rows of a step; repeatable.", lower_bound=1)
 flags.DEFINE_float("megabytes", 268, "memory: activations between the layers, of a batch.", lower_bound=0)
