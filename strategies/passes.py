@@ -32,10 +32,6 @@ class Again(NamedTuple):
     function: Callable[..., Sequence[Any]]
 
 
-# Of tensors that have no size of their own.
-_HANDLES = (tf.resource, tf.variant)
-
-
 class Passes:
     """A computation that may be called several times.
 
@@ -172,7 +168,7 @@ class Passes:
             given.update((id(value), place) for place, value in enumerate(inputs))
             keep = [value for value in backward.captured_inputs if _is_made_in_graph(value)]
             kept.update((id(value), place) for place, value in enumerate(keep))
-            held = {id(value): value for value in (*outputs, *keep) if value.dtype not in _HANDLES}
+            held = {id(value): value for value in (*outputs, *keep) if _has_own_memory(value)}
             held_bytes = sum((value.shape.num_elements() or 0) * value.dtype.size for value in held.values())
             return [*outputs, *keep]
 
@@ -211,6 +207,11 @@ def _function(function: Callable[..., Any]) -> Any:
 
 def _is_floating(value: Any) -> bool:
     return bool(value.dtype.is_floating)
+
+
+def _has_own_memory(value: Any) -> bool:
+    """Whether a tensor of a graph is neither a handle nor what a variable holds."""
+    return value.dtype not in (tf.resource, tf.variant) and value.op.type != "ReadVariableOp"
 
 
 def _is_made_in_graph(value: Any) -> bool:

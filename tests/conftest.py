@@ -1,6 +1,7 @@
 """Eight logical CPU devices, made before TensorFlow starts: meshes of up to 2 x 2 x 2 fit in this one process."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -54,3 +55,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts first what takes one worker longest."""
     items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL_PROCESSES))
+
+
+@pytest.fixture
+def without_rewriting() -> Iterator[None]:
+    """TensorFlow runs graphs as they are. It rewrites them, and with them the order of sums, by all that is in them."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False} | before)

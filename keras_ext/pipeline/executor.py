@@ -223,7 +223,12 @@ class Run:
     def _ended(self, action: Action) -> None:
         if self._watch is not None:
             watch, part = self._watch, self._devices[action.stage]
-            self.watched.append(self._parts.told(part, lambda: watch(action, True), self._gates[part]))
+            # After the start at any rate: an action may have nothing to compute.
+            after = [*self._gates[part], self.watched[-1]]
+            told = self._parts.told(part, lambda: watch(action, True), after)
+            # The next action waits for it: else it could be told of before the end of this one is.
+            self._gates[part] = [told]
+            self.watched.append(told)
 
     def _gathered(self, part: int, key: Any) -> Any:
         """The sum of the gradients that came for a tensor."""

@@ -53,9 +53,7 @@ class MicrobatchLosses:
         elif mask is None or weight is None:
             counted = weight if mask is None else mask
         else:
-            mask = ops.cast(mask, "float32")
-            weight = ops.cast(weight, "float32")
-            counted = mask * (ops.expand_dims(weight, -1) if len(weight.shape) < len(mask.shape) else weight)
+            counted = ops.cast(mask, "float32") * ops.reshape(ops.cast(weight, "float32"), ops.shape(mask))
         return None if counted is None else parts.sum_over_replicas(ops.sum(ops.cast(counted, "float32")))
 
     @contextlib.contextmanager

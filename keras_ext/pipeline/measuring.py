@@ -39,11 +39,11 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
         raise ValueError("A timeline is that of training steps: compile the model first. Received: no optimizer.")
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     before = [np.array(variable) for variable in variables]
-    steps_per_execution, history = model.steps_per_execution, model.history
+    steps_per_execution, history = model.steps_per_execution, getattr(model, "history", None)
     recorder = _Recorder()
     model._watch, model.train_function, model.steps_per_execution = recorder.told, None, 1
     try:
-        model.fit(dataset, steps_per_epoch=_num_steps(dataset), verbose=0, callbacks=[recorder])
+        model.fit(dataset, steps_per_epoch=_num_steps(dataset), shuffle=False, verbose=0, callbacks=[recorder])
     finally:
         model._watch, model.train_function, model.steps_per_execution = None, None, steps_per_execution
         model.history = history

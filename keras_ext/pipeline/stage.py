@@ -76,7 +76,8 @@ class Stage:
 
     def state(self) -> list[Any]:
         """Returns what is in these now."""
-        return [ops.convert_to_tensor(variable.value) for variable in self.state_variables]
+        # A value, not the variable itself, which convert_to_tensor leaves as it is.
+        return [ops.stop_gradient(variable.value) for variable in self.state_variables]
 
 
 def nodes_of(graph: Any) -> list[Any]:

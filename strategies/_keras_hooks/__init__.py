@@ -7,7 +7,18 @@ strategy at hand is one of this package's; other strategies, and Keras without o
 reaches a saved file.
 """
 
-from strategies._keras_hooks import callbacks, files, losses, norms, optimizers, random, trainer, weights, whole_updates
+from strategies._keras_hooks import (
+    callbacks,
+    files,
+    losses,
+    norms,
+    optimizers,
+    random,
+    remat,
+    trainer,
+    weights,
+    whole_updates,
+)
 
 
 def install() -> None:
@@ -18,6 +29,7 @@ def install() -> None:
     norms.install()
     optimizers.install()
     random.install()
+    remat.install()
     trainer.install()
     weights.install()
     whole_updates.install()

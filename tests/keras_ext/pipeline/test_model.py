@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_ext
+from keras_ext.pipeline import executor
 from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
 from tests.strategies.parity.harness import NUM_ROWS, features, labels, vectors
 
@@ -161,8 +162,12 @@ def normalizing() -> keras.Model:
 SCHEDULES = {"1": ("1f1b", 1), "2, 1f1b": ("1f1b", 2), "4, gpipe": ("gpipe", 4), "2 x 2": ("interleaved_1f1b", 2)}
 
 
+@pytest.mark.usefixtures("without_rewriting")
+@pytest.mark.parametrize("in_line", [True, False], ids=["in line", "functions"])
 @pytest.mark.parametrize(("schedule", "devices"), SCHEDULES.values(), ids=SCHEDULES)
-def test_to_the_bit_the_micro_batches_accumulated(schedule: str, devices: int) -> None:
+def test_to_the_bit_the_micro_batches_accumulated(
+    schedule: str, devices: int, in_line: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = vectors()[:12], labels()[:12]
     keras.utils.set_random_seed(1)
     # Unclipped: TensorFlow adds up the squares of a global norm in another order on several devices.
@@ -170,14 +175,9 @@ def test_to_the_bit_the_micro_batches_accumulated(schedule: str, devices: int) -
     with mesh_strategy({"pipe": devices}).scope():
         split = keras_ext.PipelineModel(plain, num_microbatches=4, schedule=schedule)
         split.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
-    # TensorFlow rewrites graphs, and with them the order of sums, in ways that depend on all of the graph.
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        accumulate(plain, x, y, 4, steps=2)
-        split.fit(np.concatenate([x, x]), np.concatenate([y, y]), batch_size=12, shuffle=False, verbose=0)
-    finally:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False} | before)
+    monkeypatch.setattr(executor, "MOST_CALLS_IN_LINE", 10**9 if in_line else 0)
+    accumulate(plain, x, y, 4, steps=2)
+    split.fit(np.concatenate([x, x]), np.concatenate([y, y]), batch_size=12, shuffle=False, verbose=0)
     for mine, theirs in zip(split.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 

@@ -24,6 +24,7 @@ LEFT_OUT = {
     "R2Score, RMSE, LogCoshError, CosineSimilarity": "one layer",
 }
 
+#: The first one only with `--parity-all`.
 MESHES = {"pipe=2": {"pipe": 2}, "data=2,pipe=2": {"data": 2, "pipe": 2}}
 
 
@@ -66,7 +67,16 @@ def _remembering_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "case", [case for name, case in ALL.items() if name not in LEFT_OUT], ids=lambda case: case.name
 )
-def test_equals_one_device(case: Case, axes: Any) -> None:
+def test_equals_one_device(case: Case, axes: Any, request: pytest.FixtureRequest) -> None:
+    if "data" not in axes and not request.config.getoption("--parity-all"):
+        pytest.skip("with --parity-all")
     plain = execute(case, None)
     difference = compare(plain, execute(in_pipeline(case), mesh_strategy(axes)))
     assert difference.largest <= case.tolerance, difference
+
+
+@pytest.mark.usefixtures("without_rewriting")
+def test_batches_of_one_row_to_the_bit() -> None:
+    """The other micro-batches hold that row, too, and weigh nothing."""
+    case = ALL["batches of 1 row"]
+    assert compare(execute(case, None), execute(in_pipeline(case), mesh_strategy({"pipe": 2}))).largest == 0

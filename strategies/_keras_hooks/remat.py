@@ -1,0 +1,47 @@
+"""Layers made under a ``keras.RematScope``: computed again for the backward pass, as they were computed.
+
+Keras 3.15 hands the call of such a layer to ``tf.recompute_grad``, which takes no keyword arguments in a graph, so that
+``fit`` fails for all layers that are told whether they train; and draws of random numbers are drawn anew, so that a
+gradient is that of another Dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import core
+
+from strategies._keras_hooks.wrapping import engine_of, wrap
+
+
+def install() -> None:
+    """Wraps Keras' way to compute something again."""
+    wrap(core, "remat", _remat)
+
+
+def _remat(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    if engine_of(tf.distribute.get_strategy()) is None:
+        return original(function)
+    # Of a layer's call, what changes with it; an activation changes nothing.
+    layer = getattr(function, "__self__", None)
+    trained = {id(variable) for variable in layer.trainable_variables} if isinstance(layer, keras.Layer) else set()
+    changing = [v for v in layer.variables if id(v) not in trained] if isinstance(layer, keras.Layer) else []
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        before = [(variable, tf.stop_gradient(variable.value)) for variable in changing]
+        is_again = False
+
+        def compute(*tensors: Any) -> Any:
+            nonlocal is_again
+            if not is_again:
+                is_again = True
+                return function(*tensors, **kwargs)
+            with keras.StatelessScope(before):
+                return function(*tensors, **kwargs)
+
+        return original(compute)(*args)
+
+    return computed
