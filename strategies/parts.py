@@ -18,7 +18,7 @@ import tensorflow as tf
 from strategies import _keras_hooks
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
 from strategies.mesh import DeviceMesh
-from strategies.passes import Again, Passes
+from strategies.passes import Again, Passes, added
 
 
 class ReplicaParts:
@@ -154,11 +154,8 @@ class ReplicaParts:
 
     def added(self, part: int, gradients: Sequence[Any]) -> Any:
         """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""
-        total = None
         with self.on(part):
-            for gradient in gradients:
-                total = gradient if total is None else total if gradient is None else _sum_of(total, gradient)
-        return total
+            return added(gradients)
 
     def sum_over_replicas(self, value: Any) -> tf.Tensor:
         """Returns the sum of what all replicas have, which has no gradient; `value` itself outside of replicas."""
@@ -202,13 +199,6 @@ class ReplicaParts:
 
         with tf.device(device):
             return region(*(tf.convert_to_tensor(value) for value in inputs))
-
-
-def _sum_of(one: Any, other: Any) -> Any:
-    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        values, indices = tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
-        return tf.IndexedSlices(values, indices, one.dense_shape)
-    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
 
 
 #: What layers find where a replica has one part.

@@ -104,8 +104,8 @@ class Run:
             else:
                 self._backward(action)
         for k, (_, pull) in enumerate(self._penalties):
-            _, gradients = pull([self._parts.added(self._devices[k], each) for each in self._penalties_upstream[k]])
-            self._add(k, gradients)
+            upstream = [self._parts.added(self._devices[k], each) for each in self._penalties_upstream[k]]
+            _, self._totals[k] = pull(upstream, (), self._totals[k])
         return self._totals
 
     def _forward(self, action: Action) -> None:
@@ -200,13 +200,12 @@ class Run:
         of_outputs = [self._gathered(part, (i, id(tensor))) for tensor in stage.outputs]
         of_outputs += [None] * num_masks + [self._gathered(part, (i, id(tensor), "logits")) for tensor in of_logits]
         upstream = [*of_outputs, *self._added_upstream.pop((k, i))]
-        of_inputs, of_variables = pull(upstream, self._started(action, not_none(upstream)))
+        of_inputs, self._totals[k] = pull(upstream, self._started(action, not_none(upstream)), self._totals[k])
         gate = []
         for tensor, gradient in zip(stage.inputs, of_inputs, strict=False):
             if gradient is not None and id(tensor) not in self._from_outside:
                 self._note((i, id(tensor)), gradient)
                 gate.append(gradient)
-        self._add(k, of_variables)
         self._gates[part] = gate + not_none(self._totals[k])
         self._ended(action)
 
@@ -237,7 +236,3 @@ class Run:
     def _note(self, key: Any, gradient: Any) -> None:
         if gradient is not None:
             self._upstream.setdefault(key, []).append(gradient)
-
-    def _add(self, k: int, gradients: Sequence[Any]) -> None:
-        pairs = zip(self._totals[k], gradients, strict=True)
-        self._totals[k] = [self._parts.added(self._devices[k], pair) for pair in pairs]
