@@ -2,24 +2,23 @@
 
 import pytest
 
+from tests.keras_ext.selecting import leave_to_parity_all
+
 # Of the meshes, the widest and one with replicas.
 LEFT_OUT_MESHES = ("tensor=2", "tensor=2,data=2")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out, without the flag, meshes and arguments beside which similar ones run."""
-    if config.getoption("--parity-all"):
-        return
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
     seen: set[str] = set()
-    for item in items:
+
+    def is_left_out(item: pytest.Item) -> bool:
         function = item.nodeid.split("[")[0]
-        (left_out if _is_like_another(item, function in seen) else kept).append(item)
+        another_ran = function in seen
         seen.add(function)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+        return _is_like_another(item, another_ran)
+
+    leave_to_parity_all(config, items, is_left_out)
 
 
 def _is_like_another(item: pytest.Item, another_ran: bool) -> bool:

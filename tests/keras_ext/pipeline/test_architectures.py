@@ -1,0 +1,135 @@
+"""Models as they are in use: ResNet50 and a small GPT in stages train as they do in one piece."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ext
+import strategies
+from tests.keras_ext.pipeline.test_model import accumulate
+from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
+from tests.keras_ext.tensor.test_files import ALONE
+from tests.keras_ext.tensor.test_parallelize import IDS, gpt, resnet
+from tests.strategies.parity.harness import TOLERANCE
+
+L = keras.layers
+
+#: Each between a residual block's first and last convolution: beside it, the block's shortcut crosses the cut.
+INSIDE_OF_BLOCKS = ["conv3_block2_2_conv", "conv4_block3_3_conv", "conv5_block1_2_conv"]
+IMAGES = np.random.default_rng(1).standard_normal((8, 32, 32, 3))
+CLASSES = np.arange(8)
+
+
+@pytest.fixture
+def _float64() -> Iterator[None]:
+    """Normalizations over a few rows multiply rounding; what is left of it here proves the arithmetic."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+def compiled(model: Any) -> Any:
+    model.compile(keras.optimizers.SGD(1e-2, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def resnets(axes: Mapping[str, int], frozen: bool, **arguments: Any) -> tuple[Any, Any]:
+    """ResNet50 with what it learns of batches frozen, or not; plain, and in stages."""
+    keras.utils.set_random_seed(1)
+    plain = resnet()
+    for layer in plain.layers:
+        if isinstance(layer, L.BatchNormalization):
+            layer.trainable = not frozen
+    with mesh_strategy(axes).scope():
+        split = compiled(keras_ext.PipelineModel(plain, **arguments))
+    return compiled(plain), split
+
+
+def assert_same_weights(model: Any, plain: Any) -> None:
+    for mine, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def assert_opens_alone(model: Any, x: Any, folder: pathlib.Path) -> None:
+    """In a process that cannot import this package, the model's file is one of Keras' own layers and predicts alike."""
+    model.save(folder / "split.keras")
+    np.save(folder / "x.npy", x)
+    arguments = [str(folder / name) for name in ("split.keras", "x.npy", "found.npz")]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = np.load(folder / "found.npz")
+    np.testing.assert_allclose(found["predicted"], model.predict(x, verbose=0), rtol=TOLERANCE, atol=TOLERANCE)
+    assert all(name.startswith("keras.src.") for name in found["classes"])
+    assert found["slots"] == len(strategies.joined(model.optimizer.variables))
+
+
+@pytest.mark.usefixtures("_float64")
+def test_resnet50_with_frozen_statistics_equals_whole_batches() -> None:
+    plain, split = resnets({"pipe": 4}, frozen=True, num_microbatches=3, partition=INSIDE_OF_BLOCKS)
+    assert [len(stage.inputs) for stage in split._stages] == [1, 2, 2, 2]
+    logs = [
+        model.fit(IMAGES, CLASSES, batch_size=8, epochs=2, shuffle=False, verbose=0).history for model in (split, plain)
+    ]
+    assert_same_weights(split, plain)
+    for name, values in logs[1].items():
+        np.testing.assert_allclose(logs[0][name], values, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("_float64")
+def test_resnet50_equals_the_micro_batches_accumulated(tmp_path: pathlib.Path) -> None:
+    plain, split = resnets({"pipe": 4}, frozen=False, num_microbatches=2, partition="parameters")
+    accumulate(plain, IMAGES, CLASSES, 2, steps=2)
+    split.fit(IMAGES, CLASSES, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert np.any(split.get_layer("conv5_block3_3_bn").moving_mean != 0)
+    assert_same_weights(split, plain)
+    assert_opens_alone(split, IMAGES, tmp_path)
+
+
+def language_model(split: bool, num_blocks: int = 4) -> Any:
+    """Split over "tensor" where the mesh has that axis."""
+    model = gpt(num_blocks)
+    if split:
+        model = keras_ext.PipelineModel(keras_ext.parallelize(model), num_microbatches=2, partition="parameters")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3, global_clipnorm=1.0), loss, metrics=["accuracy"])
+    return model
+
+
+GPT_MESHES = {
+    "data=2,pipe=2,tensor=2": {"data": 2, "pipe": 2, "tensor": 2},
+    "pipe=4,tensor=2": {"pipe": 4, "tensor": 2},
+    "data=4,pipe=1,tensor=2": {"data": 4, "pipe": 1, "tensor": 2},
+    "pipe=4": {"pipe": 4},
+}
+
+
+# In float64, as the tensor-parallel one is: Adam divides rounding errors by rounding errors where a gradient is zero,
+# as that of an attention's key bias is.
+@pytest.mark.parametrize("axes", GPT_MESHES.values(), ids=GPT_MESHES)
+def test_a_language_model_trains_alike(axes: Mapping[str, int]) -> None:
+    assert_parity(language_model, IDS, np.roll(IDS, -1, 1), axes, dtype_policy="float64", predict=True)
+
+
+@pytest.mark.usefixtures("_float64")
+def test_a_language_model_opens_where_this_package_is_not(tmp_path: pathlib.Path) -> None:
+    models = []
+    for axes in (None, {"data": 2, "pipe": 2, "tensor": 2}):
+        keras.utils.set_random_seed(3)
+        with mesh_strategy(axes).scope() if axes else contextlib.nullcontext():
+            models.append(language_model(axes is not None, num_blocks=1))
+        models[-1].fit(IDS, np.roll(IDS, -1, 1), batch_size=14, shuffle=False, verbose=0)
+    plain, split = models
+    assert_same_weights(split, plain)
+    assert_opens_alone(split, IDS, tmp_path)
