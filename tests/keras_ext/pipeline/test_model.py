@@ -182,33 +182,6 @@ def test_to_the_bit_the_micro_batches_accumulated(
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_variables_slots_and_ops_are_on_the_device_of_their_stage() -> None:
-    strategy = mesh_strategy({"pipe": 3})
-    with strategy.scope():
-        model = keras_ext.PipelineModel(normalizing(), num_microbatches=2, partition=["second", "third"])
-        model.compile("adam", "sparse_categorical_crossentropy")
-    model.fit(vectors(), labels(), verbose=0)
-    place = {v.path: v.value.device[-5:] for v in model.variables}
-    names = [f"CPU:{k}" for k in range(3)]
-    for layer, device in zip(model.layers[1:], [0, 0, 1, 1, 1, 2], strict=True):
-        assert {place[v.path] for v in layer.variables} <= {names[device]}, layer.name
-    for slots in (model.optimizer._momentums, model.optimizer._velocities):
-        for slot, variable in zip(slots, model.trainable_variables, strict=True):
-            assert slot.value.device == variable.value.device
-
-    @tf.function
-    def step(x: Any, y: Any) -> Any:
-        return strategy.run(model.train_step, args=((x, y),))
-
-    graph = step.get_concrete_function(tf.constant(vectors()[:4]), tf.constant(labels()[:4])).graph
-    found = dict.fromkeys(names, 0)
-    for operation in graph.get_operations():
-        if operation.type == "MatMul":
-            found[operation.device[-5:]] += 1
-    # Of each dense layer and micro-batch one forward and two backward; the first has no input to give a gradient to.
-    assert found == {"CPU:0": 4 + 2, "CPU:1": 6, "CPU:2": 6}
-
-
 def test_opens_as_the_plain_model(tmp_path: pathlib.Path) -> None:
     keras.utils.set_random_seed(1)
     with mesh_strategy({"pipe": 2}).scope():

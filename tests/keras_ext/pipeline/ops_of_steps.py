@@ -1,0 +1,88 @@
+"""The ops of a step and their devices: those of its graph, those of the graphs that are run, and those that ran.
+
+TensorFlow's profile of CPUs says which nodes ran, how often and when, but not on which device. What is run, though, is
+one graph for each device, and those graphs can be had: together they say what ran where.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+# The graphs that are run can be had in no public way.
+from tensorflow.python.eager import context
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+class Node(NamedTuple):
+    """Of a graph, or of a function that a graph calls; of the latter, once for each call.
+
+    Attributes:
+        name: of the node; in a function it is unique in the function only.
+        op: its type, such as "MatMul".
+        device: such as "CPU:0"; in a function that of the call, unless the node says otherwise.
+        call: the node that calls the function, if any.
+    """
+
+    name: str
+    op: str
+    device: str
+    call: Node | None = None
+
+
+def nodes_of(concrete: Any) -> list[Node]:
+    """Of a concrete function, as it was traced."""
+    graph = concrete.graph.as_graph_def()
+    return list(_nodes(graph.node, _functions(graph)))
+
+
+def nodes_run_by(step: Callable[[], Any]) -> list[Node]:
+    """Of the graphs that the devices run; `step` is called for the first time here, or the graphs are not made."""
+    context.context().enable_run_metadata()
+    try:
+        step()
+        made = context.context().export_run_metadata().function_graphs
+    finally:
+        context.context().disable_run_metadata()
+    found: list[Node] = []
+    for each in made:
+        functions = _functions(each.pre_optimization_graph)
+        for graph in each.partition_graphs:
+            found += _nodes(graph.node, functions)
+    return found
+
+
+def profiled(step: Callable[[], Any], folder: pathlib.Path) -> list[tuple[str, str]]:
+    """Calls `step`, and returns name and type of each op that ran, as TensorFlow's profile has them."""
+    with tf.profiler.experimental.Profile(str(folder)):
+        step()
+    [file] = folder.glob("plugins/profile/*/*.xplane.pb")
+    found = []
+    for plane in xplane_pb2.XSpace.FromString(file.read_bytes()).planes:
+        names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
+        for event in (event for line in plane.lines for event in line.events):
+            # An op is "name:type"; one that Python ran by itself has no name, and what is no op has "::".
+            name, _, op = names[event.metadata_id].rpartition(":")
+            if name and not name.endswith(":") and not op.startswith(" "):
+                found.append((name, op))
+    return found
+
+
+def _functions(graph: Any) -> dict[str, Any]:
+    return {function.signature.name: function for function in graph.library.function}
+
+
+def _nodes(definitions: Sequence[Any], functions: Mapping[str, Any], call: Node | None = None) -> Iterator[Node]:
+    for each in definitions:
+        device = each.device.rpartition("device:")[2] or (call.device if call else "")
+        node = Node(each.name, each.op, device, call)
+        yield node
+        if each.op in CALLS:
+            # Where an output is not used, TensorFlow runs a copy without what only that needs.
+            name = each.attr["f"].func.name.partition("_specialized_for_")[0]
+            yield from _nodes(functions[name].node_def, functions, node)

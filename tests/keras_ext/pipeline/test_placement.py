@@ -1,0 +1,167 @@
+"""What a stage holds and what it computes, forward and backward, is on its device: by the graph, and by a profile."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+from keras_ext.pipeline.executor import MOST_CALLS_IN_LINE
+from tests.keras_ext.pipeline.ops_of_steps import CALLS, Node, nodes_of, nodes_run_by, profiled
+from tests.keras_ext.pipeline.test_model import normalizing
+from tests.keras_ext.tensor.harness import mesh_strategy
+from tests.strategies.parity.harness import features, labels, vectors
+
+L = keras.layers
+
+#: Of layer k activation k, each of which has an op for its gradient.
+ACTIVATIONS = ("tanh", "elu", "softsign", "selu")
+KINDS = ("Tanh", "Elu", "Softsign", "Selu")
+
+#: The mesh, and micro-batches: few, or so many that stages are functions in the graph.
+CASES: Mapping[str, tuple[Mapping[str, int], int]] = {
+    "pipe=4": ({"pipe": 4}, 3),
+    "pipe=4, functions": ({"pipe": 4}, 8),
+    "data=2,pipe=2,tensor=2": ({"data": 2, "pipe": 2, "tensor": 2}, 2),
+    "data=2,pipe=2,tensor=2, functions": ({"data": 2, "pipe": 2, "tensor": 2}, 13),
+}
+NUM_PROFILED = 3
+
+
+def unlike(axes: Mapping[str, int], num_microbatches: int) -> Any:
+    """A model in which no two layers compute the same."""
+    layers = [L.Dense(8, activation, name=f"layer_{k}") for k, activation in enumerate(ACTIVATIONS)]
+    model: Any = keras.Sequential([keras.Input((6,)), *layers])
+    with mesh_strategy(axes).scope():
+        if "tensor" in axes:
+            model = keras_ext.parallelize(model, {f"layer_{k}": "row" if k % 2 else "column" for k in range(4)})
+        model = keras_ext.PipelineModel(model, num_microbatches=num_microbatches, partition="uniform")
+        model.compile("adam", "mse")
+    return model
+
+
+def devices_of(stage: int, axes: Mapping[str, int], replica: int | None = None) -> set[str]:
+    """Those of a stage, of one replica or of all."""
+    replicas = range(axes.get("data", 1)) if replica is None else [replica]
+    shards = axes.get("tensor", 1)
+    first = [(one * axes["pipe"] + stage) * shards for one in replicas]
+    return {f"CPU:{start + shard}" for start in first for shard in range(shards)}
+
+
+def expected_of(node: Node, axes: Mapping[str, int]) -> set[str]:
+    """The devices on which a node of a layer may be."""
+    [layer] = set(re.findall(r"layer_(\d)", node.name))
+    names = node.name if node.call is None else node.call.name
+    return devices_of(int(layer) * axes["pipe"] // 4, axes, int("replica_1" in names))
+
+
+def is_of_layer(node: Node) -> bool:
+    return "layer_" in node.name and node.op not in ("NoOp", "Const")
+
+
+@pytest.mark.parametrize("num_microbatches", [2, 9], ids=["in line", "functions"])
+def test_variables_slots_and_ops_are_on_the_device_of_their_stage(num_microbatches: int) -> None:
+    assert (3 * num_microbatches > MOST_CALLS_IN_LINE) == (num_microbatches == 9)
+    strategy = mesh_strategy({"pipe": 3})
+    with strategy.scope():
+        model = keras_ext.PipelineModel(normalizing(), num_microbatches=num_microbatches, partition=["second", "third"])
+        model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(vectors(), labels(), verbose=0)
+    place = {v.path: v.value.device[-5:] for v in model.variables}
+    names = [f"CPU:{k}" for k in range(3)]
+    for layer, device in zip(model.layers[1:], [0, 0, 1, 1, 1, 2], strict=True):
+        assert {place[v.path] for v in layer.variables} <= {names[device]}, layer.name
+    for slots in (model.optimizer._momentums, model.optimizer._velocities):
+        for slot, variable in zip(slots, model.trainable_variables, strict=True):
+            assert slot.value.device == variable.value.device
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.run(model.train_step, args=((x, y),))
+
+    nodes = nodes_of(step.get_concrete_function(tf.constant(vectors()[:18]), tf.constant(labels()[:18])))
+    # Of each dense layer and micro-batch one forward and two backward; that of the first one's inputs nobody uses.
+    products = collections.Counter(node.device for node in nodes if node.op == "MatMul")
+    assert products == dict.fromkeys(names, 3 * num_microbatches)
+    if num_microbatches == 9:
+        assert {node.call is None for node in nodes if node.op == "MatMul"} == {False}
+        calls = collections.Counter(node.device for node in nodes if node.op in CALLS)
+        assert calls == dict.fromkeys(names, 2 * num_microbatches)
+        assert [node for node in nodes if node.call is not None and node.device != node.call.device] == []
+
+
+@pytest.mark.parametrize(("axes", "num_microbatches"), CASES.values(), ids=CASES)
+def test_variables_slots_and_ops_are_in_their_replica_and_stage(axes: Any, num_microbatches: int) -> None:
+    model = unlike(axes, num_microbatches)
+    strategy = model.distribute_strategy
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    for variable in [*model.trainable_variables, *model.optimizer._momentums, *model.optimizer._velocities]:
+        [layer] = re.findall(r"layer_(\d)", variable.path)
+        held = {each.device[-5:] for each in strategy.experimental_local_results(variable.value)}
+        assert held <= devices_of(int(layer) * axes["pipe"] // 4, axes), variable.path
+        assert len(held) == axes.get("data", 1)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.run(model.train_step, args=((x, y),))
+
+    x, y = (tf.constant(features(2 * num_microbatches, width)) for width in (6, 8))
+    nodes = nodes_of(step.get_concrete_function(x, y))
+    of_layers = [node for node in nodes if is_of_layer(node) and node.device]
+    assert [node for node in of_layers if node.device not in expected_of(node, axes)] == []
+    products = [node for node in of_layers if node.op == "MatMul"]
+    assert {node.call is None for node in products} == {axes["pipe"] * num_microbatches <= MOST_CALLS_IN_LINE}
+    # A shard of each layer of the stage: for each micro-batch one forward and two backward.
+    count = collections.Counter(node.device for node in products)
+    num_devices = int(np.prod(list(axes.values())))
+    assert count == {f"CPU:{i}": 3 * num_microbatches * 4 // axes["pipe"] for i in range(num_devices)}
+
+
+# Nodes of functions have the same names in all replicas: a profile does not tell them apart.
+PROFILED = {name: case for name, case in CASES.items() if not ("functions" in name and "data" in name)}
+
+
+@pytest.mark.parametrize(("axes", "num_microbatches"), PROFILED.values(), ids=PROFILED)
+def test_by_a_profile_each_op_ran_on_the_device_of_its_stage(
+    axes: Any, num_microbatches: int, tmp_path: pathlib.Path
+) -> None:
+    model = unlike(axes, num_microbatches)
+    rows = 2 * num_microbatches * axes.get("data", 1)
+    x, y = features(rows, 6), features(rows, 8)
+    nodes = nodes_run_by(lambda: model.train_on_batch(x, y))
+    of_layers = {node.name: node for node in nodes if is_of_layer(node)}
+    assert [node for node in nodes if is_of_layer(node) and node.device != of_layers[node.name].device] == []
+    ran = profiled(lambda: [model.train_on_batch(x, y) for _ in range(NUM_PROFILED)], tmp_path)
+
+    products, seen = collections.Counter[str](), collections.defaultdict[str, set[str]](set)
+    for name, op in ran:
+        if "layer_" in name:
+            node = of_layers[name]
+            assert node.device in expected_of(node, axes)
+            # Forward and backward: TensorFlow may fuse the ops of some nodes; the last one's name stays.
+            seen[re.sub(r"_\d+$", "", name.rpartition("/")[2])].add(node.device)
+        if op.endswith("MatMul"):
+            products[of_layers[name].device] += 1
+        if op == "_Send":
+            # Between devices only graphs send, and never the functions that they call.
+            assert name in {node.name for node in nodes if node.call is None}
+    for layer, kind in enumerate(KINDS):
+        for each in (kind, f"{kind}Grad"):
+            assert seen[each], each
+            assert seen[each] <= devices_of(layer * axes["pipe"] // 4, axes), each
+    # Of each layer of a stage one forward and two backward, but for the gradient of the model's inputs.
+    per_device = {
+        device: 3 * 4 // axes["pipe"] - (stage == 0)
+        for stage in range(axes["pipe"])
+        for device in devices_of(stage, axes)
+    }
+    assert products == {device: NUM_PROFILED * num_microbatches * count for device, count in per_device.items()}
