@@ -190,7 +190,7 @@ class Passes:
                 upstream, totals = iter(given[: len(above)]), given[len(above) :]
                 with self._place():
                     found = gradients_of([next(upstream) if _is_floating(y) else None for y in outputs])
-                    is_dense[:] = map(tf.is_tensor, found[len(inputs) :])
+                    is_dense[:] = [isinstance(gradient, tf.Tensor) for gradient in found[len(inputs) :]]
                     for place, total in enumerate(totals):
                         if is_dense[place]:
                             total.set_shape(self._variables[place].shape)
