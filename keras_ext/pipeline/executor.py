@@ -66,7 +66,7 @@ class Run:
         self._variables = variables
         self._remat = remat
         self._watch = watch
-        #: If actions are watched, a scalar that is there when all have been.
+        #: If actions are watched, scalars that are there when each of them has been told of.
         self.watched: list[Any] = []
         self._from_outside = set(inputs[0])
         #: For each micro-batch what was computed of it, by the `id` of Keras' tensors.
@@ -206,7 +206,9 @@ class Run:
             if gradient is not None and id(tensor) not in self._from_outside:
                 self._note((i, id(tensor)), gradient)
                 gate.append(gradient)
-        self._gates[part] = gate + not_none(self._totals[k])
+        gate += not_none(self._totals[k])
+        if gate:
+            self._gates[part] = gate
         self._ended(action)
 
     def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:

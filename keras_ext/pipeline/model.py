@@ -20,7 +20,7 @@ from keras_ext.pipeline.measuring import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.schedule import SCHEDULES, Schedule
 from keras_ext.pipeline.stage import cut, stage_of_operations
-from keras_ext.pipeline.timeline import Timeline
+from keras_ext.pipeline.timeline import Timeline, picture_path
 
 
 @strategies.saved_as(keras.Model)
@@ -75,9 +75,9 @@ class PipelineModel(keras.Model):
         parts = strategies.replica_parts()
         along = parts.along("pipe")
         num_stages = _num_stages(num_stages, num_stages_of(graph), len(along), schedule)
-        made = partition_of(
-            graph, num_stages, partition, _table(schedule, len(along), num_stages, num_microbatches).num_held
-        )
+        again = _rematerialized(remat, num_stages)
+        table = _table(schedule, len(along), num_stages, num_microbatches)
+        made = partition_of(graph, num_stages, partition, lambda k: 1 if k in again else table.num_held(k))
         stage_of = stage_of_operations(graph, made)
         copy = copied(graph, parts, {name: along[k % len(along)] for name, k in stage_of.items()})
         super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
@@ -89,7 +89,7 @@ class PipelineModel(keras.Model):
         self._devices = [along[k % len(along)] for k in range(num_stages)]
         self._num_devices = len(along)
         self._schedule_name = schedule
-        self._remat = _rematerialized(remat, num_stages)
+        self._remat = again
         # Told of the actions of a step, while a timeline is measured.
         self._watch: Watch | None = None
         # Replicas run in threads of their own.
@@ -131,9 +131,11 @@ class PipelineModel(keras.Model):
         Raises:
             ValueError: the model is not compiled, `path` does not end in ".svg", or `dataset` has no batch.
         """
+        # Refused before anything is measured.
+        picture = None if path is None else picture_path(path)
         timeline = Timeline.planned(self.schedule()) if dataset is None else measured_timeline(self, dataset)
-        if path is not None:
-            timeline.write(path)
+        if picture is not None:
+            timeline.write(picture)
         return timeline
 
     def device_names(self, schedule: Schedule) -> tuple[str, ...]:

@@ -157,12 +157,7 @@ class Timeline:
         Raises:
             ValueError: the path does not end in ``.svg``.
         """
-        picture = Path(path)
-        if picture.suffix != ".svg":
-            raise ValueError(
-                "The picture of a timeline is an SVG file: give a path that ends in .svg, such as 'timeline.svg'. "
-                f"Received: path={os.fspath(path)!r}."
-            )
+        picture = picture_path(path)
         trace = picture.with_suffix(".json")
         picture.parent.mkdir(parents=True, exist_ok=True)
         picture.write_text(self.svg(), encoding="utf-8")
@@ -214,6 +209,21 @@ class Timeline:
         first = place * self.schedule.num_devices
         last = min(first + self.schedule.num_devices, self.schedule.num_stages) - 1
         return f", stage {first}" if first == last else f", stages {first} to {last}"
+
+
+def picture_path(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of a picture.
+
+    Raises:
+        ValueError: it does not end in ``.svg``.
+    """
+    picture = Path(path)
+    if picture.suffix != ".svg":
+        raise ValueError(
+            "The picture of a timeline is an SVG file: give a path that ends in .svg, such as 'timeline.svg'. "
+            f"Received: path={os.fspath(path)!r}."
+        )
+    return picture
 
 
 def _computations(schedule: Schedule) -> list[Action]:

@@ -1,5 +1,6 @@
 """Tests of the benchmarks; each is a package in `benchmarks/`, which is put on the path here. Nothing is timed."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,3 +8,15 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 if str(BENCHMARKS) not in sys.path:
     sys.path.insert(0, str(BENCHMARKS))
+
+
+def run_benchmark(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a benchmark as a user does; the test that calls this has the tighter timeout."""
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / name / "main.py"), *arguments],
+        cwd=BENCHMARKS.parent,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )

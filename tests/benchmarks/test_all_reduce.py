@@ -1,27 +1,17 @@
 """`python benchmarks/all_reduce/main.py`: cases and turns as values, and one tiny real run. Nothing is timed."""
 
+import functools
 import itertools
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.benchmarks import BENCHMARKS
+from tests.benchmarks import run_benchmark
 
-MAIN = BENCHMARKS / "all_reduce" / "main.py"
 TENSORFLOW = ("multi_worker", "stock", "horovod", "raw_horovod")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(MAIN), *arguments],
-        cwd=BENCHMARKS.parent,
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
+run = functools.partial(run_benchmark, "all_reduce")
 
 
 @pytest.mark.timeout(600)

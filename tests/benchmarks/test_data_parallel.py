@@ -1,8 +1,7 @@
 """`python benchmarks/data_parallel/main.py`: comparisons as values, and one tiny real run. Nothing is timed."""
 
+import functools
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -10,21 +9,12 @@ import pytest
 from harness import clusters
 from harness.workers import Contender, Report, Workers
 
-from tests.benchmarks import BENCHMARKS
+from tests.benchmarks import run_benchmark
 
-MAIN = BENCHMARKS / "data_parallel" / "main.py"
 KERAS = ("independent", "multi_worker", "horovod", "raw_horovod", "stock")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(MAIN), *arguments],
-        cwd=BENCHMARKS.parent,
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
+run = functools.partial(run_benchmark, "data_parallel")
 
 
 @pytest.mark.timeout(600)

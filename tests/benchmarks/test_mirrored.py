@@ -1,24 +1,12 @@
 """`python benchmarks/mirrored/main.py` at tiny sizes: it runs and prints its tables. Nothing is timed."""
 
-import subprocess
-import sys
+import functools
 
 import pytest
 
-from tests.benchmarks import BENCHMARKS
+from tests.benchmarks import run_benchmark
 
-MAIN = BENCHMARKS / "mirrored" / "main.py"
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(MAIN), *arguments],
-        cwd=BENCHMARKS.parent,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+run = functools.partial(run_benchmark, "mirrored")
 
 
 @pytest.mark.timeout(300)

@@ -1,25 +1,16 @@
 """`python benchmarks/pipeline/main.py`: cases and tables as values, and tiny real runs. Nothing is timed."""
 
-import subprocess
+import functools
 import sys
 
 import pytest
 
-from tests.benchmarks import BENCHMARKS
+from tests.benchmarks import run_benchmark
 
-MAIN = BENCHMARKS / "pipeline" / "main.py"
 TINY = ["--rounds=1", "--steps=1", "--stages=2", "--microbatches=2", "--sleep_ms=1", "--width=8", "--batch_size=4"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(MAIN), *arguments],
-        cwd=BENCHMARKS.parent,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+run = functools.partial(run_benchmark, "pipeline")
 
 
 @pytest.mark.timeout(300)

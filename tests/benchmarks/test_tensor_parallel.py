@@ -1,25 +1,15 @@
 """`python benchmarks/tensor_parallel/main.py`: contenders as values, and one tiny real run. Nothing is timed."""
 
-import subprocess
-import sys
+import functools
 
 import pytest
 
-from tests.benchmarks import BENCHMARKS
+from tests.benchmarks import run_benchmark
 
-MAIN = BENCHMARKS / "tensor_parallel" / "main.py"
 TINY = ["--rounds=1", "--steps=1", "--mlp_width=8", "--mlp_batch_size=2", "--block_width=128", "--block_batch_size=2"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(MAIN), *arguments],
-        cwd=BENCHMARKS.parent,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+run = functools.partial(run_benchmark, "tensor_parallel")
 
 
 @pytest.mark.timeout(300)
