@@ -18,7 +18,8 @@ import tensorflow as tf
 from strategies import _keras_hooks
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
 from strategies.mesh import DeviceMesh
-from strategies.passes import Again, Passes, added
+from strategies.passes import Again, Passes
+from strategies.traced_passes import added
 
 
 class ReplicaParts:

@@ -97,6 +97,7 @@ ROOMS = (
             "strategies.sharding",
             "strategies.shares",
             "strategies.splitting",
+            "strategies.traced_passes",
             "strategies.variables",
         ),
         ("numpy", "tensorflow"),

@@ -14,23 +14,50 @@ from keras_ext.tensor.custom import is_custom
 from keras_ext.tensor.graphs import copy_seeds
 from keras_ext.tensor.layer import SplitLayer
 
+#: What a class of a user's own may do in its own way, and a pipeline would not.
+OWN_WAYS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "call")
+
 
 def graph_of(given: Any) -> Any:
-    """A Functional model of the layers of a Sequential or Functional model, or of a list of layers.
+    """A Functional model, not compiled, of the layers of a Sequential or Functional model, or of a list of layers.
 
     Raises:
-        ValueError: it has no graph.
+        ValueError: it has no graph, or one that cannot be cut by rows.
     """
     if isinstance(given, (list, tuple)):
         given = keras.Sequential(_with_input(given))
     if isinstance(given, keras.Sequential) and given.built and getattr(given, "inputs", None):
-        return keras.Model(given.inputs[0], given.outputs[0], name=given.name)
-    if not hasattr(given, "operations"):
+        graph = keras.Model(given.inputs[0], given.outputs[0], name=given.name)
+    elif not isinstance(given, keras.Sequential) and hasattr(given, "operations"):
+        graph = keras.Model(given.input, given.output, name=given.name)
+    else:
         raise ValueError(
             "A pipeline is made of a Sequential or Functional model that is built, or of a list of layers. A "
             f"Sequential, and a list, begin with a keras.Input. Received: {given!r}."
         )
-    return given
+    usual = keras.Sequential if isinstance(given, keras.Sequential) else type(graph)
+    own = [name for name in OWN_WAYS if getattr(type(given), name) is not getattr(usual, name)]
+    if own:
+        raise ValueError(
+            "A pipeline trains in its own way, and would not use a model's own one. Put a loss of your own into "
+            f"compile, or into a layer's add_loss. Received: {type(given).__name__}, which has {', '.join(own)}."
+        )
+    _check(graph)
+    return graph
+
+
+def _check(graph: Any) -> None:
+    for tensor in graph.inputs:
+        if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
+            raise ValueError(
+                f"A pipeline cuts inputs by rows, which sparse and ragged ones do not let it. Received: {tensor!r}."
+            )
+    for layer in graph._flatten_layers(include_self=False):
+        if getattr(layer, "stateful", False) is True:
+            raise ValueError(
+                "A layer with stateful=True keeps something for each row of a batch, and here sees micro-batches, one "
+                f"after the other. Received: {layer.name!r}."
+            )
 
 
 def _with_input(layers: Sequence[Any]) -> list[Any]:
@@ -58,19 +85,61 @@ def copied(graph: Any, parts: strategies.ReplicaParts, part_of: Mapping[str, int
                 f"{layer!r}."
             )
         with parts.creating(part_of[layer.name]), _remat_of(layer):
-            return type(layer).from_config(layer.get_config())
+            return remade(layer)
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         with parts.creating(part_of[layer.name]), _remat_of(layer):
             return layer(*args, **kwargs)
 
-    copy = keras.models.clone_model(graph, clone_function=clone, call_function=call)
+    # Keras forgets which of them are optional.
+    inputs = [
+        keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=layer.name, optional=layer.optional)
+        for tensor, layer in ((tensor, tensor._keras_history.operation) for tensor in graph.inputs)
+    ]
+    copy = keras.models.clone_model(
+        graph,
+        input_tensors=keras.tree.pack_sequence_as(graph.input, inputs),
+        clone_function=clone,
+        call_function=call,
+    )
     copy.set_weights(graph.get_weights())
+    for layer in copy._flatten_layers(include_self=False):
+        finish(layer)
     copy_seeds(graph, copy)
     names = [[node.operation.name for node in nodes_of(each)] for each in (graph, copy)]
     if names[0] != names[1]:
         raise ValueError(f"The copy of {graph.name!r} has its layers in another order. Please report this.")
     return copy
+
+
+def remade(layer: Any) -> Any:
+    """A layer like the given one, without its weights; itself if it holds what is not in its config, and no weights.
+
+    Raises:
+        ValueError: it cannot be made of its config.
+    """
+    if type(layer) is keras.layers.Lambda:
+        # From a config Keras makes them of functions that are in files only.
+        config = {name: value for name, value in layer.get_config().items() if name in ("name", "trainable", "dtype")}
+        given = {"output_shape": layer._output_shape, "mask": layer.mask, "arguments": layer.arguments}
+        return keras.layers.Lambda(layer.function, **given, **config)
+    if hasattr(layer, "save_assets") and not layer.weights:
+        # Such as a vocabulary that was learnt.
+        return layer
+    try:
+        return type(layer).from_config(layer.get_config())
+    # The second for a class that has none of its own, and other arguments than Keras' classes.
+    except (NotImplementedError, TypeError) as error:
+        raise ValueError(
+            f"The layer {layer.name!r} is copied to the device of its stage by its config: implement get_config() of "
+            f"{type(layer).__name__}. Received: {layer!r}."
+        ) from error
+
+
+def finish(layer: Any) -> None:
+    """Has a layer that was given weights compute what it makes of them beforehand."""
+    if isinstance(layer, keras.layers.Normalization):
+        layer.finalize_state()
 
 
 def _remat_of(layer: Any) -> contextlib.AbstractContextManager[Any]:

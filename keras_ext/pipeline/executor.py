@@ -77,7 +77,7 @@ class Run:
         self._penalties = [parts.passes(devices[k], function, variables[k])([]) for k, function in enumerate(penalties)]
         self._penalties_upstream: list[list[list[Any]]] = [[[] for _ in outputs] for outputs, _ in self._penalties]
         self._pulls: dict[tuple[int, int], Any] = {}
-        self._passes: dict[tuple[int, tuple[bool, ...]], Any] = {}
+        self._passes: dict[Any, Any] = {}
         self._in_line = len(stages) * len(inputs) <= MOST_CALLS_IN_LINE
         # By micro-batch and the `id` of a Keras tensor, with "logits" behind for those of it.
         self._logits: dict[tuple[int, int], Any] = {}
@@ -113,8 +113,9 @@ class Run:
         stage, part = self._stages[k], self._devices[k]
         inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
         masks = hung(inputs, MASK)
-        passes, made_of = self._passes_of(k, tuple(mask is not None for mask in masks))
-        given = [*inputs, *not_none(masks)]
+        there = (tuple(value is not None for value in inputs), tuple(mask is not None for mask in masks))
+        passes, made_of = self._passes_of(k, *there)
+        given = [*not_none(inputs), *not_none(masks)]
         made, pull = passes(given, self._started(action, given))
         outputs = made[: len(stage.outputs)]
         rest = iter(made[len(outputs) :])
@@ -124,31 +125,39 @@ class Run:
             if has_logits:
                 self._logits[i, id(tensor)] = next(rest)
         self._added[k, i] = list(rest)
-        self._pulls[k, i] = pull, sum(made_of["masks"])
+        self._pulls[k, i] = pull, sum(made_of["masks"]), there[0]
         self._gates[part] = [value for value in made if value.dtype.is_floating]
         self._ended(action)
 
-    def _passes_of(self, k: int, has_mask: tuple[bool, ...]) -> tuple[Any, dict[str, list[bool]]]:
+    def _passes_of(
+        self, k: int, has_input: tuple[bool, ...], has_mask: tuple[bool, ...]
+    ) -> tuple[Any, dict[str, list[bool]]]:
         """The passes of a stage as a function of its inputs and their masks, and what that returns beside its outputs.
+
+        Optional inputs of a model, and masks, may not be there.
 
         That is, in turn, the masks of outputs, what a softmax or a sigmoid among them was computed of, and what layers
         add to the loss: Keras hangs them on tensors and on layers, which end where a function does.
         """
-        if (k, has_mask) not in self._passes:
+        key = k, has_input, has_mask
+        if key not in self._passes:
             stage, made_of = self._stages[k], dict[str, list[bool]]()
 
             def compute(*tensors: Any) -> list[Any]:
-                own, rest = tensors[: len(has_mask)], iter(tensors[len(has_mask) :])
+                rest = iter(tensors)
+                own = [next(rest) if has_one else None for has_one in has_input]
                 hang(own, MASK, [next(rest) if has_one else None for has_one in has_mask])
-                made = stage.compute(own, training=True)
+                added: list[Any] = []
+                made = stage.compute(own, training=True, added_losses=added)
                 masks, logits = hung(made, MASK), hung(made, LOGITS)
                 made_of["masks"] = [mask is not None for mask in masks]
                 made_of["logits"] = [each is not None for each in logits]
-                return [*made, *not_none(masks), *not_none(logits), *stage.take_added_losses()]
+                return [*made, *not_none(masks), *not_none(logits), *added]
 
             def compute_again(state: Sequence[Any], *tensors: Any) -> list[Any]:
                 # Draws what was drawn, and drops what it would change.
-                with keras.StatelessScope(list(zip(stage.state_variables, state, strict=True))):
+                changing = list(zip(stage.state_variables, state, strict=True))
+                with keras.StatelessScope(changing, collect_losses=True):
                     return compute(*tensors)
 
             passes = self._parts.passes(
@@ -157,10 +166,10 @@ class Run:
                 self._variables[k],
                 again=(stage.state, compute_again) if k in self._remat else None,
                 # What is computed twice in line, TensorFlow would find to be the same, and compute once.
-                in_line=self._in_line and k not in self._remat,
+                in_line=(self._in_line or stage.sums_over_replicas) and k not in self._remat,
             )
-            self._passes[k, has_mask] = passes, made_of
-        return self._passes[k, has_mask]
+            self._passes[key] = passes, made_of
+        return self._passes[key]
 
     def _lose(self, i: int, outputs: Sequence[Any], loss_of: LossOf) -> None:
         predicted = [self.values[i][id(tensor)] for tensor in outputs]
@@ -195,14 +204,16 @@ class Run:
     def _backward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
         stage, part = self._stages[k], self._devices[k]
-        pull, num_masks = self._pulls.pop((k, i))
+        pull, num_masks, has_input = self._pulls.pop((k, i))
         of_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._logits]
         of_outputs = [self._gathered(part, (i, id(tensor))) for tensor in stage.outputs]
         of_outputs += [None] * num_masks + [self._gathered(part, (i, id(tensor), "logits")) for tensor in of_logits]
         upstream = [*of_outputs, *self._added_upstream.pop((k, i))]
         of_inputs, self._totals[k] = pull(upstream, self._started(action, not_none(upstream)), self._totals[k])
         gate = []
-        for tensor, gradient in zip(stage.inputs, of_inputs, strict=False):
+        # Behind those of inputs, those of masks.
+        given = [tensor for tensor, is_there in zip(stage.inputs, has_input, strict=True) if is_there]
+        for tensor, gradient in zip(given, of_inputs, strict=False):
             if gradient is not None and id(tensor) not in self._from_outside:
                 self._note((i, id(tensor)), gradient)
                 gate.append(gradient)

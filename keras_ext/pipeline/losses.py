@@ -10,10 +10,6 @@ import keras
 from keras import ops
 
 import strategies
-from keras_ext.pipeline.hung import MASK
-
-#: Reductions that divide by the number of losses.
-MEANS = ("mean", "sum_over_batch_size", None, "none")
 
 
 class MicrobatchLosses:
@@ -25,36 +21,53 @@ class MicrobatchLosses:
     Args:
         model: compiled, and built.
         parts: of the replica.
+        y: the batch's labels, as they are given to the model.
         masks: of the model's outputs, for the whole batch, in their structure, or None.
         sample_weight: as it is given to the model, or None.
         shares: of each micro-batch in the rows of the batch.
     """
 
     def __init__(
-        self, model: Any, parts: strategies.ReplicaParts, masks: Any, sample_weight: Any, shares: Sequence[Any]
+        self, model: Any, parts: strategies.ReplicaParts, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]
     ) -> None:
         self._shares = shares
         compiled = getattr(model, "_compile_loss", None)
         # Keras' own list of what it is to compute, and what each of them is divided by.
         self._flat: list[Any] = [] if compiled is None else compiled._flat_losses or []
-        self._of_batch = [self._divisor(entry, parts, masks, sample_weight) for entry in self._flat]
+        labels = keras.tree.flatten(y)
+        # Labels in another structure than losses are no help; Keras says what is wrong with them.
+        labels = labels if len(labels) == len(self._flat) else [None] * len(self._flat)
+        self._of_batch = [
+            self._divisor(entry, parts, own, masks, sample_weight)
+            for entry, own in zip(self._flat, labels, strict=True)
+        ]
         # The means of losses, one for each output of several, with what each was told of each micro-batch.
         self._told: list[tuple[Any, list[Any]]] = [(metric, []) for metric in compiled.metrics] if compiled else []
 
-    def _divisor(self, entry: Any, parts: strategies.ReplicaParts, masks: Any, sample_weight: Any) -> Any:
+    def _divisor(self, entry: Any, parts: strategies.ReplicaParts, labels: Any, masks: Any, sample_weight: Any) -> Any:
         """What the sum of one loss over all of the batch is to be divided by; None for a mean over rows."""
         reduction = getattr(entry.loss, "reduction", "mean")
-        mask = _at(masks, entry.path)
-        weight = _at(sample_weight, entry.path) if keras.tree.is_nested(sample_weight) else sample_weight
         if reduction == "sum":
             return 1.0
-        if reduction in MEANS:
-            counted = mask
-        elif mask is None or weight is None:
-            counted = weight if mask is None else mask
-        else:
-            counted = ops.cast(mask, "float32") * ops.reshape(ops.cast(weight, "float32"), ops.shape(mask))
-        return None if counted is None else parts.sum_over_replicas(ops.sum(ops.cast(counted, "float32")))
+        ignored = getattr(entry.loss, "ignore_class", None)
+        weight = _at(sample_weight, entry.path) if keras.tree.is_nested(sample_weight) else sample_weight
+        counted = [
+            _at(masks, entry.path),
+            None if ignored is None or labels is None else ops.not_equal(labels, ops.cast(ignored, labels.dtype)),
+            weight if reduction == "mean_with_sample_weight" else None,
+        ]
+        numbers = [ops.cast(each, "float32") for each in counted if each is not None]
+        if not numbers:
+            return None
+        product = numbers[0]
+        for each in numbers[1:]:
+            # Keras lets a last dimension of 1 be there, or not.
+            while len(each.shape) > len(product.shape):
+                each = ops.squeeze(each, -1)
+            while len(each.shape) < len(product.shape):
+                each = ops.expand_dims(each, -1)
+            product = product * each
+        return parts.sum_over_replicas(ops.sum(product))
 
     @contextlib.contextmanager
     def of(self, i: int) -> Iterator[None]:
@@ -108,8 +121,3 @@ def _at(structure: Any, path: Sequence[Any]) -> Any:
     for key in path if structure is not None else ():
         structure = structure[key]
     return structure
-
-
-def mask_of(value: Any) -> Any:
-    """The mask that Keras hangs on a tensor, or None."""
-    return getattr(value, MASK, None)

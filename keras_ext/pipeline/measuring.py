@@ -37,6 +37,10 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
     """Trains a `PipelineModel` for some steps, undoes them, and returns one of them. See its `pipeline_timeline`."""
     if not model.compiled:
         raise ValueError("A timeline is that of training steps: compile the model first. Received: no optimizer.")
+    if not model.optimizer.built:
+        # Else the first step would, and what it begins with would not be known.
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     before = [np.array(variable) for variable in variables]
     steps_per_execution, history = model.steps_per_execution, getattr(model, "history", None)

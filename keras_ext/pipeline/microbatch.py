@@ -58,7 +58,7 @@ class Microbatches:
     def _split_one(self, value: Any) -> list[Any]:
         if value is None or not len(value.shape):
             return [value] * self.number
-        if isinstance(self.num_rows, int):
+        if isinstance(self.num_rows, int) and value.shape[0] is not None:
             return list(ops.split(value, even_bounds(self.num_rows, self.number)[1:-1], axis=0))
         last = self.num_rows - 1
         return [
@@ -95,4 +95,8 @@ class Microbatches:
 
     def _join_one(self, pieces: Sequence[Any]) -> Any:
         value = ops.concatenate(pieces, axis=0)
-        return value if isinstance(self.num_rows, int) else value[: self.num_rows]
+        if isinstance(self.num_rows, int):
+            return value
+        # What was lent to micro-batches without rows is at the end. Where all have some, nothing was: an output may
+        # have other rows than the batch.
+        return value[: ops.where(self.num_rows < self.number, self.num_rows, ops.shape(value)[0])]

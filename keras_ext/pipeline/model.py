@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from keras_ext.pipeline.losses import MicrobatchLosses
 from keras_ext.pipeline.measuring import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.schedule import SCHEDULES, Schedule
-from keras_ext.pipeline.stage import cut, stage_of_operations
+from keras_ext.pipeline.stage import cut, penalties_of, stage_of_operations
 from keras_ext.pipeline.timeline import Timeline, picture_path
 
 
@@ -69,8 +70,9 @@ class PipelineModel(keras.Model):
     ) -> None:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule is one of {list(SCHEDULES)}. Received: schedule={schedule!r}.")
-        if not isinstance(num_microbatches, int) or num_microbatches < 1:
-            raise ValueError(f"num_microbatches is a positive number. Received: num_microbatches={num_microbatches!r}.")
+        for argument, number in (("num_microbatches", num_microbatches), ("num_stages", num_stages)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise ValueError(f"{argument} is a positive number. Received: {argument}={number!r}.")
         graph = graph_of(model)
         parts = strategies.replica_parts()
         along = parts.along("pipe")
@@ -86,6 +88,12 @@ class PipelineModel(keras.Model):
         self.partition = made
         self._parts = parts
         self._stages = cut(self, made)
+        for stage in self._stages:
+            if stage.index in again and stage.sums_over_replicas:
+                raise ValueError(
+                    f"Stage {stage.index} has a layer that speaks to other replicas while it computes "
+                    f"(synchronized=True), which is not done again. Leave it out of remat. Received: remat={remat!r}."
+                )
         self._devices = [along[k % len(along)] for k in range(num_stages)]
         self._num_devices = len(along)
         self._schedule_name = schedule
@@ -101,8 +109,21 @@ class PipelineModel(keras.Model):
         return dict(config["model"])
 
     def get_config(self) -> dict[str, Any]:
-        """The config of the plain model."""
-        return {"name": self.name, "model": keras.Model(self.input, self.output, name=self.name).get_config()}
+        """The config of the plain model, and what it is made into a pipeline with; cuts by their names."""
+        return {
+            "name": self.name,
+            "model": keras.Model(self.input, self.output, name=self.name).get_config(),
+            "num_stages": len(self._stages),
+            "num_microbatches": self.num_microbatches,
+            "schedule": self._schedule_name,
+            "partition": [stage[0].name for stage in self.partition.stages[1:]],
+            "remat": sorted(self._remat),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PipelineModel:
+        """Makes a pipeline of as many stages, cut at the same layers, with weights of its own."""
+        return cls(**{**config, "model": keras.Model.from_config(config["model"], custom_objects)})
 
     def schedule(self, num_microbatches: int | None = None) -> Schedule:
         """Returns what each device does with a batch, in which order; prints as a clock grid.
@@ -204,7 +225,7 @@ class PipelineModel(keras.Model):
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
         of_loss = [cut_up.split(each) for each in (x, y, sample_weight)]
         shares = cut_up.weights()
-        of_batch = MicrobatchLosses(self, self._parts, self._masks_of_outputs(flat), sample_weight, shares)
+        of_batch = MicrobatchLosses(self, self._parts, y, self._masks_of_outputs(flat), sample_weight, shares)
         losses: list[Any] = []
 
         def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
@@ -212,6 +233,11 @@ class PipelineModel(keras.Model):
             with self._showing(list(added)), of_batch.of(i):
                 loss = self._compute_loss(
                     x=own_x, y=own_y, y_pred=self._packed(predicted), sample_weight=own_weight, training=True
+                )
+            if len(loss.shape):
+                raise ValueError(
+                    "A pipeline adds up losses of micro-batches, which are numbers: give the loss a reduction. "
+                    f"Received: a loss of shape {tuple(loss.shape)}."
                 )
             losses.append(loss * ops.cast(shares[i], loss.dtype))
             return losses[-1] if self.optimizer is None else self.optimizer.scale_loss(losses[-1])
@@ -223,7 +249,7 @@ class PipelineModel(keras.Model):
             self._parts,
             self._devices,
             [[variable.value for variable in own] for own in weights],
-            [stage.penalties for stage in self._stages],
+            penalties_of(self._stages),
             inputs,
             self._remat,
             self._watch if self._parts.replica == 0 else None,
@@ -233,6 +259,8 @@ class PipelineModel(keras.Model):
         self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
         if self.trainable_weights:
             self.optimizer.apply_gradients(self._whole_gradients(weights, gradients))
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
         logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
         return logs if self._watch is None else {**logs, "watched": sum(run.watched, ops.zeros(()))}

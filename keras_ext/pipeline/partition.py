@@ -99,7 +99,9 @@ def balanced(
     if max_memory is None:
         limits = [math.inf] * num_stages
     else:
-        limits = list(max_memory) if isinstance(max_memory, Sequence) else [max_memory] * num_stages
+        limits = [max_memory] * num_stages if isinstance(max_memory, (int, float)) else list(max_memory)
+        if len(limits) != num_stages:
+            raise ValueError(f"There is a limit of memory for each of {num_stages} stages. Received: {limits}.")
     # The best of the first n links in k stages: (heaviest, sum of squares), and where the last one starts.
     best: list[tuple[float, float]] = [(0.0, 0.0)] + [(math.inf, math.inf)] * number
     cuts: list[list[int]] = []
@@ -136,7 +138,8 @@ def at(links: Sequence[Cost], names: Sequence[str]) -> Partition:
     Raises:
         ValueError: a name that is not there, or not in the chain's order.
     """
-    places = {link.name: i for i, link in enumerate(links)}
+    # A layer that is called twice begins a stage with its first call.
+    places = {link.name: i for i, link in reversed(list(enumerate(links)))}
     unknown = [name for name in names if name not in places]
     starts = [0, *(places[name] for name in names if name in places)]
     if unknown or any(b <= a for a, b in itertools.pairwise(starts)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +35,15 @@ class Stage:
         found = {id(node.operation): node.operation for node in self.nodes}
         return [operation for operation in found.values() if isinstance(operation, keras.Layer)]
 
-    def compute(self, inputs: Sequence[Any], training: bool | None) -> list[Any]:
-        """Returns what the stage makes of `inputs`."""
+    def compute(self, inputs: Sequence[Any], training: bool | None, added_losses: list[Any] | None = None) -> list[Any]:
+        """Returns what the stage makes of `inputs`.
+
+        Args:
+            inputs: tensors.
+            training: whether; as layers see fit if None.
+            added_losses: takes what layers add to the loss, penalties of activities included. Left out, these stay with
+                the layers, until one is called outside of a model's call.
+        """
         values = dict(zip(map(id, self.inputs), inputs, strict=True))
         for node in self.nodes:
             args, kwargs = node.arguments.fill_in(values)
@@ -44,28 +52,26 @@ class Stage:
                 kwargs = {**kwargs, "training": training}
             made = keras.tree.flatten(node.operation(*args, **kwargs))
             values.update(zip(map(id, node.outputs), made, strict=True))
+            if added_losses is not None and isinstance(node.operation, keras.Layer):
+                # Now: the next call of the same layer begins with none.
+                added_losses += _taken(node.operation)
         return [values[id(tensor)] for tensor in self.outputs]
 
     def take_added_losses(self) -> list[Any]:
-        """Returns what layers have added to the loss since the last call, penalties of activities included."""
-        losses = []
-        for layer in self.layers:
-            for inner in layer._flatten_layers():
-                losses += inner._get_own_losses()
-            layer._clear_losses()
-        return losses
-
-    def penalties(self) -> list[Any]:
-        """Returns the penalties of weights, of those that have a regularizer."""
-        return [
-            variable.regularizer(variable) for variable in self.trainable_variables if variable.regularizer is not None
-        ]
+        """Returns what layers have added to the loss since they were asked last."""
+        return [loss for layer in self.layers for loss in _taken(layer)]
 
     @property
     def trainable_variables(self) -> list[Any]:
         """Keras' variables of the layers here that are trained, each once."""
         found = {id(variable): variable for layer in self.layers for variable in layer.trainable_variables}
         return list(found.values())
+
+    @property
+    def sums_over_replicas(self) -> bool:
+        """Whether a layer here speaks to other replicas while it computes, which functions of a graph cannot."""
+        inside = [inner for layer in self.layers for inner in layer._flatten_layers()]
+        return any(getattr(inner, "synchronized", False) for inner in inside)
 
     @property
     def state_variables(self) -> list[Any]:
@@ -78,6 +84,27 @@ class Stage:
         """Returns what is in these now."""
         # A value, not the variable itself, which convert_to_tensor leaves as it is.
         return [ops.stop_gradient(variable.value) for variable in self.state_variables]
+
+
+def _taken(layer: keras.Layer) -> list[Any]:
+    losses = [loss for inner in layer._flatten_layers() for loss in inner._get_own_losses()]
+    layer._clear_losses()
+    return losses
+
+
+def penalties_of(stages: Sequence[Stage]) -> list[Callable[[], list[Any]]]:
+    """For each stage what computes the penalties of its weights that have a regularizer, and are in no stage before."""
+    seen: set[int] = set()
+    found: list[Callable[[], list[Any]]] = []
+    for stage in stages:
+        own = [v for v in stage.trainable_variables if v.regularizer is not None and id(v) not in seen]
+        seen.update(map(id, own))
+        found.append(functools.partial(_penalties, own))
+    return found
+
+
+def _penalties(variables: Sequence[Any]) -> list[Any]:
+    return [variable.regularizer(variable) for variable in variables]
 
 
 def nodes_of(graph: Any) -> list[Any]:

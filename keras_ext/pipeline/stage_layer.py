@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 import strategies
+from keras_ext.pipeline.copying import finish, remade
 
 
 @strategies.saved_as(keras.Sequential)
@@ -92,8 +93,10 @@ def _made_here(layer: Any) -> Any:
     """A layer as it is, if it has no variables yet; else one like it that is made anew."""
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.InputLayer) or not layer.variables:
         return layer
-    made = type(layer).from_config(layer.get_config())
-    if layer.built and layer.weights:
+    made = remade(layer)
+    if layer.built and layer.weights and made is not layer:
         made.build_from_config(layer.get_build_config())
         made.set_weights(layer.get_weights())
+        for inner in made._flatten_layers():
+            finish(inner)
     return made

@@ -138,6 +138,33 @@ def test_what_is_held() -> None:
     assert passes.held_bytes([numbers(3, 4)]) == 3 * 8 * 4
 
 
+@pytest.mark.usefixtures("without_rewriting")
+def test_of_outputs_that_are_not_wanted_nothing_comes_back() -> None:
+    """Not even zeros: an optimizer would take them for gradients, and some have no number there."""
+    for in_line in (True, False):
+        one, other = tf.Variable(KERNEL), tf.Variable(KERNEL)
+
+        @tf.function(autograph=False)
+        def gradients(x: tf.Tensor, one: Any = one, other: Any = other, in_line: bool = in_line) -> list[Any]:
+            function = lambda x: [tf.sqrt(0.0 * x) @ one, x @ other]  # noqa: E731
+            passes = Passes(contextlib.nullcontext, function, [one, other], None, in_line)
+            found = []
+            for wanted in ((False, True), (True, False), (True, True)):
+                outputs, pull = passes([x])
+                upstream = [
+                    tf.ones_like(y) if is_wanted else None for y, is_wanted in zip(outputs, wanted, strict=True)
+                ]
+                [of_input], of_variables = pull(upstream)
+                assert [g is not None for g in of_variables] == list(wanted)
+                found.append(of_input)
+            return found
+
+        first, second, third = gradients(numbers(3, 4))
+        np.testing.assert_array_equal(np.isfinite(first), True)
+        assert not np.isfinite(second).all()
+        assert not np.isfinite(third).all()
+
+
 def test_nothing_wanted_gives_nothing() -> None:
     kernel = tf.Variable(KERNEL)
     for in_line in (True, False):

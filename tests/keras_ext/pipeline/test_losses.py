@@ -91,3 +91,26 @@ def test_losses_are_as_they_were() -> None:
     model.fit(ragged(), ragged(), verbose=0)
     assert loss.reduction == "sum"
     assert model._compile_loss._flat_losses[0].loss is loss
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS[:1] + REDUCTIONS[2:])
+@pytest.mark.parametrize("mask_zero", [True, False])
+def test_a_class_that_is_ignored(mask_zero: bool, reduction: str) -> None:
+    def make(split: bool) -> Any:
+        ids = keras.Input((7,), dtype="int32")
+        h = L.GRU(6, return_sequences=True)(L.Embedding(11, 6, mask_zero=mask_zero)(ids))
+        model = keras.Model(ids, L.Dense(11)(h))
+        if split:
+            model = keras_ext.PipelineModel(model, num_microbatches=3, partition="uniform")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3, reduction=reduction)
+        model.compile(keras.optimizers.SGD(0.3), loss)
+        return model
+
+    assert_parity(make, ragged(), ragged(), {"data": 2, "pipe": 2})
+
+
+def test_refuses_losses_that_are_not_reduced() -> None:
+    model = masked(True, "sum")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(reduction=None))
+    with pytest.raises(ValueError, match="give the loss a reduction"):
+        model.train_on_batch(ragged(), ragged())
