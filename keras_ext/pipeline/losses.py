@@ -49,6 +49,9 @@ class MicrobatchLosses:
         reduction = getattr(entry.loss, "reduction", "mean")
         if reduction == "sum":
             return 1.0
+        if reduction in (None, "none"):
+            # Computed as it is, and refused unless it is a number.
+            return None
         ignored = getattr(entry.loss, "ignore_class", None)
         weight = _at(sample_weight, entry.path) if keras.tree.is_nested(sample_weight) else sample_weight
         counted = [
