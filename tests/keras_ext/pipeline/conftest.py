@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.keras_ext.pipeline.test_parity import SELDOM
 from tests.keras_ext.selecting import leave_to_parity_all
 
 # Of parity, one of two meshes. Beside the others run ResNet50 with micro-batches accumulated, the language model on one
@@ -16,7 +17,12 @@ LEFT_OUT = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out, without the flag, what takes half a minute and longer."""
-    leave_to_parity_all(
-        config, items, lambda item: "keras_ext/pipeline" in item.nodeid and item.nodeid.endswith(LEFT_OUT)
-    )
+    """Leaves out, without the flag, what takes half a minute and longer, and what is like others."""
+    leave_to_parity_all(config, items, _is_left_out)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    if "keras_ext/pipeline" not in item.nodeid:
+        return False
+    case = getattr(item, "callspec", None) and item.callspec.params.get("case")
+    return item.nodeid.endswith(LEFT_OUT) or getattr(case, "name", None) in SELDOM

@@ -49,12 +49,10 @@ def nodes_run_by(step: Callable[[], Any]) -> list[Node]:
         made = context.context().export_run_metadata().function_graphs
     finally:
         context.context().disable_run_metadata()
-    found: list[Node] = []
-    for each in made:
-        functions = _functions(each.pre_optimization_graph)
-        for graph in each.partition_graphs:
-            found += _nodes(graph.node, functions)
-    return found
+    # A graph's own library may lack what another one's has.
+    functions = {name: each for one in made for name, each in _functions(one.pre_optimization_graph).items()}
+    functions |= {name: each for one in made for name, each in _functions(one.post_optimization_graph).items()}
+    return [node for one in made for graph in one.partition_graphs for node in _nodes(graph.node, functions)]
 
 
 def profiled(step: Callable[[], Any], folder: pathlib.Path) -> list[tuple[str, str]]:
@@ -85,4 +83,5 @@ def _nodes(definitions: Sequence[Any], functions: Mapping[str, Any], call: Node 
         if each.op in CALLS:
             # Where an output is not used, TensorFlow runs a copy without what only that needs.
             name = each.attr["f"].func.name.partition("_specialized_for_")[0]
-            yield from _nodes(functions[name].node_def, functions, node)
+            function = functions.get(name) or context.context().get_function_def(name)
+            yield from _nodes(function.node_def, functions, node)

@@ -10,7 +10,7 @@ import pytest
 
 import keras_ext
 from tests.keras_ext.tensor.harness import mesh_strategy
-from tests.strategies.parity.cases import ALL
+from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.harness import Case, compare, execute
 
 #: What is not the same in a pipeline, and why.
@@ -36,6 +36,9 @@ LEFT_OUT = {
     "R2Score, RMSE, LogCoshError, CosineSimilarity": "one layer",
 }
 
+#: Of what optimizers do by themselves little has to do with stages: the others run with `--parity-all`.
+OPTIMIZERS = ("accumulation", "LossScaleOptimizer", "global_clipnorm", "EMA with overwrite")
+SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.name for each in OPTIMIZERS)}
 MESHES = {"pipe=2": {"pipe": 2}, "data=2,pipe=2": {"data": 2, "pipe": 2}}
 
 
