@@ -55,6 +55,7 @@ class TracedPasses:
         self._variables = variables
         # By which outputs have gradients: outputs that nothing is computed of have none, and pass none on.
         self._backward: dict[tuple[bool, ...], _Backward] = {}
+        self._nothings: dict[Any, tf.Tensor] = {}
 
         def forward(*inputs: tf.Tensor) -> list[Any]:
             self._inputs = inputs
@@ -98,17 +99,35 @@ class TracedPasses:
         function, has_gradient, is_dense, captured = self._backward[pattern]
         # Sums are made in it: one op for a pass, where each variable would have its own.
         given = [
-            tf.zeros(variable.shape if dense else (), variable.dtype) if total is None or not dense else total
+            self._nothing(variable)
+            if not dense
+            else tf.zeros(variable.shape, variable.dtype)
+            if total is None
+            else total
             for variable, total, dense in zip(self._variables, totals, is_dense, strict=True)
         ]
         function.set_external_captures([self._found(value, inputs, kept) for value in captured])
         made = iter(function(*(dy for dy in upstream if dy is not None), *given))
         gradients = [next(made) if has_one else None for has_one in has_gradient]
         new = [
-            gradient if dense else added((total, gradient))
-            for total, gradient, dense in zip(totals, gradients[len(inputs) :], is_dense, strict=True)
+            gradient
+            if dense or gradient is None
+            else tf.IndexedSlices(*gradient, tf.constant(variable.shape.as_list()))
+            for variable, gradient, dense in zip(self._variables, gradients[len(inputs) :], is_dense, strict=True)
         ]
-        return gradients[: len(inputs)], new
+        return gradients[: len(inputs)], [
+            gradient if dense else added((total, gradient))
+            for total, gradient, dense in zip(totals, new, is_dense, strict=True)
+        ]
+
+    def _nothing(self, variable: Any) -> tf.Tensor:
+        """A number in the place of a total of slices, which is made outside; one for all calls.
+
+        TensorFlow makes another function for each constant that one is called with.
+        """
+        if variable.dtype not in self._nothings:
+            self._nothings[variable.dtype] = tf.zeros((), variable.dtype)
+        return self._nothings[variable.dtype]
 
     def _trace_back(self, pattern: tuple[bool, ...]) -> _Backward:
         above = [tf.TensorSpec(y.shape, y.dtype) for y, wanted in zip(self._outputs, pattern, strict=True) if wanted]
@@ -128,7 +147,13 @@ class TracedPasses:
                         total.set_shape(self._variables[place].shape)
                         found[first + place] = added((total, found[first + place]))
             has_gradient[:] = [gradient is not None for gradient in found]
-            return [gradient for gradient in found if gradient is not None]
+            # Of slices no shape: nobody takes it, and for calls of which something is not taken TensorFlow makes
+            # another function.
+            return [
+                (gradient.values, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else gradient
+                for gradient in found
+                if gradient is not None
+            ]
 
         function = _function(backward).get_concrete_function(*above, *totals)
         self._backward[pattern] = _Backward(function, has_gradient, is_dense, list(function.captured_inputs))
