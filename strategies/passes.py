@@ -78,7 +78,7 @@ class Passes:
         def pull(
             upstream: Sequence[Any], after: Sequence[Any] = (), totals: Sequence[Any] | None = None
         ) -> tuple[list[Any], list[Any]]:
-            given = [dy if y.dtype.is_floating else None for y, dy in zip(outputs, upstream, strict=True)]
+            given = [dy if is_floating(y) else None for y, dy in zip(outputs, upstream, strict=True)]
             totals = [None] * len(self._variables) if totals is None else totals
             if all(dy is None for dy in given):
                 return [None] * len(own), list(totals)

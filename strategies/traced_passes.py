@@ -187,10 +187,6 @@ def _sum_of(one: Any, other: Any) -> Any:
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
 
 
-def _zeros(variable: Any, has_its_shape: bool) -> tf.Tensor:
-    return tf.zeros(variable.shape if has_its_shape else (), variable.dtype)
-
-
 def is_floating(value: Any) -> bool:
     """Whether a tensor may have a gradient."""
     return bool(value.dtype.is_floating)

@@ -53,7 +53,7 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
         model.history = history
         known = {id(variable): value for variable, value in zip(variables, before, strict=True)}
         for variable in (*model.variables, *model.optimizer.variables, *model.metrics_variables):
-            # What the first step has made, such as an optimizer's slots, begins with zeros.
+            # What the first step has made, which are metrics, begins with zeros.
             variable.assign(known.get(id(variable), np.zeros(variable.shape, variable.dtype)))
     if not recorder.steps:
         raise ValueError(f"There is no step to measure. Received a data set without a batch: {dataset!r}.")

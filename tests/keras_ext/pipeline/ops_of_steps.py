@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 # The graphs that are run can be had in no public way.
-from tensorflow.python.eager import context
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
+from strategies._tf_internals import eager_context
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
@@ -43,12 +43,12 @@ def nodes_of(concrete: Any) -> list[Node]:
 
 def nodes_run_by(step: Callable[[], Any]) -> list[Node]:
     """Of the graphs that the devices run; `step` is called for the first time here, or the graphs are not made."""
-    context.context().enable_run_metadata()
+    eager_context.context().enable_run_metadata()
     try:
         step()
-        made = context.context().export_run_metadata().function_graphs
+        made = eager_context.context().export_run_metadata().function_graphs
     finally:
-        context.context().disable_run_metadata()
+        eager_context.context().disable_run_metadata()
     # A graph's own library may lack what another one's has.
     functions = {name: each for one in made for name, each in _functions(one.pre_optimization_graph).items()}
     functions |= {name: each for one in made for name, each in _functions(one.post_optimization_graph).items()}
@@ -83,5 +83,5 @@ def _nodes(definitions: Sequence[Any], functions: Mapping[str, Any], call: Node 
         if each.op in CALLS:
             # Where an output is not used, TensorFlow runs a copy without what only that needs.
             name = each.attr["f"].func.name.partition("_specialized_for_")[0]
-            function = functions.get(name) or context.context().get_function_def(name)
+            function = functions.get(name) or eager_context.context().get_function_def(name)
             yield from _nodes(function.node_def, functions, node)
