@@ -62,10 +62,14 @@ def _check(graph: Any) -> None:
 
 def _with_input(layers: Sequence[Any]) -> list[Any]:
     """The layers, with the input of the first one before them, if that is a model which has one."""
-    inputs = getattr(layers[0], "inputs", None) if layers else None
-    if not inputs or isinstance(layers[0], keras.layers.InputLayer):
-        return list(layers)
-    return [keras.Input(batch_shape=inputs[0].shape, dtype=inputs[0].dtype), *layers]
+    first = layers[0] if layers else None
+    return [*([] if isinstance(first, keras.layers.InputLayer) else input_of(first)), *layers]
+
+
+def input_of(model: Any) -> list[Any]:
+    """An input like the first one of a model; nothing if it has none yet, or is no model."""
+    inputs = getattr(model, "inputs", None) or ()
+    return [keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype) for tensor in inputs[:1]]
 
 
 def copied(graph: Any, parts: strategies.ReplicaParts, part_of: Mapping[str, int]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 import strategies
-from keras_ext.pipeline.copying import finish, remade
+from keras_ext.pipeline.copying import finish, input_of, remade
 
 
 @strategies.saved_as(keras.Sequential)
@@ -80,10 +80,7 @@ class PipelineStage(keras.Sequential):
 
 def _listed(layers: Any) -> list[Any]:
     if isinstance(layers, keras.Sequential):
-        with_input = layers.built and getattr(layers, "inputs", None)
-        return [
-            keras.Input(batch_shape=t.shape, dtype=t.dtype) for t in layers.inputs[:1] if with_input
-        ] + layers.layers
+        return [*input_of(layers), *layers.layers]
     if isinstance(layers, keras.Layer):
         return [layers]
     return list(layers) if isinstance(layers, Sequence) else []
