@@ -6,15 +6,19 @@ from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from strategies.parts import ReplicaParts, replica_parts
 from strategies.splitting import SplitWeight, joined, saved_as
+from strategies.waiting import SecondsWaited, seconds_waited, watch_communication
 
 __all__ = [
     "HorovodStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ReplicaParts",
+    "SecondsWaited",
     "SplitWeight",
     "bytes_per_device",
     "joined",
     "replica_parts",
     "saved_as",
+    "seconds_waited",
+    "watch_communication",
 ]

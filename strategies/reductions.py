@@ -16,6 +16,7 @@ import tensorflow as tf
 from strategies import shares
 from strategies._tf_internals import DistributedVariable, PerReplica, is_mirrored
 from strategies.crossing import Crossing, if_present
+from strategies.waiting import Waits
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -28,6 +29,8 @@ class ReducingExtended:
     #: The shares of the local replicas in the step that is running.
     _shares: list[shares.Share]
     _presummed: dict[int, tf.Tensor]
+    #: What this process waits for.
+    waits: Waits
 
     #: One per local replica.
     worker_devices: Sequence[str]
@@ -72,6 +75,18 @@ class ReducingExtended:
         With one local replica of several, `present` says whether its gradients count. Inside one process, sums lie
         on the devices of `destinations`, a distributed value per gradient; where each gradient was, if None.
         """
+        local = [g for g in gradients if isinstance(g, PerReplica)]
+        if not self.waits.watches_communication or not local:
+            return self._summed_gradients(gradients, present, destinations)
+        begin = self.waits.moment_after(local)
+        sums = self._summed_gradients(gradients, present, destinations)
+        end = self.waits.moment_after([s for s, g in zip(sums, gradients, strict=True) if isinstance(g, PerReplica)])
+        self.waits.add_communication(begin, end)
+        return sums
+
+    def _summed_gradients(
+        self, gradients: Sequence[Any], present: bool | tf.Tensor, destinations: Sequence[Any] | None
+    ) -> list[Any]:
         sums = list(gradients)
         reducible = [i for i, g in enumerate(sums) if isinstance(g, PerReplica)]
         if self.crossing is not None:

@@ -18,6 +18,7 @@ from strategies.crossing import Crossing
 from strategies.engine import DataParallelExtended
 from strategies.parts import ReplicaParts
 from strategies.seeds import agree_on_seed
+from strategies.waiting import Waits
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         self._start_engine(crossing)
         super().__init__(container_strategy, devices=devices, cross_device_ops=cross_device_ops)
         self._make_weights()
+        self.waits = Waits(self._num_replicas_in_sync)
         if crossing is not None:
             agree_on_seed(crossing)
         for launcher in getattr(self._collective_ops, "_launchers", ()):
@@ -110,15 +112,19 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if self.crossing is not None:
-            return sharding.distribute(dataset, self.crossing, len(self.worker_devices))
+            return self._clocked(sharding.distribute(dataset, self.crossing, len(self.worker_devices)))
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
-        return inputs.distribute(dataset, self._num_replicas_in_sync)
+        return self._clocked(inputs.distribute(dataset, self._num_replicas_in_sync))
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         if self.crossing is None:
             return super()._distribute_datasets_from_function(dataset_fn, options)
-        return sharding.distribute_own(dataset_fn(self._make_input_context()), self.crossing, len(self.worker_devices))
+        dataset = dataset_fn(self._make_input_context())
+        return self._clocked(sharding.distribute_own(dataset, self.crossing, len(self.worker_devices)))
+
+    def _clocked(self, dataset: Any) -> Any:
+        return dataset.apply(self.waits.clocked) if hasattr(dataset, "apply") else dataset
 
     def _make_input_context(self) -> tf.distribute.InputContext:
         rank = 0 if self.crossing is None else self.crossing.rank

@@ -12,6 +12,7 @@ Two plans, of which one log line of rank 0 says which was taken:
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -132,6 +133,12 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     def cardinality(self) -> int:
         """The number of batches, as ``tf.data`` has it."""
         return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
+
+    def apply(self, transformation: Callable[[tf.data.Dataset], tf.data.Dataset]) -> AgreedDataset:
+        """Returns the same with another dataset of portions: what ``transformation`` makes of this process'."""
+        applied = copy.copy(self)
+        applied._dataset = transformation(self._dataset)
+        return applied
 
     def __iter__(self) -> AgreedIterator:
         return AgreedIterator(self._dataset, self.element_spec, self._crossing, self._ends, self._num_together)

@@ -99,6 +99,7 @@ ROOMS = (
             "strategies.splitting",
             "strategies.traced_passes",
             "strategies.variables",
+            "strategies.waiting",
         ),
         ("numpy", "tensorflow"),
         ("pure", "internals", "interface", "transport", "keras hooks", "engine"),
