@@ -18,6 +18,7 @@ from keras_ext.tensor.losses import (
 from keras_ext.tensor.parallelize import default_plan, parallelize
 from keras_ext.tensor.positionwise import PiecewiseAdd, PiecewiseLayerNormalization, PiecewiseRMSNormalization
 from keras_ext.tensor.transformer import ParallelTransformerBlock
+from keras_ext.throughput import Throughput
 
 __all__ = [
     "ColumnParallelConv2D",
@@ -37,6 +38,7 @@ __all__ = [
     "PipelineStage",
     "RowParallelConv2D",
     "RowParallelDense",
+    "Throughput",
     "VocabParallelEmbedding",
     "VocabParallelReversibleEmbedding",
     "VocabParallelSparseCategoricalAccuracy",

@@ -53,6 +53,7 @@ class DataParallelExtended(ReducingExtended):
     _lifted: weakref.WeakKeyDictionary[Any, Any]
     _partial_sums: bool
     _agreed: list[tf.Tensor]
+    _draws_beside: bool
 
     def _start_engine(self, crossing: Crossing | None = None) -> None:
         self._start_reductions(crossing)
@@ -65,6 +66,7 @@ class DataParallelExtended(ReducingExtended):
         self._lifted = weakref.WeakKeyDictionary()
         self._partial_sums = False
         self._agreed = []
+        self._draws_beside = False
 
     @property
     def _num_processes(self) -> int:
@@ -88,13 +90,17 @@ class DataParallelExtended(ReducingExtended):
     # ---- running replicas
 
     @contextlib.contextmanager
-    def driven_by_trainer(self, combination: shares.Combination) -> Iterator[None]:
-        """Marks what runs inside as a step of Keras' trainer, which combines the outputs so."""
-        before, self._combination = self._combination, combination
+    def driven_by_trainer(self, combination: shares.Combination, draws_beside: bool = False) -> Iterator[None]:
+        """Marks what runs inside as a step of Keras' trainer, which combines the outputs so.
+
+        `draws_beside`: whether the next batch is drawn while a step runs.
+        """
+        before = self._combination, self._draws_beside
+        self._combination, self._draws_beside = combination, draws_beside
         try:
             yield
         finally:
-            self._combination = before
+            self._combination, self._draws_beside = before
 
     def _call_for_each_replica(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(fn, Function):
@@ -113,6 +119,12 @@ class DataParallelExtended(ReducingExtended):
 
     @tf.autograph.experimental.do_not_convert
     def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._draws_beside or tf.executing_eagerly():
+            return self._run_shared_step(fn, args, kwargs)
+        with self.waits.running((args, kwargs)):
+            return self._run_shared_step(fn, args, kwargs)
+
+    def _run_shared_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         num_local = len(self.worker_devices)
         rows = shares.rows_of((args, kwargs), num_local)
         if rows is None and self._combination is not None and self._num_replicas_in_sync > 1:

@@ -6,7 +6,9 @@ draws batches and sums gradients inside one function of TensorFlow, where Python
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +91,8 @@ class Waits:
         with tf.device("CPU:0"):
             self._input = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_input")
             self._sums = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_sums")
+            # Since when no step runs; infinity while one does.
+            self._idle_since = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="idle_since")
             # What lies on a GPU is waited for by writing it here.
             self._arrivals = tf.Variable(0.0, trainable=False, name="arrivals")
 
@@ -118,7 +122,8 @@ class Waits:
 
         @tf.autograph.experimental.do_not_convert
         def arrived(asked: tf.Tensor, element: Any) -> Any:
-            self._input.assign_add(tf.timestamp() - asked, read_value=False)
+            begin = tf.maximum(asked, self._idle_since)
+            self._input.assign_add(tf.maximum(tf.timestamp() - begin, 0.0), read_value=False)
             return element
 
         # Stages are asked in this order: first the clock, then the dataset.
@@ -129,6 +134,28 @@ class Waits:
         result = MapDataset(both, arrived, use_inter_op_parallelism=False).with_options(options)
         result._clocked_by = self
         return result
+
+    @contextlib.contextmanager
+    def running(self, batch: Any) -> Iterator[None]:
+        """In a graph: while the operations made inside run, batches that are drawn are not waited for.
+
+        For steps beside which the next batch is drawn.
+
+        Args:
+            batch: what the step needs before it can begin.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        num_before = len(graph.get_operations())
+        tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(t)]
+        with tf.device("CPU:0"), tf.control_dependencies(tensors):
+            self._idle_since.assign(math.inf, read_value=False)
+        yield
+        # Updates of variables, and whatever else has to run, above all.
+        made = graph.get_operations()[num_before:]
+        effects = [op for op in made if op.op_def.is_stateful and op.type not in ("ReadVariableOp", "Placeholder")]
+        with tf.device("CPU:0"), tf.control_dependencies(effects):
+            ended = tf.timestamp()
+            self._idle_since.assign(ended, read_value=False)
 
     # ---- communication
 

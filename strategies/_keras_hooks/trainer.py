@@ -69,7 +69,7 @@ def _driven(model: Any, function: Callable[..., Any], combination: shares.Combin
     @functools.wraps(function)
     def driven(data: Any) -> Any:
         nonlocal step
-        with engine.driven_by_trainer(combination):
+        with engine.driven_by_trainer(combination, draws_beside=model.steps_per_execution > 1):
             if not isinstance(data, AgreedIterator):
                 return function(data)
             if step is None:
