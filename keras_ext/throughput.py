@@ -12,7 +12,7 @@ import keras
 
 import strategies
 
-# Reading what was waited costs some 0.1 ms; a progress bar is not read more often.
+# Reading what was waited costs up to 0.1 ms; a progress bar is not read more often.
 _SECONDS_BETWEEN_READS = 0.5
 
 

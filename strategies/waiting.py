@@ -45,7 +45,7 @@ class SecondsWaited:
 def seconds_waited(strategy: tf.distribute.Strategy) -> SecondsWaited:
     """Returns how long this process has waited since `strategy` was made. Asks no other process.
 
-    Read it twice and subtract, to know about what lies between. It costs some 0.1 ms.
+    Read it twice and subtract, to know about what lies between. It costs less than 0.1 ms.
 
     Raises:
         ValueError: a strategy that is not one of this package's.
