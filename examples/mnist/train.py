@@ -12,10 +12,10 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+import keras_ext
 import strategies
 from mnist import data
 from mnist.model import build_model
-from mnist.throughput import Throughput
 
 _log = logging.getLogger(__name__)
 
@@ -75,15 +75,19 @@ def run(options: Options, digits: data.Digits) -> Result:
     devices = choose_devices(options.devices)
     keras.utils.set_random_seed(options.seed)
     strategy = make_strategy(options.strategy, devices)
-    num_steps = options.epochs * math.ceil(len(digits.train.labels) / options.batch_size)
+    num_images = len(digits.train.labels)
+    steps_per_epoch = math.ceil(num_images / options.batch_size)
     with strategy.scope():
         model = build_model(options.dropout)
         model.compile(
-            optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(options.learning_rate, num_steps)),
+            optimizer=keras.optimizers.Adam(
+                keras.optimizers.schedules.CosineDecay(options.learning_rate, options.epochs * steps_per_epoch)
+            ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
-    throughput = Throughput(num_images=len(digits.train.labels), batch_size=options.batch_size)
+    # The last batch of an epoch may be smaller.
+    throughput = keras_ext.Throughput(num_images / steps_per_epoch, unit="images")
     callbacks: list[keras.callbacks.Callback] = [throughput]
     if options.tensorboard_dir is not None:
         callbacks.append(keras.callbacks.TensorBoard(options.tensorboard_dir))
@@ -103,7 +107,7 @@ def run(options: Options, digits: data.Digits) -> Result:
     return Result(
         test_accuracy=logs["accuracy"],
         test_loss=logs["loss"],
-        images_per_second=throughput.images_per_second,
+        images_per_second=throughput.units_per_second,
         epochs=options.epochs,
         devices=strategy.num_replicas_in_sync,
         is_chief=strategy.extended.should_checkpoint,
