@@ -67,10 +67,10 @@ def test_waiting_is_what_the_consumer_waits(num_replicas: int, ending: str) -> N
     measured, seen = waited(source=0.01, consumer=0.05)
     # A stage that something reads ahead of would have waited 10 ms for each.
     assert measured <= seen + 1e-3
-    assert measured < 8 * 0.005
+    assert measured < 8 * 0.01
     measured, seen = waited(source=0.05, consumer=0.01)
     assert 0.8 * seen < measured <= seen + 1e-3
-    assert measured > 8 * 0.02
+    assert measured > 0.05
 
 
 def test_elements_options_and_length_stay() -> None:
