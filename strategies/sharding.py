@@ -3,7 +3,8 @@
 Two plans, of which one log line of rank 0 says which was taken:
 
 * **by row**, the default: every process has the same dataset of global batches and keeps its own rows of each. The
-  global batches are those of one device. It needs no word between processes.
+  global batches are those of one device. It needs no word between processes. Where the pipeline allows it, a process
+  chooses its rows before they are mapped (``own_rows``); where not, it maps them all.
 * **its own**: the dataset of each process holds that process' part of every global batch (files shared out by
   TensorFlow's auto-sharding, or whatever the user's function made). Parts may have any number of rows and datasets any
   length: processes tell each other at every step how many rows they have, and who has none left takes part with none
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from strategies import inputs, shares
+from strategies import inputs, own_rows, shares
 from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica, PerReplicaSpec
 from strategies.crossing import Crossing
 from strategies.portions import Portion, PortionSpec
@@ -53,9 +54,18 @@ def distribute(dataset: Any, crossing: Crossing, num_local: int) -> Any:
         return _own(dataset, crossing, num_local)
 
     first, num_replicas = crossing.rank * num_local, crossing.num_processes * num_local
-    portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
+    portions = own_rows.portions(dataset, first, num_local, num_replicas)
+    plan = f"by row, each of {crossing.num_processes} processes maps its rows of every global batch and no others"
+    if isinstance(portions, str):
+        plan = f"by row, each of {crossing.num_processes} processes reads all and keeps its own ({portions})"
+        portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
     lengths = _lengths(dataset, crossing)
-    _say(crossing, f"by row, each of {crossing.num_processes} processes keeps its rows of every global batch")
+    if tf.data.UNKNOWN_CARDINALITY in lengths:
+        plan += (
+            "; its length is unknown, so that processes ask each other at every step whether they go on. Tell it with "
+            "dataset.apply(tf.data.experimental.assert_cardinality(number_of_batches))"
+        )
+    _say(crossing, plan)
     if len(set(lengths)) == 1 and lengths[0] != tf.data.UNKNOWN_CARDINALITY:
         return portions
     if tf.data.UNKNOWN_CARDINALITY not in lengths:

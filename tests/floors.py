@@ -35,7 +35,9 @@ PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py")
 
 # In the order in which they are tried: the exceptions before the packages that contain them.
 ROOMS = (
-    Room("pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets"), ("numpy",)),
+    Room(
+        "pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets", "strategies.row_plans"), ("numpy",)
+    ),
     Room(
         "schedule",
         0,
@@ -88,6 +90,7 @@ ROOMS = (
             "strategies.engine",
             "strategies.inputs",
             "strategies.memory",
+            "strategies.own_rows",
             "strategies.parts",
             "strategies.passes",
             "strategies.portions",
