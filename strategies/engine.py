@@ -85,6 +85,11 @@ class DataParallelExtended(ReducingExtended):
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
         return self.first_replica + replica_id
 
+    @property
+    def computes_on_gpus(self) -> bool:
+        """Whether all local devices are GPUs: then batches are copied to them while earlier ones are computed."""
+        return all(tf.DeviceSpec.from_string(device).device_type == "GPU" for device in self.worker_devices)
+
     # ---- running replicas
 
     @contextlib.contextmanager

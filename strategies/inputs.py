@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from strategies import shares
 from strategies._tf_internals import PerReplica, PerReplicaSpec
+from strategies.pipeline_ops import reads_generator
 from strategies.portions import Portion
 
 
@@ -59,8 +60,8 @@ def map_batches(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.dat
         return tf.nest.pack_sequence_as(dataset.element_spec, tf.nest.flatten(share(element)))
 
     # Slices are views, so there is nothing to prepare ahead. Reading ahead would lose batches of a generator that
-    # several calls of `fit` read from.
-    return dataset.map(shared)
+    # several calls of `fit` read from; left to itself, TensorFlow makes any map one that does.
+    return dataset.map(shared, synchronous=True if reads_generator(dataset) else None)
 
 
 def is_distributed(dataset: tf.data.Dataset) -> bool:

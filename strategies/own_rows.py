@@ -26,9 +26,9 @@ from strategies._tf_internals import (
     RepeatDataset,
     SkipDataset,
     TakeDataset,
-    op_definitions,
     tensor_lists,
 )
+from strategies.pipeline_ops import depends_on_its_arguments_only
 from strategies.row_plans import plan_rows
 
 _NAMES = {
@@ -43,13 +43,6 @@ _NAMES = {
     SkipDataset: "skip",
     TakeDataset: "take",
 }
-
-# Operations with state from which nothing is drawn: a row's result is the same, whatever rows were mapped before it.
-# What Python functions do is theirs to say.
-_HARMLESS = re.compile(
-    r"Placeholder|Assert|Print\w*|LookupTable(Find|Size|Export)\w*|(Mutable)?HashTable\w*|VarHandleOp|ReadVariableOp|"
-    r"ResourceGather\w*|(Eager)?PyFunc|StatefulPartitionedCall|If|While|Case|StatelessWhile|ReadFile|MatchingFiles"
-)
 
 
 def portions(dataset: tf.data.Dataset, first_replica: int, num_local: int, num_replicas: int) -> Any:
@@ -108,21 +101,7 @@ def _name(step: Any) -> str:
     name = _NAMES.get(type(step))
     if name is None:
         return re.sub(r"(?<=.)(?=[A-Z])", "_", type(step).__name__.strip("_").removesuffix("Dataset")).lower()
-    return "stateful map" if name == "map" and not _is_function_of_its_row(step._map_func.function) else name
-
-
-def _is_function_of_its_row(function: Any) -> bool:
-    if not hasattr(function, "graph"):
-        return False
-    return all(_HARMLESS.fullmatch(op) or not op_definitions.get(op).is_stateful for op in ops_in(function))
-
-
-def ops_in(function: Any) -> set[str]:
-    """Returns the types of the operations in a concrete function and in those that it calls."""
-    graph = function.graph.as_graph_def()
-    called = {definition.signature.name for definition in graph.library.function}
-    nodes = [graph.node, *(definition.node_def for definition in graph.library.function)]
-    return {node.op for part in nodes for node in part if node.op not in called}
+    return "stateful map" if name == "map" and not depends_on_its_arguments_only(step._map_func.function) else name
 
 
 def _is_plain(element_spec: Any) -> bool:

@@ -129,7 +129,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         num_together: int = 1,
     ) -> None:
         self.num_batches = num_batches
-        self._dataset = dataset
+        self.dataset = dataset
         self._crossing = crossing
         self._ends = ends
         self._num_together = num_together
@@ -137,14 +137,14 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     @property
     def element_spec(self) -> Any:
         """The nest of specs of an element."""
-        return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self._dataset.element_spec)
+        return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self.dataset.element_spec)
 
     def cardinality(self) -> int:
         """The number of batches, as ``tf.data`` has it."""
         return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
 
     def __iter__(self) -> AgreedIterator:
-        return AgreedIterator(self._dataset, self.element_spec, self._crossing, self._ends, self._num_together)
+        return AgreedIterator(self.dataset, self.element_spec, self._crossing, self._ends, self._num_together)
 
 
 class AgreedIterator:

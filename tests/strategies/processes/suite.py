@@ -227,6 +227,29 @@ class TestDatasets:
         assert fit(batches())["total"] == [190.0]
 
 
+class TestReadingAhead:
+    @pytest.mark.parametrize("known", [True, False])
+    def test_it_changes_nothing(self, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """CPU devices are taken for GPUs."""
+        x, y = regression()
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
+        mine = data if known else with_policy(data.take(3) if rank() else data, Policy.OFF)
+        results = []
+        for ahead in (True, False):
+            monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", ahead)
+            model = dense()
+            logs = model.fit(mine, validation_data=data, epochs=2, verbose=0, shuffle=False).history
+            results.append([digest(model), *(value for name in sorted(logs) for value in logs[name])])
+        assert results[0] == results[1]
+        assert all_ranks(results[0][0]) == [results[0][0]] * 2
+
+    def test_one_process_without_gpus_keeps_the_others_from_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where processes agree at every element, all must draw alike."""
+        monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", rank() == 0)
+        logs = fit(with_policy(numbers(9 + 4 * rank()).batch(3), Policy.OFF), epochs=2)
+        assert logs["seen"] == [22.0, 22.0]
+
+
 def regression() -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(1).standard_normal((30, 4)).astype("float32")
     return x, x.sum(axis=1, keepdims=True)
