@@ -163,7 +163,7 @@ def test_steps_find_their_arguments_in_place(reads_ahead: bool, monkeypatch: pyt
     monkeypatch.setattr(DataParallelExtended, "computes_on_gpus", reads_ahead)
     places: list[list[int]] = []
 
-    class Spy(keras.Sequential):  # type: ignore[misc]
+    class Spy(keras.Sequential):
         def train_step(self, data: Any) -> Any:
             if not isinstance(data[0], keras.KerasTensor):
                 places.append([place_of(value) for value in data])

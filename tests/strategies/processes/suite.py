@@ -204,7 +204,7 @@ class TestDatasets:
         expected = [6 * k + i for k in range(3) for i in mine] + [[18, 19], [20]][rank()]
         assert sorted(seen) == sorted([*expected, *expected])
         if rank() == 0:
-            assert "maps its rows" in caplog.text
+            assert "maps its own rows" in caplog.text
             assert ("assert_cardinality" in caplog.text) != known
 
     def test_fewer_rows_than_processes(self) -> None:
