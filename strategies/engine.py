@@ -33,8 +33,7 @@ from strategies._tf_internals import (
     select_replica,
     tf_convert,
 )
-from strategies.crossing import Crossing
-from strategies.reductions import ReducingExtended
+from strategies.reductions import Column, ReducingExtended
 from strategies.splitting import SplitWeight
 
 _MEAN = tf.distribute.ReduceOp.MEAN
@@ -54,8 +53,8 @@ class DataParallelExtended(ReducingExtended):
     _partial_sums: bool
     _agreed: list[tf.Tensor]
 
-    def _start_engine(self, crossing: Crossing | None = None) -> None:
-        self._start_reductions(crossing)
+    def _start_engine(self, columns: Sequence[Column]) -> None:
+        self._start_reductions(columns)
         self._combination = None
         self._weights = []
         self._weights_are_read = False
@@ -270,7 +269,8 @@ class DataParallelExtended(ReducingExtended):
             local = self._sum_when_due(gradients, accumulators, is_due, variables)
         elif self.crossing is not None and len(self.worker_devices) == 1:
             # Gradients leave bucket by bucket; a conditional around all of them would wait for the last.
-            local = self._sum_gradients(gradients, self._shares[0].has_rows if self._shares else True)
+            has_rows = self._shares[0].has_rows if self._shares else True
+            local = self._sum_gradients(gradients, has_rows, variables)
         else:
             local = self._sum_gradients(self._without_borrowed(gradients), destinations=variables)
         results = []

@@ -35,7 +35,13 @@ PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py")
 
 # In the order in which they are tried: the exceptions before the packages that contain them.
 ROOMS = (
-    Room("pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets"), ("numpy",)),
+    Room(
+        "pure",
+        0,
+        ("strategies.mesh", "strategies.local_replicas", "strategies.cluster", "strategies.buckets"),
+        ("numpy",),
+        ("pure",),
+    ),
     Room(
         "schedule",
         0,
