@@ -68,6 +68,11 @@ class ReplicaParts:
         return tuple(row[part] for row in self._grid)
 
     @property
+    def rank(self) -> int:
+        """This process' rank; 0 if it is alone."""
+        return 0 if self._crossing is None else self._crossing.rank
+
+    @property
     def replica(self) -> int:
         """Which of this process' replicas is running; 0 outside of replicas."""
         return int(get_current_replica_id_as_int() or 0)

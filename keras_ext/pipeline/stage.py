@@ -10,7 +10,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.pipeline.hung import MASK, hang, hung
 from keras_ext.pipeline.partition import Partition
+from keras_ext.tensor.split import SplitTensor
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Stage:
             if added_losses is not None and isinstance(node.operation, keras.Layer):
                 # Now: the next call of the same layer begins with none.
                 added_losses += _taken(node.operation)
-        return [values[id(tensor)] for tensor in self.outputs]
+        return [_in_one(values[id(tensor)]) for tensor in self.outputs]
 
     def take_added_losses(self) -> list[Any]:
         """Returns what layers have added to the loss since they were asked last."""
@@ -84,6 +86,15 @@ class Stage:
         """Returns what is in these now."""
         # A value, not the variable itself, which convert_to_tensor leaves as it is.
         return [ops.stop_gradient(variable.value) for variable in self.state_variables]
+
+
+def _in_one(value: Any) -> Any:
+    """A tensor as it leaves a stage, whose passes know no pieces: joined, if it lies in pieces, with its mask."""
+    if not isinstance(value, SplitTensor):
+        return value
+    whole = value.whole()
+    hang([whole], MASK, hung([value], MASK))
+    return whole
 
 
 def _taken(layer: keras.Layer) -> list[Any]:
