@@ -35,13 +35,7 @@ PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py")
 
 # In the order in which they are tried: the exceptions before the packages that contain them.
 ROOMS = (
-    Room(
-        "pure",
-        0,
-        ("strategies.mesh", "strategies.local_replicas", "strategies.cluster", "strategies.buckets"),
-        ("numpy",),
-        ("pure",),
-    ),
+    Room("pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets"), ("numpy",)),
     Room(
         "schedule",
         0,
@@ -93,6 +87,7 @@ ROOMS = (
             "strategies.devices",
             "strategies.engine",
             "strategies.inputs",
+            "strategies.local_replicas",
             "strategies.memory",
             "strategies.parts",
             "strategies.passes",

@@ -16,6 +16,7 @@ from keras.src.callbacks import backup_and_restore, callback_list
 from strategies._keras_hooks import files
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.crossing import Crossing
+from strategies.variables import MetricVariable
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -72,13 +73,20 @@ def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> N
     with model.distribute_strategy.scope():
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-    if crossing.rank == 0:
-        with files.alone():
-            original(callback, logs)
+    # What ranks hold parts of is read whenever it is set, which rank 0 alone could not.
+    with files.reading_parts_of_sums(model):
+        if crossing.rank == 0:
+            with files.alone():
+                original(callback, logs)
     model._initial_epoch = int(crossing.broadcast(tf.constant(model._initial_epoch)))
     optimizer_variables = [] if model.optimizer is None else model.optimizer.variables
     for variable in [*model.variables, *optimizer_variables]:
-        variable.assign(crossing.broadcast(tf.convert_to_tensor(variable.value)))
+        if isinstance(variable.value, MetricVariable):
+            # A sum that was read on rank 0 alone: it holds its own part, and the other processes have theirs to get.
+            for part in variable.value.values:
+                part.assign(crossing.broadcast(part.read_value()))
+        else:
+            variable.assign(crossing.broadcast(tf.convert_to_tensor(variable.value)))
 
 
 def _by_rank_0(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:

@@ -51,6 +51,16 @@ def alone() -> Iterator[None]:
         _alone.reset(token)
 
 
+@contextlib.contextmanager
+def reading_parts_of_sums(model: Any) -> Iterator[None]:
+    """Inside, what the model's optimizer has gathered on all processes can be read by one alone, as it is now."""
+    engine = _engine(model)
+    variables = getattr(getattr(model, "optimizer", None), "variables", [])
+    parts = [v.value for v in variables if isinstance(v.value, MetricVariable)]
+    with contextlib.nullcontext() if engine is None else engine.presummed(parts):
+        yield
+
+
 def _engine(model: Any) -> DataParallelExtended | None:
     """Returns the model's engine if other processes take part in it."""
     engine = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
@@ -61,10 +71,8 @@ def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, *
     engine = _engine(model)
     if engine is None:
         return original(model, filepath, *args, **kwargs)
-    optimizer = getattr(model, "optimizer", None)
-    parts = [v.value for v in getattr(optimizer, "variables", []) if isinstance(v.value, MetricVariable)]
     # Sums that the processes hold parts of are read by all, before one of them writes.
-    with engine.presummed(parts):
+    with reading_parts_of_sums(model):
         if engine.crossing is not None and engine.crossing.rank > 0:
             return None
         if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):

@@ -244,3 +244,20 @@ def test_refuses_a_custom_layer_whose_layers_are_split() -> None:
             keras_ext.PipelineModel(keras_ext.parallelize(plain))
         model = keras_ext.PipelineModel(keras_ext.parallelize(plain, {"holder": None, "dense": "row"}))
     np.testing.assert_allclose(model(vectors()), plain(vectors()), rtol=0, atol=1e-6)
+
+
+def in_pieces(split: bool, partition: Any = ()) -> Any:
+    """Between its first two layers, if they are split, a tensor lies in pieces."""
+    model = keras.Sequential(
+        [keras.Input((6,)), L.Dense(8, "tanh", name="up"), L.Dense(8, name="down"), L.Dense(3, name="head")]
+    )
+    if split:
+        model = keras_ext.PipelineModel(keras_ext.parallelize(model), num_microbatches=3, partition=partition)
+    model.compile(keras.optimizers.Adam(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize("partition", ["time", ["down"]], ids=str)
+def test_pieces_are_joined_at_the_border_of_a_stage(partition: Any) -> None:
+    make = functools.partial(in_pieces, partition=partition)
+    assert_parity(make, vectors(), labels(), {"pipe": 2, "tensor": 2}, predict=True)
