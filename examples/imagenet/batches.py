@@ -64,7 +64,7 @@ def training_batches(
         # A number for each place of each epoch, whatever the size of batches.
         key = tf.stack([tf.constant(seed, tf.int64), epoch * num_rows + place])
         draws = tf.random.stateless_uniform([crops.NUM_DRAWS], key, alg="philox")
-        image, label, weight = decode(row, crops.random_sides(draws))
+        image, label, weight = decode(row, *crops.drawn(draws))
         return crops.flipped(image, draws[-1] < 0.5), label, weight
 
     numbers = tf.data.Dataset.range(first_step * batch_size, (first_step + num_steps) * batch_size)
@@ -88,11 +88,10 @@ def evaluation_batches(
     """
 
     decode = Decoder(split, image_size, crops.central_box, skipped or Skipped())
-    nothing_drawn = tf.zeros([0])
 
     @tf.autograph.experimental.do_not_convert
     def example(row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return decode(row, nothing_drawn)
+        return decode(row)
 
     examples = tf.data.Dataset.range(split.num_rows).map(
         example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True

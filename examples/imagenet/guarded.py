@@ -31,7 +31,6 @@ def guarded(element: tf.Tensor, extras: Sequence[tf.Tensor], function: Function,
 def guarded_record(
     path: tf.Tensor,
     offset: tf.Tensor,
-    length: tf.Tensor,
     extras: Sequence[tf.Tensor],
     function: Function,
     defaults: Sequence[Any],
@@ -41,7 +40,6 @@ def guarded_record(
     Args:
         path: string, the file.
         offset: int64, where the record begins in it.
-        length: int64, bytes of its content.
         extras: more tensors.
         function: takes the record's content, a string, and the extras.
         defaults: what to return instead.
@@ -49,8 +47,8 @@ def guarded_record(
     records = tf.raw_ops.TFRecordDatasetV2(
         filenames=path[tf.newaxis],
         compression_type="",
-        # All that is needed, and nothing that would be thrown away.
-        buffer_size=length + 16,
+        # None: header and content are read each into its place, and nothing that would be thrown away.
+        buffer_size=tf.constant(0, tf.int64),
         byte_offsets=offset[tf.newaxis],
     )
     # Before the function: if that fails, the next record must not be taken for this one.
