@@ -8,7 +8,6 @@ What fails there is looked at once more in Python (`rescued`): an image of anoth
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import tensorflow as tf
 
 from imagenet import crops
 from imagenet.errors import DataError
-from imagenet.guarded import guarded, guarded_record
+from imagenet.guarded import guarded, guarded_record, record_at
 from imagenet.index import Split
 from imagenet.skipped import Skipped
 
@@ -153,16 +152,16 @@ def read_row(split: Split, row: int, layout: Layout) -> tuple[bytes, int]:
     Raises:
         UnusableImageError: the file is not there or cannot be read, or its record is damaged or has no label.
     """
-    try:
-        if not split.in_records:
+    if not split.in_records:
+        try:
             return split.path(row).read_bytes(), int(split.index.labels[row])
-        record = read_record(split, row)
-    except OSError as error:
-        raise UnusableImageError(f"cannot be read ({error.strerror})") from error
+        except OSError as error:
+            raise UnusableImageError(f"cannot be read ({error.strerror})") from error
+    record = read_record(split, row)
     try:
-        content, label = (value.numpy() for value in parsed(tf.constant(record), layout))
+        content, label = (value.numpy() for value in parsed(record, layout))
     except tf.errors.OpError as error:
-        raise UnusableImageError(f"damaged record, or none with {layout[0]} and {layout[1]}") from error
+        raise UnusableImageError(f"holds no {layout[0]} with {layout[1]}") from error
     if not 0 <= label < split.num_classes:
         raise UnusableImageError(
             f"expected a label from {layout[2]} on, of {split.num_classes}; it is {label + layout[2]}"
@@ -170,20 +169,18 @@ def read_row(split: Split, row: int, layout: Layout) -> tuple[bytes, int]:
     return content, int(label)
 
 
-def read_record(split: Split, row: int) -> bytes:
-    """The content of a record, whose checksum is not tested.
+def read_record(split: Split, row: int) -> tf.Tensor:
+    """The content of a record, a string, whose checksum is tested.
 
     Raises:
-        OSError: the shard cannot be read.
-        UnusableImageError: the record is not there any more.
+        UnusableImageError: the shard cannot be read, or has changed, or the record is damaged.
     """
-    offset, length = int(split.index.offsets[row]), int(split.index.lengths[row])
-    with split.path(row).open("rb") as file:
-        file.seek(offset)
-        header, record = file.read(12), file.read(length)
-    if len(record) != length or struct.unpack_from("<Q", header)[0] != length:
-        raise UnusableImageError("the shard has changed since it was indexed")
-    return record
+    place = tf.constant(int(split.index.offsets[row]), tf.int64)
+    dataset = record_at(tf.constant(os.fsencode(split.path(row))), place)
+    try:
+        return tf.raw_ops.DatasetToSingleElement(dataset=dataset, output_types=[tf.string], output_shapes=[[]])[0]
+    except tf.errors.OpError as error:
+        raise UnusableImageError("cannot be read, is damaged, or has changed since it was indexed") from error
 
 
 def layout_of(split: Split) -> Layout:
@@ -193,9 +190,9 @@ def layout_of(split: Split) -> Layout:
         DataError: it has none of those that are known, or cannot be read.
     """
     try:
-        record = tf.constant(read_record(split, 0))
-    except (OSError, UnusableImageError) as error:
-        raise DataError(f"{split.row_name(0)}: cannot be read ({error}). Make or copy the shard again.") from error
+        record = read_record(split, 0)
+    except UnusableImageError as error:
+        raise DataError(f"{split.row_name(0)}: {error}. Make or copy the shard again.") from error
     for layout in _LAYOUTS:
         try:
             parsed(record, layout)

@@ -44,18 +44,23 @@ def guarded_record(
         function: takes the record's content, a string, and the extras.
         defaults: what to return instead.
     """
+    # One record alone: if the function fails, the next must not be taken for this one.
+    one = record_at(path, offset)
+    return _first_or_default(one, tf.TensorSpec([], tf.string), extras, function, defaults)
+
+
+def record_at(path: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    """A dataset, as a variant, of the record that begins there in a TFRecord file."""
     records = tf.raw_ops.TFRecordDatasetV2(
-        filenames=path[tf.newaxis],
+        filenames=[path],
         compression_type="",
         # None: header and content are read each into its place, and nothing that would be thrown away.
         buffer_size=tf.constant(0, tf.int64),
-        byte_offsets=offset[tf.newaxis],
+        byte_offsets=[offset],
     )
-    # Before the function: if that fails, the next record must not be taken for this one.
-    one = tf.raw_ops.TakeDataset(
+    return tf.raw_ops.TakeDataset(
         input_dataset=records, count=tf.constant(1, tf.int64), output_types=[tf.string], output_shapes=[[]]
     )
-    return _first_or_default(one, tf.TensorSpec([], tf.string), extras, function, defaults)
 
 
 def _first_or_default(
