@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from imagenet import crops
 from imagenet.errors import DataError
-from imagenet.guarded import guarded, guarded_record, record_at
+from imagenet.guarded import guarded, guarded_record, in_one_thread, record_at
 from imagenet.index import Split
 from imagenet.skipped import Skipped
 
@@ -34,12 +34,15 @@ DCT_METHOD = "INTEGER_ACCURATE"
 #: A larger image is not decoded: a small file can claim a size that no memory has.
 MAX_PIXELS = 2**28
 
+#: Takes a number; gives a row of the split, int64, whether it is flipped, and what is drawn for its box.
+Choose = Callable[[tf.Tensor], Sequence[tf.Tensor]]
+
 #: Takes the image's shape and what was drawn for it; gives the box to crop.
 ChooseBox = Callable[..., tf.Tensor]
 
 _JPEG_BEGIN, _JPEG_END, _JPEG_TAIL_BYTES = b"\xff\xd8\xff", b"\xff\xd9", 4096
 
-_NO_IMAGE = np.zeros([0, 0, 3], np.uint8)
+_NO_IMAGE = np.zeros([1, 1, 3], np.uint8)
 
 #: Names of the features that hold image and label, in the usual layout and in that of TFDS, and what is taken from the
 #: label: the first one counts from 1, 0 being for what is of none of the classes.
@@ -54,11 +57,16 @@ class Decoder:
     Args:
         split: whose rows.
         image_size: height and width of the images that it gives.
+        choose: which row.
         choose_box: what to crop.
         skipped: gets what cannot be used.
+
+    Raises:
+        DataError: the split is of records that hold no images.
     """
 
-    def __init__(self, split: Split, image_size: int, choose_box: ChooseBox, skipped: Skipped) -> None:
+    def __init__(self, split: Split, image_size: int, choose: Choose, choose_box: ChooseBox, skipped: Skipped) -> None:
+        self._choose = choose
         self._split = split
         self._image_size = image_size
         self._choose_box = choose_box
@@ -75,33 +83,40 @@ class Decoder:
             if split.in_records:
                 self._records = tf.constant(np.stack([index.files, index.offsets], 1))
 
-    def __call__(self, row: tf.Tensor, *drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """The image, uint8 `[image_size, image_size, 3]`, its label, int32, and its weight, 1, or 0 if it is skipped.
 
         Args:
-            row: int64 scalar, of the split.
-            drawn: for `choose_box`.
+            number: int64 scalar, for `choose`.
         """
-        image, label, is_sound = (self._record if self._split.in_records else self._file)(row, drawn)
+
+        def decoded(number: tf.Tensor) -> list[tf.Tensor]:
+            row, flip, *drawn = self._choose(number)
+            image, label, is_sound = (self._record if self._split.in_records else self._file)(row, drawn)
+            return [crops.resized(image, self._image_size), label, is_sound, row, flip, *drawn]
+
+        image, label, is_sound, row, flip, *drawn = in_one_thread(decoded, [number])
 
         def sound() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            return crops.resized(image, self._image_size), label, tf.constant(1.0)
+            return image, label, tf.constant(1.0)
 
         def odd() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             image, label, weight = tf.numpy_function(self.rescued, [row, *drawn], [tf.uint8, tf.int32, tf.float32])
             shape = [self._image_size, self._image_size, 3]
             return tf.ensure_shape(image, shape), tf.ensure_shape(label, []), tf.ensure_shape(weight, [])
 
-        return tf.cond(is_sound, sound, odd)
+        image, label, weight = tf.cond(is_sound, sound, odd)
+        return crops.flipped(image, flip), label, weight
 
     def _file(self, row: tf.Tensor, drawn: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The cropped image, the label, and whether there is an image."""
+        """The cropped image, the label, and whether it is an image."""
 
         def read(path: tf.Tensor, *drawn: tf.Tensor) -> list[tf.Tensor]:
-            return [self._cropped(tf.io.read_file(path), drawn)]
+            return [self._cropped(tf.io.read_file(path), drawn), tf.constant(True)]
 
-        (image,) = guarded(self._path(row), drawn, read, [_NO_IMAGE])
-        return image, tf.gather(self._labels, row), tf.size(image) > 0
+        image, is_sound = guarded(self._path(row), drawn, read, [_NO_IMAGE, False])
+        return image, tf.gather(self._labels, row), is_sound
 
     def _record(self, row: tf.Tensor, drawn: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def read(record: tf.Tensor, *drawn: tf.Tensor) -> list[tf.Tensor]:
@@ -110,8 +125,7 @@ class Decoder:
 
         file, offset = tf.unstack(tf.gather(self._records, row))
         image, label = guarded_record(self._path(file), offset, drawn, read, [_NO_IMAGE, np.int64(-1)])
-        has_label = (label >= 0) & (label < self._split.num_classes)
-        return image, tf.cast(label, tf.int32), (tf.size(image) > 0) & has_label
+        return image, tf.cast(label, tf.int32), (label >= 0) & (label < self._split.num_classes)
 
     def _path(self, file: tf.Tensor) -> tf.Tensor:
         begin, length = tf.unstack(tf.gather(self._places, file))

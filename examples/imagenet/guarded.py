@@ -1,4 +1,4 @@
-"""Operations that may fail on one row, without a failure of the batch and without Python on the way."""
+"""Operations that may fail on one row without a failure of the batch, quickly, and without Python on the way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,31 @@ import tensorflow as tf
 
 #: Takes an element and further tensors, returns tensors.
 Function = Callable[..., Sequence[Any]]
+
+
+def in_one_thread(function: Function, inputs: Sequence[tf.Tensor]) -> Any:
+    """Returns `function(*inputs)`, all of whose operations are run one after the other by the thread that asks.
+
+    TensorFlow usually hands operations over from thread to thread, datasets in `guarded` above all. Where as many rows
+    are worked on at the same time as there are cores, nothing is gained by that, and a tenth of the time is lost.
+
+    Args:
+        function: may capture tensors. There must be no `tf.cond` or `tf.while_loop` in it.
+        inputs: tensors.
+    """
+    signature = [tf.TensorSpec(value.shape, value.dtype) for value in inputs]
+    # Not to be dissolved into its caller, whose operations may be run by any thread.
+    attributes = {"_noinline": True}
+    traced = tf.function(
+        function, input_signature=signature, autograph=False, experimental_attributes=attributes
+    ).get_concrete_function()
+    results = tf.raw_ops.StatefulPartitionedCall(
+        args=[*inputs, *traced.captured_inputs],
+        Tout=[spec.dtype for spec in traced.structured_outputs],
+        f=traced,
+        executor_type="SINGLE_THREADED_EXECUTOR",
+    )
+    return [tf.ensure_shape(value, spec.shape) for value, spec in zip(results, traced.structured_outputs, strict=True)]
 
 
 def guarded(element: tf.Tensor, extras: Sequence[tf.Tensor], function: Function, defaults: Sequence[Any]) -> Any:
