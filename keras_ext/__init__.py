@@ -1,6 +1,7 @@
 """What training across devices adds to Keras: layers whose weights are split over devices, and callbacks."""
 
 from keras_ext.callbacks import LearningRateWarmup
+from keras_ext.checkpoints import Checkpoints, Position
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.pipeline.cutting import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
@@ -20,6 +21,7 @@ from keras_ext.tensor.positionwise import PiecewiseAdd, PiecewiseLayerNormalizat
 from keras_ext.tensor.transformer import ParallelTransformerBlock
 
 __all__ = [
+    "Checkpoints",
     "ColumnParallelConv2D",
     "ColumnParallelDense",
     "LearningRateWarmup",
@@ -35,6 +37,7 @@ __all__ = [
     "PiecewiseRMSNormalization",
     "PipelineModel",
     "PipelineStage",
+    "Position",
     "RowParallelConv2D",
     "RowParallelDense",
     "VocabParallelEmbedding",

@@ -5,6 +5,7 @@ from strategies.memory import bytes_per_device
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from strategies.parts import ReplicaParts, replica_parts
+from strategies.restoring import load_on_all
 from strategies.splitting import SplitWeight, joined, saved_as
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "SplitWeight",
     "bytes_per_device",
     "joined",
+    "load_on_all",
     "replica_parts",
     "saved_as",
 ]

@@ -93,6 +93,7 @@ ROOMS = (
             "strategies.portions",
             "strategies.reductions",
             "strategies.replicated",
+            "strategies.restoring",
             "strategies.seeds",
             "strategies.sharding",
             "strategies.shares",

@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 from keras.src.callbacks import backup_and_restore, callback_list
 
-from strategies._keras_hooks import files
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.crossing import Crossing
+from strategies.restoring import load_on_all
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -72,13 +72,15 @@ def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> N
     with model.distribute_strategy.scope():
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-    if crossing.rank == 0:
-        with files.alone():
-            original(callback, logs)
-    model._initial_epoch = int(crossing.broadcast(tf.constant(model._initial_epoch)))
-    optimizer_variables = [] if model.optimizer is None else model.optimizer.variables
-    for variable in [*model.variables, *optimizer_variables]:
-        variable.assign(crossing.broadcast(tf.convert_to_tensor(variable.value)))
+
+    def load() -> str:
+        original(callback, logs)
+        return str(model._initial_epoch)
+
+    def loaded() -> list[Any]:
+        return [*model.variables, *([] if model.optimizer is None else model.optimizer.variables)]
+
+    model._initial_epoch = int(load_on_all(model.distribute_strategy, load, loaded))
 
 
 def _by_rank_0(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:

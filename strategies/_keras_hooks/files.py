@@ -7,12 +7,10 @@ callbacks do, or rank 0 alone, as programs for Horovod do. Before a file is read
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -24,9 +22,8 @@ from keras.src.utils import file_utils
 
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.engine import DataParallelExtended
+from strategies.restoring import is_alone
 from strategies.variables import MetricVariable
-
-_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
 
 
 def install() -> None:
@@ -39,16 +36,6 @@ def install() -> None:
     wrap(file_utils, "makedirs", _makedirs, in_step=False)
     for public in (keras.models, keras.saving):
         wrap(public, "load_model", _load_model, in_step=False)
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Inside, this process reads files that the others do not."""
-    token = _alone.set(True)
-    try:
-        yield
-    finally:
-        _alone.reset(token)
 
 
 def _engine(model: Any) -> DataParallelExtended | None:
@@ -106,5 +93,5 @@ def _load_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _meet(engine: DataParallelExtended | None) -> None:
-    if engine is not None and engine.crossing is not None and not _alone.get():
+    if engine is not None and engine.crossing is not None and not is_alone():
         engine.crossing.barrier()

@@ -1,0 +1,226 @@
+"""Checkpoints from which a killed run goes on as if nothing had happened, also in the middle of an epoch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import strategies
+
+_logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far training has come.
+
+    Attributes:
+        epoch: number of finished epochs.
+        step: number of finished steps of the epoch after them.
+    """
+
+    epoch: int = 0
+    step: int = 0
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Saves what training needs to go on, and goes on from it: the logs are those of a run that nobody killed.
+
+    Kept are weights, the optimizer, random seeds of layers, the metrics of an unfinished epoch, the position, and the
+    logs of all epochs so far. A checkpoint counts once it is whole: a run may be killed at any moment, also while it
+    saves. Weights are in full shapes, as Keras saves them, so that training may go on under another strategy or mesh.
+
+    Keras cannot start in the middle of an epoch, so the program gives the rest of that epoch by itself::
+
+        checkpoints = keras_ext.Checkpoints("run/checkpoints", steps_per_epoch=n, every_steps=500)
+        at = checkpoints.restore(model)
+        if at.step:
+            rest = batches_from(epoch=at.epoch, step=at.step)
+            model.fit(rest, initial_epoch=at.epoch, epochs=at.epoch + 1, callbacks=[checkpoints])
+        model.fit(..., initial_epoch=at.epoch + bool(at.step), epochs=10, callbacks=[checkpoints])
+
+    Among the callbacks it comes last, behind those that add to the logs. With several processes rank 0 reads and
+    writes, and all take part.
+
+    Args:
+        folder: for the checkpoints; made if it is not there.
+        steps_per_epoch: of a whole epoch.
+        every_steps: after how many steps of an epoch to save, beside at its end; None for at its end only. It counts
+            from the epoch's first step, and an execution of several steps (``steps_per_execution``) is not cut.
+        num_kept: how many to keep. The one before the last serves where the last cannot be read.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    def __init__(
+        self, folder: str | Path, steps_per_epoch: int, *, every_steps: int | None = None, num_kept: int = 2
+    ) -> None:
+        super().__init__()
+        for name, value in (("steps_per_epoch", steps_per_epoch), ("every_steps", every_steps), ("num_kept", num_kept)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number from 1. Received: {name}={value!r}.")
+        self._folder = Path(folder)
+        self._steps_per_epoch = steps_per_epoch
+        self._every_steps = every_steps
+        self._num_kept = num_kept
+        #: The logs of all finished epochs, by name, restored ones included.
+        self.history: dict[str, list[float]] = {}
+        self._position = Position()
+        self._unfinished: list[Any] = []
+        self._to_put_back: list[Any] = []
+        self._seen = 0
+
+    def restore(self, model: keras.Model) -> Position:
+        """Loads the last checkpoint into a compiled model; returns where training goes on, which may be the start.
+
+        Raises:
+            ValueError: the checkpoint is of another model or optimizer, or of epochs of another length.
+        """
+        strategy = model.distribute_strategy
+        optimizer = model.optimizer
+        if optimizer is not None and not optimizer.built:
+            with strategy.scope():
+                optimizer.build(model.trainable_variables)
+
+        def load() -> str:
+            return json.dumps(self._load(model))
+
+        def loaded() -> list[Any]:
+            return [*model.variables, *([] if optimizer is None else optimizer.variables)]
+
+        state = json.loads(strategies.load_on_all(strategy, load, loaded))
+        self.history = state.get("history", {})
+        self._unfinished = state.get("metrics", [])
+        self._position = Position(state.get("epoch", 0), state.get("step", 0))
+        return self._position
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts back what metrics had counted of an epoch that goes on."""
+        here = epoch == self._position.epoch
+        self._position = self._position if here else Position(epoch)
+        self._seen = self._position.step
+        self._to_put_back = self._unfinished if here and self._position.step else []
+        if len(self.model.metrics_variables) == len(self._to_put_back):
+            self._put_back(keras.ops.zeros_like)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if it is time."""
+        if self._to_put_back:
+            # Without a strategy of ours, Keras has made the metrics only now. Their variables are sums.
+            self._put_back(lambda variable: variable)
+        before, self._seen = self._seen, self._position.step + batch + 1
+        every = self._every_steps
+        if every and self._seen < self._steps_per_epoch and self._seen // every > before // every:
+            self._save(Position(self._position.epoch, self._seen))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, with the epoch's logs."""
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(float(value))
+        self._save(Position(epoch + 1))
+
+    def _put_back(self, counted: Callable[[Any], Any]) -> None:
+        """Sets the metrics to what they were, plus what they have `counted` since."""
+        variables = self.model.metrics_variables
+        if len(variables) != len(self._to_put_back):
+            raise ValueError(
+                f"The checkpoint has {len(self._to_put_back)} numbers of metrics and the model {len(variables)}: "
+                f"compile it with the metrics that it had, or begin anew without {str(self._folder)!r}."
+            )
+        for variable, value in zip(variables, self._to_put_back, strict=True):
+            variable.assign(counted(variable) + np.asarray(value, variable.dtype).reshape(variable.shape))
+        self._to_put_back = []
+
+    def _save(self, position: Position) -> None:
+        model = self.model
+        strategy = model.distribute_strategy
+        # Read by all processes: they hold parts of them.
+        metrics = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in model.metrics_variables]
+        seeds = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in _seeds(model)]
+        writes = strategy.extended.should_checkpoint
+        name = f"step-{position.epoch * self._steps_per_epoch + position.step:09d}"
+        weights = self._folder / f"{name}.weights.h5"
+        if writes:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        model.save_weights(str(weights), overwrite=True)
+        if not writes:
+            return
+        state = {
+            "format": _FORMAT,
+            "epoch": position.epoch,
+            "step": position.step,
+            "steps_per_epoch": self._steps_per_epoch,
+            "metrics": metrics if position.step else [],
+            "seeds": seeds,
+            "history": self.history,
+        }
+        # Without this file, which comes last and all at once, the weights are not a checkpoint.
+        unfinished = self._folder / f".{name}.json"
+        unfinished.write_text(json.dumps(state))
+        unfinished.replace(self._folder / f"{name}.json")
+        kept = sorted(self._folder.glob("step-*.json"))[-self._num_kept :]
+        for path in self._folder.glob("step-*"):
+            if path.with_name(path.name.split(".")[0] + ".json") not in kept:
+                path.unlink(missing_ok=True)
+
+    def _load(self, model: keras.Model) -> dict[str, Any]:
+        for path in sorted(self._folder.glob("step-*.json"), reverse=True):
+            try:
+                state: dict[str, Any] = json.loads(path.read_text())
+                self._check(state, path)
+                _load_weights(model, path.with_suffix(".weights.h5"))
+            except (OSError, json.JSONDecodeError) as error:
+                _logger.warning("%s cannot be read (%s); an older checkpoint is looked for.", path, error)
+                continue
+            seeds = _seeds(model)
+            if len(seeds) == len(state["seeds"]):
+                for variable, value in zip(seeds, state["seeds"], strict=True):
+                    variable.assign(np.asarray(value, variable.dtype))
+            else:
+                _logger.warning(
+                    "%s has %d random seeds, the model %d, as under another mesh: layers draw from their seeds anew.",
+                    path,
+                    len(state["seeds"]),
+                    len(seeds),
+                )
+            return state
+        return {}
+
+    def _check(self, state: dict[str, Any], path: Path) -> None:
+        if state.get("format") != _FORMAT or state["steps_per_epoch"] != self._steps_per_epoch:
+            raise ValueError(
+                f"{path} is not of this run: it has epochs of {state.get('steps_per_epoch')} steps (format "
+                f"{state.get('format')}). Received: steps_per_epoch={self._steps_per_epoch}. Go on with the same "
+                "data and batch size, or begin anew in another folder."
+            )
+
+
+def _seeds(model: keras.Model) -> list[Any]:
+    """The random seeds of the model's layers, which Keras does not save with the weights."""
+    kept = {id(v) for v in [*model.weights, *model.metrics_variables]}
+    return [v for v in model.variables if id(v) not in kept]
+
+
+def _load_weights(model: keras.Model, path: Path) -> None:
+    """As Keras does, but what of the optimizer does not fit is an error, not a warning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            model.load_weights(str(path))
+        except ValueError as error:
+            raise ValueError(f"{path} is of another model. {error}") from error
+    for warning in caught:
+        if "optimizer" in str(warning.message):
+            raise ValueError(f"{path} is of another optimizer. {warning.message}")
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

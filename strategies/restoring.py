@@ -1,0 +1,82 @@
+"""Loading what one process has on its disk into all of them.
+
+Rank 0 writes files, and its disk may be the only one that has them. It reads alone; what it read is sent to the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.crossing import Crossing
+
+_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, this process reads files that the others do not."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def is_alone() -> bool:
+    """Whether this process reads files that the others do not: it must not wait for them."""
+    return _alone.get()
+
+
+def load_on_all(
+    strategy: tf.distribute.Strategy, load: Callable[[], str], variables: Callable[[], Iterable[Any]]
+) -> str:
+    """Runs ``load`` on rank 0, and gives all processes what it returned and loaded.
+
+    All processes call it, with variables of the same shapes in the same order. In a job of one process, and under
+    strategies that are not of this package, it is ``load()``.
+
+    Args:
+        strategy: joins the processes.
+        load: reads files into variables and returns what else there is to know, as text. It must not need the others.
+        variables: called after ``load``, on all processes; returns the Keras variables that ``load`` may have changed.
+
+    Returns:
+        What ``load`` returned on rank 0.
+
+    Raises:
+        ValueError: on ranks other than 0, when ``load`` failed on rank 0, which raises the error itself.
+    """
+    crossing: Crossing | None = getattr(strategy.extended, "crossing", None)
+    if crossing is None:
+        return load()
+    text, error = "", None
+    if crossing.rank == 0:
+        with alone():
+            try:
+                text = load()
+            except Exception as caught:
+                # The others wait for word, whatever it is.
+                text, error = f"{type(caught).__name__}: {caught}", caught
+    failed = bool(crossing.broadcast(tf.constant(error is not None)))
+    text = _broadcast(text, crossing)
+    if error is not None:
+        raise error
+    if failed:
+        raise ValueError(f"Rank 0 could not load what all processes go on from. {text}")
+    for variable in variables():
+        variable.assign(crossing.broadcast(tf.convert_to_tensor(variable.value)))
+    return text
+
+
+def _broadcast(text: str, crossing: Crossing) -> str:
+    encoded = text.encode()
+    size = int(crossing.broadcast(tf.constant(len(encoded))))
+    sent = encoded if len(encoded) == size else bytes(size)
+    if size == 0:
+        return ""
+    return bytes(crossing.broadcast(tf.io.decode_raw(sent, tf.uint8)).numpy()).decode()
