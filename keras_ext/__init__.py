@@ -6,6 +6,7 @@ from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.pipeline.cutting import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
 from keras_ext.pipeline.stage_layer import PipelineStage
+from keras_ext.pipeline.timeline import Timeline
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.channelwise import PiecewiseDropout
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -40,6 +41,7 @@ __all__ = [
     "Position",
     "RowParallelConv2D",
     "RowParallelDense",
+    "Timeline",
     "VocabParallelEmbedding",
     "VocabParallelReversibleEmbedding",
     "VocabParallelSparseCategoricalAccuracy",

@@ -1,15 +1,17 @@
 """Trains a digit classifier under a strategy: `python examples/mnist/main.py --devices=2`."""
 
-import dataclasses
-import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags, logging
+from absl import app, flags
 
-_EXAMPLES = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    # Seen from the folder above, the example is the package `mnist`, and its `train` is nobody else's.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -20,7 +22,7 @@ flags.DEFINE_string(
 flags.DEFINE_enum(
     "strategy",
     "mirrored",
-    ["mirrored", "multi_worker", "horovod"],
+    options.STRATEGIES,
     "How the devices work together: those of one process; of the processes that strategies.launch has started; of "
     "those that horovodrun has started, one device each.",
 )
@@ -46,16 +48,16 @@ flags.DEFINE_integer(
 
 def main(argv: list[str]) -> None:
     """Runs what the flags say and prints the result as the last line."""
-    if len(argv) > 1:
-        raise app.UsageError(f"Only flags are understood, received {argv[1:]}.")
-    if not FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.INFO)
+    options.run_program(argv, _run)
+
+
+def _run() -> Any:
     from mnist import data, idx
 
     try:
         digits = data.load(FLAGS.data_dir)
     except idx.DataError as error:
-        sys.exit(f"error: {error}")
+        raise options.OptionError(str(error)) from error
 
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -66,20 +68,8 @@ def main(argv: list[str]) -> None:
 
     # TensorFlow has a line for every variable that it copies to the devices.
     tf.get_logger().setLevel("WARNING")
-    values: dict[str, Any] = {field.name: FLAGS[field.name].value for field in dataclasses.fields(train.Options)}
-    try:
-        result = train.run(train.Options(**values), digits)
-    except train.OptionError as error:
-        sys.exit(f"error: {error}")
-    if result.is_chief:
-        print(result, flush=True)
+    return train.run(options.from_flags(train.Options), digits)
 
 
 if __name__ == "__main__":
-    # Seen from the folder above, the example is the package `mnist`, and its `train` is nobody else's.
-    sys.path.insert(0, str(_EXAMPLES))
-    # In a clone with nothing installed, the library is the clone's own. An installed one comes first:
-    # it is what the user means to run, and the clone's may be of another version.
-    if importlib.util.find_spec("strategies") is None:
-        sys.path.append(str(_EXAMPLES.parent))
     app.run(main)

@@ -3,25 +3,21 @@
 import importlib.util
 import logging
 import math
-import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import keras
 import tensorflow as tf
+from common.devices import make_strategy
+from common.folders import make_folder
+from common.options import OptionError
 
-import strategies
 from mnist import data
 from mnist.model import build_model
 from mnist.throughput import Throughput
 
 _log = logging.getLogger(__name__)
-
-
-class OptionError(ValueError):
-    """An option asks for what this machine does not have; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +68,8 @@ def run(options: Options, digits: data.Digits) -> Result:
     start = time.perf_counter()
     # What can be refused is refused before the training, not after it.
     _check_outputs(options)
-    devices = choose_devices(options.devices)
     keras.utils.set_random_seed(options.seed)
-    strategy = make_strategy(options.strategy, devices)
+    strategy = make_strategy(options.strategy, options.devices)
     num_steps = options.epochs * math.ceil(len(digits.train.labels) / options.batch_size)
     with strategy.scope():
         model = build_model(options.dropout)
@@ -112,49 +107,6 @@ def run(options: Options, digits: data.Digits) -> Result:
     )
 
 
-def make_strategy(name: str, devices: list[str]) -> tf.distribute.Strategy:
-    """The strategy of that name, over those devices of this process.
-
-    Raises:
-        OptionError: an unknown name, or the strategy cannot work here, for the reason given.
-    """
-    makers: dict[str, Callable[[], tf.distribute.Strategy]] = {
-        "mirrored": lambda: strategies.MirroredStrategy(devices),
-        "multi_worker": strategies.MultiWorkerMirroredStrategy,
-        "horovod": lambda: strategies.HorovodStrategy(),
-    }
-    if name not in makers:
-        raise OptionError(f"--strategy: expected one of {list(makers)}, received {name!r}.")
-    try:
-        return makers[name]()
-    except (ImportError, ValueError) as error:
-        raise OptionError(f"--strategy={name}: {error}") from error
-
-
-def choose_devices(num_devices: int | None) -> list[str]:
-    """That many GPUs, or that many logical CPU devices where there is no GPU.
-
-    None is all GPUs, or one CPU device. Logical devices share the machine's cores: they show that several
-    devices give the numbers of one, and are no faster. They can only be made before TensorFlow has started.
-    """
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        count = len(gpus) if num_devices is None else num_devices
-        if count > len(gpus):
-            raise OptionError(
-                f"--devices: at most {len(gpus)}, the number of GPUs here, received {count}. "
-                f"Ask for fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to use logical CPU devices."
-            )
-        _log.info("devices: %d of %d GPU(s)", count, len(gpus))
-        return [f"GPU:{index}" for index in range(count)]
-    count = 1 if num_devices is None else num_devices
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if len(tf.config.get_logical_device_configuration(cpu) or [None]) < count:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-    _log.info("devices: no GPU here, so %d logical CPU device(s), which share this machine's cores", count)
-    return [f"CPU:{index}" for index in range(count)]
-
-
 def make_dataset(split: data.Split, batch_size: int, shuffle_seed: int | None = None) -> tf.data.Dataset:
     """Global batches of (images, labels), the last one as large as what is left.
 
@@ -170,19 +122,9 @@ def _check_outputs(options: Options) -> None:
     if options.tensorboard_dir is not None and importlib.util.find_spec("tensorboard") is None:
         raise OptionError("--tensorboard_dir: tensorboard is not installed. Run `pip install tensorboard`.")
     if options.tensorboard_dir is not None:
-        _make_folder("--tensorboard_dir", Path(options.tensorboard_dir))
+        make_folder("--tensorboard_dir", Path(options.tensorboard_dir))
     if options.save is not None:
         path = Path(options.save)
         if path.suffix != ".keras" or path.is_dir():
             raise OptionError(f"--save: expected the path of a file that ends in .keras, received {path}.")
-        _make_folder("--save", path.parent)
-
-
-def _make_folder(flag: str, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"{flag}: cannot make the folder {folder} ({error.strerror})"
-        raise OptionError(f"{reason}. Name one that can be written.") from error
-    if not os.access(folder, os.W_OK):
-        raise OptionError(f"{flag}: the folder {folder} is not writable. Name one that is.")
+        make_folder("--save", path.parent)

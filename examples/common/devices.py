@@ -1,0 +1,96 @@
+"""Devices, and the strategy that works on them, from what the options say."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+import strategies
+from common.options import OptionError
+
+_log = logging.getLogger(__name__)
+
+_AXES = ("data", "pipe", "tensor")
+
+
+def mesh_of(text: str | None) -> dict[str, int] | None:
+    """The sizes of the mesh axes that are written as `data=2,pipe=2`.
+
+    Raises:
+        OptionError: it is written in another way.
+    """
+    if text is None:
+        return None
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if (
+            name not in _AXES
+            or name in sizes
+            or not size.removeprefix("-").isdigit()
+            or int(size) in (0, *range(-9, -1))
+        ):
+            raise OptionError(f"--mesh: expected axes of {_AXES} with sizes, as in data=2,pipe=2, received {text!r}.")
+        sizes[name] = int(size)
+    return sizes
+
+
+def make_strategy(
+    name: str, num_devices: int | None = None, mesh: dict[str, int] | None = None
+) -> tf.distribute.Strategy:
+    """The strategy of that name, over that many devices of this process, as that mesh.
+
+    Call it before anything else has started TensorFlow: only then can logical CPU devices be made, and other processes
+    be joined.
+
+    Raises:
+        OptionError: an unknown name, or the strategy cannot work here, for the reason given.
+    """
+    makers: dict[str, Callable[[], tf.distribute.Strategy]] = {
+        "mirrored": lambda: strategies.MirroredStrategy(devices, mesh=mesh),
+        "multi_worker": lambda: strategies.MultiWorkerMirroredStrategy(mesh=mesh),
+        "horovod": lambda: strategies.HorovodStrategy(mesh=mesh),
+    }
+    if name not in makers:
+        raise OptionError(f"--strategy: expected one of {list(makers)}, received {name!r}.")
+    devices = choose_devices(num_devices, _devices_of_a_process(mesh, alone=name == "mirrored"))
+    try:
+        return makers[name]()
+    except (ImportError, ValueError) as error:
+        raise OptionError(f"--strategy={name}: {error}") from error
+
+
+def _devices_of_a_process(mesh: dict[str, int] | None, *, alone: bool) -> int:
+    """How many devices a process needs for the mesh, of which it may be a part: one replica if it is not alone."""
+    return math.prod(size for axis, size in (mesh or {}).items() if size > 0 and (alone or axis != "data"))
+
+
+def choose_devices(num_devices: int | None, num_needed: int = 1) -> list[str]:
+    """That many GPUs, or that many logical CPU devices where there is no GPU.
+
+    Logical devices share the machine's cores: they show that several devices give the numbers of one, and are no
+    faster.
+
+    Args:
+        num_devices: None is all GPUs, or `num_needed` logical CPU devices.
+        num_needed: how many will be used.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        count = len(gpus) if num_devices is None else num_devices
+        if count > len(gpus):
+            raise OptionError(
+                f"--devices: at most {len(gpus)}, the number of GPUs here, received {count}. "
+                f"Ask for fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to use logical CPU devices."
+            )
+        _log.info("devices: %d of %d GPU(s)", count, len(gpus))
+        return [f"GPU:{index}" for index in range(count)]
+    count = num_needed if num_devices is None else num_devices
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if len(tf.config.get_logical_device_configuration(cpu) or [None]) < count:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    _log.info("devices: no GPU here, so %d logical CPU device(s), which share this machine's cores", count)
+    return [f"CPU:{index}" for index in range(count)]

@@ -1,0 +1,168 @@
+"""Training that goes on where it was killed: `fit`, with checkpoints, the loss curve, TensorBoard and the rate."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import keras_ext
+from common.options import OptionError, RunOptions
+from common.reports import reports_for
+
+_log = logging.getLogger(__name__)
+
+#: Global batches from a step on, counted over all epochs: `batches_from(first_step, num_steps)`.
+BatchesFrom = Callable[[int, int], tf.data.Dataset]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training has come to.
+
+    Attributes:
+        history: Keras' logs by name, one value for each epoch, also of those before a kill.
+        units_per_second: of this run of the program, without its first step; 0.0 when too little was run to tell.
+        input_share: part of that time in which steps waited for their batch, 0 to 1; None if not known.
+        communication_share: part in which they waited for sums over devices and processes.
+        first_step: number of steps that earlier runs have done.
+        is_chief: whether this process speaks for all.
+        seconds: of this run, validation included.
+    """
+
+    history: dict[str, list[float]]
+    units_per_second: float
+    input_share: float | None
+    communication_share: float | None
+    first_step: int
+    is_chief: bool
+    seconds: float
+
+    def rates(self, unit: str) -> str:
+        """The part of a result line that is alike in all examples."""
+        shares = {"waiting_input": self.input_share, "waiting_communication": self.communication_share}
+        told = " ".join(f"{name}={0.0 if share is None else share:.3f}" for name, share in shares.items())
+        return f"{unit}_per_second={self.units_per_second:.0f} {told}"
+
+
+def prepare(options: RunOptions) -> None:
+    """Sets seed and dtype policy; before the model is made.
+
+    Raises:
+        OptionError: there is no such dtype policy.
+    """
+    keras.utils.set_random_seed(options.seed)
+    try:
+        keras.config.set_dtype_policy(options.dtype_policy)
+    except ValueError as error:
+        raise OptionError(f"--dtype_policy={options.dtype_policy}: {error}") from error
+
+
+def train(
+    model: keras.Model,
+    batches_from: BatchesFrom,
+    *,
+    steps_per_epoch: int,
+    epochs: int,
+    units_per_step: int,
+    unit: str,
+    folder: Path,
+    options: RunOptions,
+    validation_data: tf.data.Dataset | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> Outcome:
+    """Fits a compiled model, from its last checkpoint in `folder` if there is one.
+
+    Args:
+        model: compiled under its strategy.
+        batches_from: takes the first step and the number of steps, counted over all epochs; returns as many batches.
+            They must depend on nothing but these numbers, so that a run that goes on sees what it would have seen.
+        steps_per_epoch: all epochs have as many.
+        epochs: at which training ends.
+        units_per_step: images or tokens in a batch.
+        unit: what is counted, in the plural, as in "images".
+        folder: of the run.
+        options: for checkpoints, the profile, and what is printed.
+        validation_data: evaluated after each epoch.
+        callbacks: further ones.
+
+    Raises:
+        OptionError: the checkpoints in `folder` are of another model or data set.
+    """
+    start = time.perf_counter()
+    checkpoints = keras_ext.Checkpoints(folder / "checkpoints", steps_per_epoch, every_steps=options.checkpoint_steps)
+    try:
+        at = checkpoints.restore(model)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    throughput = keras_ext.Throughput(units_per_step, unit=unit)
+    is_chief: bool = model.distribute_strategy.extended.should_checkpoint
+    every = [
+        throughput,
+        *callbacks,
+        *(reports_for(model, folder / "tensorboard", batches_from, options) if is_chief else []),
+        checkpoints,
+        *([CurveFile(checkpoints, folder / "history.csv")] if is_chief else []),
+    ]
+    if at.epoch >= epochs:
+        _log.info(
+            "finished before, after %d epochs: to train anew, delete %s or name another --run_dir", epochs, folder
+        )
+    elif at != keras_ext.Position():
+        _log.info("going on in %s: epoch %d, step %d of %d", folder, at.epoch + 1, at.step, steps_per_epoch)
+    else:
+        _log.info("checkpoints, logs for TensorBoard and the loss curve go to %s", folder)
+
+    first_step = at.epoch * steps_per_epoch + at.step
+    # Keras begins at the start of an epoch; what is left of one is an epoch of its own.
+    whole_from = at.epoch + bool(at.step)
+    for begin, end, steps, skipped in (
+        (at.epoch, whole_from, steps_per_epoch - at.step, at.step),
+        (whole_from, epochs, steps_per_epoch, 0),
+    ):
+        if begin < end:
+            model.fit(
+                batches_from(begin * steps_per_epoch + skipped, (end - begin) * steps_per_epoch - skipped),
+                steps_per_epoch=steps,
+                initial_epoch=begin,
+                epochs=end,
+                validation_data=validation_data,
+                callbacks=every,
+                shuffle=False,  # The batches are in their order.
+                verbose=options.verbose,
+            )
+    return Outcome(
+        history=checkpoints.history,
+        units_per_second=throughput.units_per_second,
+        input_share=throughput.input_share,
+        communication_share=throughput.communication_share,
+        first_step=first_step,
+        is_chief=is_chief,
+        seconds=time.perf_counter() - start,
+    )
+
+
+class CurveFile(keras.callbacks.Callback):
+    """Writes the logs of all epochs as a table, whole after each epoch, so that no kill leaves a line twice."""
+
+    def __init__(self, checkpoints: keras_ext.Checkpoints, path: Path) -> None:
+        super().__init__()
+        self._checkpoints = checkpoints
+        self._path = path
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes the table."""
+        history = self._checkpoints.history
+        unfinished = self._path.with_name(f".{self._path.name}")
+        with unfinished.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["epoch", *history])
+            writer.writerows([epoch + 1, *values] for epoch, values in enumerate(zip(*history.values(), strict=True)))
+        unfinished.replace(self._path)
