@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from common.options import OptionError
 from mnist import data, model, throughput, train
 
 QUIET = train.Options(devices=1, epochs=1, batch_size=8, dropout=0.0, verbose=0)
@@ -128,28 +128,10 @@ def test_result_is_one_line_of_keys_and_values() -> None:
     }
 
 
-def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a", "b"] if kind == "GPU" else [])
-    assert train.choose_devices(None) == ["GPU:0", "GPU:1"]
-    assert train.choose_devices(1) == ["GPU:0"]
-    with pytest.raises(train.OptionError, match="at most 2, the number of GPUs here, received 3"):
-        train.choose_devices(3)
-
-
-def test_logical_cpu_devices() -> None:
-    assert train.choose_devices(None) == ["CPU:0"]
-    assert train.choose_devices(3) == ["CPU:0", "CPU:1", "CPU:2"]
-
-
-def test_unknown_strategy() -> None:
-    with pytest.raises(train.OptionError, match="received 'ring'"):
-        train.make_strategy("ring", ["CPU:0"])
-
-
 @pytest.mark.parametrize("name", ["digits.h5", "digits", "folder.keras"])
 def test_save_path_is_checked_before_training(digits: data.Digits, tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.keras").mkdir()
-    with pytest.raises(train.OptionError, match="--save: expected the path of a file"):
+    with pytest.raises(OptionError, match="--save: expected the path of a file"):
         train.run(replace(QUIET, save=str(tmp_path / name)), digits)
 
 
@@ -157,13 +139,13 @@ def test_save_path_is_checked_before_training(digits: data.Digits, tmp_path: Pat
 def test_folder_that_cannot_be_made(digits: data.Digits, tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("")
     change: dict[str, Any] = {option: str(tmp_path / "file" / "below" / "x.keras")}
-    with pytest.raises(train.OptionError, match=f"--{option}: cannot make the folder .* Name one"):
+    with pytest.raises(OptionError, match=f"--{option}: cannot make the folder .* Name one"):
         train.run(replace(QUIET, **change), digits)
 
 
 def test_tensorboard_not_installed(digits: data.Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(train.OptionError, match="pip install tensorboard"):
+    with pytest.raises(OptionError, match="pip install tensorboard"):
         train.run(replace(QUIET, tensorboard_dir=str(tmp_path)), digits)
 
 
