@@ -76,6 +76,38 @@ def define_run_flags() -> None:
     )
 
 
+@dataclass(frozen=True)
+class PlacingOptions:
+    """How a model is laid over a mesh; `define_placing_flags` has a flag for each, with the same name and default."""
+
+    microbatches: int = 4
+    schedule: str = "1f1b"
+    partition: str = "time"
+    remat: str | None = None
+
+
+def define_placing_flags() -> None:
+    """Defines the flags of `PlacingOptions`."""
+    flags.DEFINE_integer(
+        "microbatches",
+        PlacingOptions.microbatches,
+        "Into how many a replica's batch is cut where the mesh has the axis pipe.",
+        lower_bound=1,
+    )
+    flags.DEFINE_enum(
+        "schedule", PlacingOptions.schedule, ["gpipe", "1f1b", "interleaved_1f1b"], "Order of the pipeline's passes."
+    )
+    flags.DEFINE_enum(
+        "partition", PlacingOptions.partition, ["time", "parameters", "uniform"], "What the stages are made even by."
+    )
+    flags.DEFINE_enum(
+        "remat",
+        PlacingOptions.remat,
+        ["all", "all_but_last"],
+        "Which stages compute activations again in their backward pass, instead of holding them.",
+    )
+
+
 Options = TypeVar("Options")
 
 
