@@ -11,9 +11,9 @@ from absl import app, flags
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.options import define_run_flags, from_flags, run_program
+from common.options import define_placing_flags, define_run_flags, from_flags, run_program
 from gpt import text
-from gpt.options import REMATS, SCHEDULES, Options
+from gpt.options import Options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -29,29 +29,17 @@ flags.DEFINE_integer("num_layers", 2, "Blocks of attention and feed-forward laye
 flags.DEFINE_integer("num_heads", 4, "Heads of an attention.", lower_bound=1)
 flags.DEFINE_integer("units", 128, "Features of a token between the blocks, a multiple of --num_heads.", lower_bound=1)
 flags.DEFINE_float("dropout", 0.0, "Share of the features dropped in training.", lower_bound=0.0, upper_bound=0.9)
-flags.DEFINE_float(
-    "learning_rate", 3e-3, "Of AdamW, after the warm-up; it falls to 0 along a cosine.", lower_bound=0.0
-)
+flags.DEFINE_float("learning_rate", 3e-3, "Of AdamW, after the warm-up; it falls to 0 along a cosine.", lower_bound=0.0)
 flags.DEFINE_integer("warmup_steps", 25, "Updates in which the learning rate rises from 0.", lower_bound=0)
 flags.DEFINE_float("weight_decay", 0.01, "Of AdamW, for all but norms, biases and embeddings.", lower_bound=0.0)
 flags.DEFINE_float("global_clipnorm", 1.0, "Longest gradient, of all weights together; 0 for any.", lower_bound=0.0)
 flags.DEFINE_integer("epochs", 30, "Epochs.", lower_bound=1)
 flags.DEFINE_integer("steps_per_epoch", None, "Steps in an epoch. Default: once through the text.", lower_bound=1)
 flags.DEFINE_integer("accumulation", 1, "Batches whose gradients make one update.", lower_bound=1)
-flags.DEFINE_integer("microbatches", 4, "Into how many a batch is cut where the mesh has 'pipe'.", lower_bound=1)
-flags.DEFINE_enum("schedule", "1f1b", SCHEDULES, "Order of the stages' work.")
-flags.DEFINE_string(
-    "partition", "time", "Where stages begin: time, parameters, uniform, or names of layers, such as block_1_ffn_norm."
-)
-flags.DEFINE_enum(
-    "remat",
-    "none",
-    REMATS,
-    "What is computed again for the backward pass instead of held: nothing, each layer, stages.",
-)
 flags.DEFINE_integer("sample_length", 600, "Tokens of the sample at the end; 0 for none.", lower_bound=0)
 flags.DEFINE_string("prompt", "", "What the sample begins with. Default: the beginning of a document.")
 flags.DEFINE_float("temperature", 0.5, "Of the sample; 0 takes the likeliest token every time.", lower_bound=0.0)
+define_placing_flags()
 define_run_flags()
 
 

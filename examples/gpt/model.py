@@ -47,8 +47,8 @@ def build_model(sizes: Sizes) -> keras.Model:
     positions = ops.cast(ops.cumsum(ops.ones_like(tokens, dtype="float32"), axis=1) - 1.0, "int32")
     x = layers.Add(name="embedding")(
         [
-            layers.Embedding(sizes.vocabulary_size, sizes.units, name="token_embedding")(tokens),
-            layers.Embedding(sizes.sequence_length, sizes.units, name="position_embedding")(positions),
+            _embedding(sizes.vocabulary_size, sizes.units, "token_embedding")(tokens),
+            _embedding(sizes.sequence_length, sizes.units, "position_embedding")(positions),
         ]
     )
     x = layers.Dropout(sizes.dropout, name="embedding_dropout")(x)
@@ -56,6 +56,12 @@ def build_model(sizes: Sizes) -> keras.Model:
         x = _block(x, sizes, f"block_{index}")
     x = layers.LayerNormalization(name="norm")(x)
     return keras.Model(tokens, layers.Dense(sizes.vocabulary_size, name="logits")(x), name="gpt")
+
+
+def _embedding(count: int, units: int, name: str) -> keras.Layer:
+    # A row that is looked up n times has n gradients, which Keras' Adam squares, and clipping measures, one by one. With
+    # a penalty, even of nothing, they are summed up first, as they are when gradients are accumulated.
+    return layers.Embedding(count, units, embeddings_regularizer=keras.regularizers.L2(0.0), name=name)
 
 
 def _block(x: keras.KerasTensor, sizes: Sizes, name: str) -> keras.KerasTensor:

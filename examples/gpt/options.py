@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 
-from common.options import OptionError, RunOptions
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
-REMATS = ("none", "layers", "all", "all_but_last")
+from common.options import OptionError, PlacingOptions, RunOptions
 
 
 @dataclass(frozen=True)
-class Options(RunOptions):
+class Options(PlacingOptions, RunOptions):
     """What a run can be told; `main.py` has a flag for each, with the same name and default."""
 
     data_file: str | None = None
@@ -28,10 +25,6 @@ class Options(RunOptions):
     epochs: int = 30
     steps_per_epoch: int | None = None
     accumulation: int = 1
-    microbatches: int = 4
-    schedule: str = "1f1b"
-    partition: str = "time"
-    remat: str = "none"
     sample_length: int = 600
     prompt: str = ""
     temperature: float = 0.5

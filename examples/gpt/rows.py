@@ -106,4 +106,9 @@ def _batches(
         piece = tf.cast(tf.ensure_shape(tokens[first : first + length + 1], (length + 1,)), tf.int32)
         return piece[:-1], piece[1:]
 
-    return tf.data.Dataset.range(start, start + count).map(row).batch(batch_size, drop_remainder=drop_remainder).prefetch(2)
+    return (
+        tf.data.Dataset.range(start, start + count)
+        .map(row)
+        .batch(batch_size, drop_remainder=drop_remainder)
+        .prefetch(2)
+    )

@@ -43,7 +43,9 @@ def _drawing(
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
     @tf.function(autograph=False)
     def draw(window: tf.Tensor, filled: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        def step(index: tf.Tensor, window: tf.Tensor, filled: tf.Tensor, drawn: tf.TensorArray) -> tuple[tf.Tensor, ...]:
+        def step(
+            index: tf.Tensor, window: tf.Tensor, filled: tf.Tensor, drawn: tf.TensorArray
+        ) -> tuple[tf.Tensor, ...]:
             # What stands behind the last token does not matter: positions see only what is before them.
             logits = tf.cast(model(window, training=False)[:, filled - 1, :choices], tf.float32)
             if temperature > 0:

@@ -8,11 +8,12 @@ import keras
 
 from common import devices, training
 from common.folders import run_folder
+from common.placing import place
 from gpt import rows
 from gpt.model import Sizes, build_model
 from gpt.options import Options, check
 from gpt.perplexity import Perplexity
-from gpt.placing import place
+from gpt.rate import WarmUpThenCosine
 from gpt.sampling import sample
 from gpt.text import Text
 from gpt.tokens import Tokenizer, make_tokenizer
@@ -74,13 +75,12 @@ def run(options: Options, text: Text) -> Result:
     tokenizer = make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
     packed = rows.pack(map(tokenizer.encode, text.documents), tokenizer.separator)
     train_rows, held_out = rows.split(packed, options.sequence_length)
-    mesh = devices.mesh_of(options.mesh)
-    strategy = devices.make_strategy(options.strategy, options.devices, mesh)
+    strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
     training.prepare(options)
     sizes = sizes_of(options, tokenizer.num_tokens)
     steps_per_epoch = options.steps_per_epoch or max(1, train_rows.num_rows // options.batch_size)
     with strategy.scope():
-        model = compiled(place(lambda: build_model(sizes), mesh or {}, options), options, steps_per_epoch)
+        model = compiled(place(build_model(sizes), strategy, options), options, steps_per_epoch)
     outcome = training.train(
         model,
         lambda first_step, num_steps: rows.batches(
@@ -111,13 +111,11 @@ def sizes_of(options: Options, num_tokens: int) -> Sizes:
 
 def compiled(model: Any, options: Options, steps_per_epoch: int) -> Any:
     """The model with AdamW, whose rate warms up and falls to 0 along a cosine; in the scope of its strategy."""
-    num_updates = max(1, options.epochs * steps_per_epoch // options.accumulation)
-    warmup = min(options.warmup_steps, num_updates // 2)
-    rate = keras.optimizers.schedules.CosineDecay(
-        0.0 if warmup else options.learning_rate,
-        num_updates - warmup,
-        warmup_target=options.learning_rate if warmup else None,
-        warmup_steps=warmup,
+    rate = WarmUpThenCosine(
+        options.learning_rate,
+        max(1, options.epochs * steps_per_epoch // options.accumulation),
+        options.warmup_steps,
+        options.accumulation,
     )
     optimizer = keras.optimizers.AdamW(
         rate,
