@@ -12,6 +12,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.options import define_placing_flags, define_run_flags, from_flags, run_program
+
 from gpt import text
 from gpt.options import Options
 

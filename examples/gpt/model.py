@@ -59,8 +59,8 @@ def build_model(sizes: Sizes) -> keras.Model:
 
 
 def _embedding(count: int, units: int, name: str) -> keras.Layer:
-    # A row that is looked up n times has n gradients, which Keras' Adam squares, and clipping measures, one by one. With
-    # a penalty, even of nothing, they are summed up first, as they are when gradients are accumulated.
+    # A row that is looked up n times has n gradients, which Keras' Adam squares, and clipping measures, one by one.
+    # With a penalty, even of nothing, they are summed up first, as they are when gradients are accumulated.
     return layers.Embedding(count, units, embeddings_regularizer=keras.regularizers.L2(0.0), name=name)
 
 

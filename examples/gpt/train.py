@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-
 from common import devices, training
 from common.folders import run_folder
 from common.placing import place
+
 from gpt import rows
 from gpt.model import Sizes, build_model
 from gpt.options import Options, check
