@@ -49,8 +49,8 @@ def split(tokens: Tokens, length: int) -> tuple[Rows, Rows | None]:
     every = Rows(tokens, length)
     if every.num_rows == 0:
         raise DataError(
-            f"The text has {len(tokens)} tokens, with its separators; a row takes {length + 1}. Give --data_file a longer "
-            "text, or make --sequence_length smaller."
+            f"The text has {len(tokens)} tokens, with its separators; a row takes {length + 1}. Give --data_file a "
+            "longer text, or make --sequence_length smaller."
         )
     num_held_out = max(1, every.num_rows // _ROWS_PER_VALIDATION_ROW) if every.num_rows > 1 else 0
     end = (every.num_rows - num_held_out) * length

@@ -95,8 +95,8 @@ def make_tokenizer(kind: str, text: Text, num_tokens: int, folder: Path | None) 
         folder: of the run. A trained tokenizer is kept in it, so that a run that goes on has the one it began with.
 
     Raises:
-        DataError: for byte pairs: sentencepiece is not installed, the text is not UTF-8 or too small for as many tokens,
-            the tokenizer in the folder is damaged or of another size.
+        DataError: for byte pairs: sentencepiece is not installed, the text is not UTF-8 or too small for as many
+            tokens, the tokenizer in the folder is damaged or of another size.
     """
     if kind == "bytes":
         return ByteTokenizer()
@@ -161,8 +161,8 @@ def _kept(path: Path, num_tokens: int) -> Tokenizer:
         raise DataError(f"{path}: cannot be read ({reason}). Name another folder in --run_dir.") from error
     if kept.num_tokens != num_tokens:
         raise DataError(
-            f"{path}: the run in this folder has {kept.num_tokens} tokens, --vocab_size says {num_tokens}. Say the same, "
-            "or name another folder in --run_dir."
+            f"{path}: the run in this folder has {kept.num_tokens} tokens, --vocab_size says {num_tokens}. Say the "
+            "same, or name another folder in --run_dir."
         )
     return kept
 

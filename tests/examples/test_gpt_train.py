@@ -134,7 +134,7 @@ def test_sampling_slides_its_window(alone: Any) -> None:
 def test_sampling_by_temperature_and_seed() -> None:
     # Of a model that has learnt nothing, so that all tokens are about as likely; those behind them never come.
     plain = build_model(replace(SIZES, num_tokens=3))
-    kernel, bias = plain.get_layer("logits").get_weights()
+    kernel, _ = plain.get_layer("logits").get_weights()
     plain.get_layer("logits").set_weights([0 * kernel, np.array([0.0, 0, 0.5, 9, 9, 9, 9, 9])])
 
     def drawn(temperature: float, seed: int = 0) -> list[int]:
