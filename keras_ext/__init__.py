@@ -20,6 +20,7 @@ from keras_ext.tensor.losses import (
 from keras_ext.tensor.parallelize import default_plan, parallelize
 from keras_ext.tensor.positionwise import PiecewiseAdd, PiecewiseLayerNormalization, PiecewiseRMSNormalization
 from keras_ext.tensor.transformer import ParallelTransformerBlock
+from keras_ext.throughput import Throughput
 
 __all__ = [
     "Checkpoints",
@@ -41,6 +42,7 @@ __all__ = [
     "Position",
     "RowParallelConv2D",
     "RowParallelDense",
+    "Throughput",
     "Timeline",
     "VocabParallelEmbedding",
     "VocabParallelReversibleEmbedding",

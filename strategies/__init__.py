@@ -7,16 +7,20 @@ from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from strategies.parts import ReplicaParts, replica_parts
 from strategies.restoring import load_on_all
 from strategies.splitting import SplitWeight, joined, saved_as
+from strategies.waiting import SecondsWaited, seconds_waited, watch_communication
 
 __all__ = [
     "HorovodStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ReplicaParts",
+    "SecondsWaited",
     "SplitWeight",
     "bytes_per_device",
     "joined",
     "load_on_all",
     "replica_parts",
     "saved_as",
+    "seconds_waited",
+    "watch_communication",
 ]

@@ -3,18 +3,38 @@
 Checked with TensorFlow 2.21. When TensorFlow moves one of these, this file is the only one that breaks.
 """
 
-# How TensorFlow shards a pipeline by its files, and divides its batches first: no public name does it for a dataset
-# that stays a plain one.
 # The status a function was called under, and conversion with it: a replica function must be converted by
 # AutoGraph exactly when the caller's function is, although our own frames between the two are not converted.
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import tf_convert
+
+# A number of elements that was asserted: the first of the steps of a pipeline, below.
+from tensorflow.python.data.experimental.ops.cardinality import _AssertCardinalityDataset as AssertCardinalityDataset
+
+# How TensorFlow shards a pipeline by its files, and divides its batches first: no public name does it for a dataset
+# that stays a plain one.
 from tensorflow.python.data.experimental.ops.distribute import (
     _AutoShardDataset as AutoShardDataset,
 )
 from tensorflow.python.data.experimental.ops.distribute import (
     _LegacyRebatchDataset as LegacyRebatchDataset,
 )
+
+# The steps of a pipeline, to see where rows can be chosen before they are mapped, and their private attributes, to
+# make them again behind the choice: no public name tells what a dataset was made of. _MapDataset can also run its
+# function in the thread that asks for the element, at a tenth of the cost, which the public method cannot ask for.
+from tensorflow.python.data.ops.batch_op import _BatchDataset as BatchDataset
+from tensorflow.python.data.ops.batch_op import _ParallelBatchDataset as ParallelBatchDataset
+from tensorflow.python.data.ops.dataset_ops import _OptionsDataset as OptionsDataset
+from tensorflow.python.data.ops.map_op import _MapDataset as MapDataset
+from tensorflow.python.data.ops.map_op import _ParallelMapDataset as ParallelMapDataset
+from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset as PrefetchDataset
+from tensorflow.python.data.ops.repeat_op import _RepeatDataset as RepeatDataset
+from tensorflow.python.data.ops.skip_op import _SkipDataset as SkipDataset
+from tensorflow.python.data.ops.take_op import _TakeDataset as TakeDataset
+
+# How elements of a dataset become the arguments and results of its traced functions.
+from tensorflow.python.data.util import structure as tensor_lists
 
 # Its public subclass NcclAllReduce knows GPUs only, and no group of devices.
 from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
@@ -52,22 +72,35 @@ from tensorflow.python.eager import context as eager_context
 # tf.function's class: tf.types.experimental.PolymorphicFunction is its base, without python_function and _clone.
 from tensorflow.python.eager.def_function import Function
 
+# Whether an operation keeps state, by its type: a graph's libraries of functions hold nothing but types.
+from tensorflow.python.framework import op_def_registry as op_definitions
+
 # What restoring a checkpoint puts in place of the initial value of a variable that is made later.
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 __all__ = [
+    "AssertCardinalityDataset",
     "AutoShardDataset",
+    "BatchDataset",
     "CheckpointInitialValue",
     "CollectiveAllReduce",
     "DistributedVariable",
     "Function",
     "LegacyRebatchDataset",
+    "MapDataset",
     "MirroredExtended",
     "MirroredVariable",
+    "OptionsDataset",
+    "ParallelBatchDataset",
+    "ParallelMapDataset",
     "PerReplica",
     "PerReplicaSpec",
+    "PrefetchDataset",
+    "RepeatDataset",
     "ReplicaContext",
+    "SkipDataset",
     "SyncOnReadVariable",
+    "TakeDataset",
     "UpdateContext",
     "call_for_each_replica",
     "control_status_ctx",
@@ -75,7 +108,9 @@ __all__ = [
     "get_current_replica_id_as_int",
     "get_update_replica_id",
     "is_mirrored",
+    "op_definitions",
     "regroup",
     "select_replica",
+    "tensor_lists",
     "tf_convert",
 ]

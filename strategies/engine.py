@@ -33,8 +33,7 @@ from strategies._tf_internals import (
     select_replica,
     tf_convert,
 )
-from strategies.crossing import Crossing
-from strategies.reductions import ReducingExtended
+from strategies.reductions import Column, ReducingExtended
 from strategies.splitting import SplitWeight
 
 _MEAN = tf.distribute.ReduceOp.MEAN
@@ -53,9 +52,10 @@ class DataParallelExtended(ReducingExtended):
     _lifted: weakref.WeakKeyDictionary[Any, Any]
     _partial_sums: bool
     _agreed: list[tf.Tensor]
+    _draws_beside: bool
 
-    def _start_engine(self, crossing: Crossing | None = None) -> None:
-        self._start_reductions(crossing)
+    def _start_engine(self, columns: Sequence[Column]) -> None:
+        self._start_reductions(columns)
         self._combination = None
         self._weights = []
         self._weights_are_read = False
@@ -65,6 +65,7 @@ class DataParallelExtended(ReducingExtended):
         self._lifted = weakref.WeakKeyDictionary()
         self._partial_sums = False
         self._agreed = []
+        self._draws_beside = False
 
     @property
     def _num_processes(self) -> int:
@@ -85,16 +86,25 @@ class DataParallelExtended(ReducingExtended):
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
         return self.first_replica + replica_id
 
+    @property
+    def computes_on_gpus(self) -> bool:
+        """Whether all local devices are GPUs: then batches are copied to them while earlier ones are computed."""
+        return all(tf.DeviceSpec.from_string(device).device_type == "GPU" for device in self.worker_devices)
+
     # ---- running replicas
 
     @contextlib.contextmanager
-    def driven_by_trainer(self, combination: shares.Combination) -> Iterator[None]:
-        """Marks what runs inside as a step of Keras' trainer, which combines the outputs so."""
-        before, self._combination = self._combination, combination
+    def driven_by_trainer(self, combination: shares.Combination, draws_beside: bool = False) -> Iterator[None]:
+        """Marks what runs inside as a step of Keras' trainer, which combines the outputs so.
+
+        `draws_beside`: whether the next batch is drawn while a step runs.
+        """
+        before = self._combination, self._draws_beside
+        self._combination, self._draws_beside = combination, draws_beside
         try:
             yield
         finally:
-            self._combination = before
+            self._combination, self._draws_beside = before
 
     def _call_for_each_replica(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(fn, Function):
@@ -113,6 +123,12 @@ class DataParallelExtended(ReducingExtended):
 
     @tf.autograph.experimental.do_not_convert
     def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._draws_beside or tf.executing_eagerly():
+            return self._run_shared_step(fn, args, kwargs)
+        with self.waits.running((args, kwargs)):
+            return self._run_shared_step(fn, args, kwargs)
+
+    def _run_shared_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         num_local = len(self.worker_devices)
         rows = shares.rows_of((args, kwargs), num_local)
         if rows is None and self._combination is not None and self._num_replicas_in_sync > 1:
@@ -270,7 +286,8 @@ class DataParallelExtended(ReducingExtended):
             local = self._sum_when_due(gradients, accumulators, is_due, variables)
         elif self.crossing is not None and len(self.worker_devices) == 1:
             # Gradients leave bucket by bucket; a conditional around all of them would wait for the last.
-            local = self._sum_gradients(gradients, self._shares[0].has_rows if self._shares else True)
+            has_rows = self._shares[0].has_rows if self._shares else True
+            local = self._sum_gradients(gradients, has_rows, variables)
         else:
             local = self._sum_gradients(self._without_borrowed(gradients), destinations=variables)
         results = []

@@ -11,7 +11,9 @@ from strategies import _keras_hooks
 from strategies.cluster import Cluster
 from strategies.crossing import DEFAULT_BUCKET_BYTES, Crossing
 from strategies.devices import default_reduction, own_devices, pin_gpus, short_name
+from strategies.local_replicas import has_model_axes, local_grid, mesh_of_local_replicas
 from strategies.mesh import DeviceMesh
+from strategies.parts import ReplicaParts
 from strategies.replicated import ReplicatedExtended
 
 
@@ -64,21 +66,26 @@ class HorovodStrategy(tf.distribute.Strategy):
 
         cluster = Cluster.from_environment()
         pin_gpus(cluster.local_rank, cluster.local_size)
-        device = own_devices()[0]
-        self._mesh = DeviceMesh.from_processes(cluster.world_size, mesh, local_devices=[short_name(device)])
-        if self._mesh.num_replicas != self._mesh.size:
+        devices = own_devices() if has_model_axes(mesh) else own_devices()[:1]
+        self._mesh = mesh_of_local_replicas(cluster.world_size, mesh, [short_name(device) for device in devices])
+        if reduction == "adasum" and self._mesh.axis_size("tensor") > 1:
             raise ValueError(
-                "In this release only the mesh axis 'data' may be larger than 1: a replica is one device. "
-                f"Received: mesh={dict(mesh or {})} over {cluster.world_size} processes."
+                "Adasum looks at all of a weight's gradient, of which the axis 'tensor' leaves a part on each device. "
+                f"Use reduction='average', or a mesh without 'tensor'. Received: reduction={reduction!r}, mesh={mesh}."
             )
-        rank = horovod.start(self._mesh)
+        firsts = local_grid(self._mesh, 0)[0]
+        # Each part of a replica meets those of the other processes by itself.
+        over = [DeviceMesh.from_processes(cluster.world_size, local_devices=[device]) for device in firsts]
+        rank = horovod.start(*over)
         _keras_hooks.install()
         self._collective_key_base = 0
-        crossing = None
+        crossings = []
         if cluster.world_size > 1:
-            collectives = horovod.HorovodCollectives(self._mesh, rank, timeout_seconds=timeout_seconds)
-            crossing = Crossing(collectives, bucket_bytes, compression=compression, reduction=reduction)
-        extended = ReplicatedExtended(self, [device], default_reduction([device]), crossing)
+            for each in over:
+                collectives = horovod.HorovodCollectives(each, rank, timeout_seconds=timeout_seconds)
+                crossings.append(Crossing(collectives, bucket_bytes, compression=compression, reduction=reduction))
+        parts = ReplicaParts.of_process(self._mesh, devices, rank, crossings[0] if crossings else None)
+        extended = ReplicatedExtended(self, parts, default_reduction(devices), crossings)
         tf.distribute.Strategy.__init__(self, extended)
 
     @property

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from strategies import shares
 from strategies._tf_internals import PerReplica, PerReplicaSpec
+from strategies.pipeline_ops import reads_generator
 from strategies.portions import Portion
 
 
@@ -59,8 +60,8 @@ def map_batches(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.dat
         return tf.nest.pack_sequence_as(dataset.element_spec, tf.nest.flatten(share(element)))
 
     # Slices are views, so there is nothing to prepare ahead. Reading ahead would lose batches of a generator that
-    # several calls of `fit` read from.
-    return dataset.map(shared)
+    # several calls of `fit` read from; left to itself, TensorFlow makes any map one that does.
+    return dataset.map(shared, synchronous=True if reads_generator(dataset) else None)
 
 
 def is_distributed(dataset: tf.data.Dataset) -> bool:
@@ -120,18 +121,40 @@ def portion_out(batch: Any, first_replica: int, num_local: int, num_replicas: in
         if not shares.is_batch(value):
             return value if value is None else PerReplica((value,) * num_local)
         rows: Any = shares.num_rows(value)
-        bounds = bounds_of(rows, num_replicas)[first_replica : first_replica + num_local + 1]
-        own = [end - begin for begin, end in itertools.pairwise(bounds)]
-        values = []
-        for begin, end, count in zip(bounds, bounds[1:], own, strict=False):
-            if isinstance(rows, int):
-                begin, end = (begin, end) if count else (0, min(1, rows))
-            else:
-                has_rows = tf.greater(count, 0)
-                begin, end = tf.where(has_rows, begin, 0), tf.where(has_rows, end, tf.minimum(1, rows))
-            values.append(shares.take_rows(value, begin, end))
-        static = (*own, rows) if isinstance(rows, int) else None
-        counts = tf.stack([tf.convert_to_tensor(count, tf.int32) for count in own])
-        return Portion(tuple(values), counts, tf.convert_to_tensor(rows, tf.int32), static)
+        return _portion(value, rows, bounds_of(rows, num_replicas)[first_replica : first_replica + num_local + 1], 0)
 
     return tf.nest.map_structure(cut, batch)
+
+
+def portion_of(batch: Any, rows: Any, first_replica: int, num_local: int, num_replicas: int) -> Any:
+    """Deals out to the local replicas what this process has of a global batch.
+
+    Args:
+        batch: nest of tensors of this process' rows; where it has none, of any one row.
+        rows: how many rows the global batch has, int or int32 scalar.
+        first_replica: which of all replicas is the first local one.
+        num_local: the number of local replicas.
+        num_replicas: size of the data axis.
+
+    Returns:
+        What :func:`portion_out` makes of the global batch; a replica without rows is lent the first of this process'.
+    """
+    bounds = bounds_of(rows, num_replicas)[first_replica : first_replica + num_local + 1]
+    return tf.nest.map_structure(lambda value: _portion(value, rows, bounds, bounds[0]), batch)
+
+
+def _portion(value: Any, rows: Any, bounds: list[Any], offset: Any) -> Portion:
+    """Returns `value`, which holds rows from `offset` on, cut at `bounds`; who has no rows is lent the first."""
+    own = [end - begin for begin, end in itertools.pairwise(bounds)]
+    values = []
+    for begin, end, count in zip(bounds, bounds[1:], own, strict=False):
+        if isinstance(rows, int):
+            begin, end = (begin - offset, end - offset) if count else (0, min(1, rows))
+        else:
+            has_rows = tf.greater(count, 0)
+            begin = tf.where(has_rows, begin - offset, 0)
+            end = tf.where(has_rows, end - offset, tf.minimum(1, rows))
+        values.append(shares.take_rows(value, begin, end))
+    static = (*own, rows) if isinstance(rows, int) else None
+    counts = tf.stack([tf.convert_to_tensor(count, tf.int32) for count in own])
+    return Portion(tuple(values), counts, tf.convert_to_tensor(rows, tf.int32), static)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from strategies import _keras_hooks
-from strategies.devices import checked_devices, default_reduction, full_name, own_devices
+from strategies.devices import checked_devices, default_reduction, own_devices
 from strategies.mesh import DeviceMesh
 from strategies.parts import ReplicaParts
 from strategies.replicated import ReplicatedExtended
@@ -62,9 +62,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         self._collective_key_base = _KEYS_PER_STRATEGY * next(_strategies_made)
         _keras_hooks.install()
         reduction = cross_device_ops or default_reduction(found)
-        grid = [[full_name(device) for device in row] for row in self._mesh.grid()]
-        axes = {name: size for name, size in self._mesh.axes.items() if name != "data"}
-        extended = ReplicatedExtended(self, [row[0] for row in grid], reduction, parts=ReplicaParts(grid, axes))
+        extended = ReplicatedExtended(self, ReplicaParts.of_process(self._mesh, found), reduction)
         tf.distribute.Strategy.__init__(self, extended)
 
     @property

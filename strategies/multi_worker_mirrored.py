@@ -12,7 +12,9 @@ from strategies.cluster import Cluster
 from strategies.collectives import TensorFlowCollectives
 from strategies.crossing import Crossing
 from strategies.devices import default_reduction, own_devices, pin_gpus, short_name
+from strategies.local_replicas import local_grid, mesh_of_local_replicas
 from strategies.mesh import DeviceMesh
+from strategies.parts import ReplicaParts
 from strategies.replicated import ReplicatedExtended
 
 #: After which a collective fails that not all processes joined. A process that ends is noticed at once; this is for one
@@ -58,17 +60,17 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if cluster.world_size > 1:
             _start_runtime(cluster)
         devices = own_devices()
-        self._mesh = DeviceMesh.from_processes(cluster.world_size, mesh, local_devices=[short_name(d) for d in devices])
-        if self._mesh.num_replicas != self._mesh.size:
-            raise ValueError(
-                "In this release only the mesh axis 'data' may be larger than 1: a replica is one device. "
-                f"Received: mesh={dict(mesh or {})} over {cluster.world_size} processes of {len(devices)} devices."
-            )
+        self._mesh = mesh_of_local_replicas(cluster.world_size, mesh, [short_name(device) for device in devices])
         _keras_hooks.install()
         # What the stock class' properties ask for.
         self._collective_key_base = 0
-        crossing = None if cluster.world_size == 1 else _join(cluster, devices[0], communication_options)
-        extended = ReplicatedExtended(self, devices, default_reduction(devices), crossing)
+        crossings = []
+        if cluster.world_size > 1:
+            # Each part of a replica meets those of the other processes by itself.
+            firsts = local_grid(self._mesh, cluster.rank)[0]
+            crossings = [_join(cluster, device, communication_options) for device in firsts]
+        parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, crossings[0] if crossings else None)
+        extended = ReplicatedExtended(self, parts, default_reduction(devices), crossings)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
 
@@ -80,7 +82,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
 def _join(cluster: Cluster, device: str, options: tf.distribute.experimental.CommunicationOptions | None) -> Crossing:
     options = options or tf.distribute.experimental.CommunicationOptions()
-    mesh = DeviceMesh.from_processes(cluster.world_size, local_devices=[short_name(device)])
+    mesh = DeviceMesh.from_processes(cluster.world_size, local_devices=[device])
     timeout = TIMEOUT_SECONDS if options.timeout_seconds is None else options.timeout_seconds
     name = options.implementation.value
     collectives = TensorFlowCollectives(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
+from strategies.crossing import Crossing
+from strategies.devices import full_name, short_name
+from strategies.local_replicas import local_grid
 from strategies.mesh import DeviceMesh
 from strategies.passes import Again, Passes
 from strategies.traced_passes import added
@@ -30,13 +33,26 @@ class ReplicaParts:
     Args:
         grid: device names as ``[local replica][part]``.
         axes: size of each axis other than "data", in the order of the mesh.
+        crossing: joins the processes that hold other replicas; None if there are none.
     """
 
-    def __init__(self, grid: Sequence[Sequence[str]], axes: Mapping[str, int]) -> None:
+    def __init__(
+        self, grid: Sequence[Sequence[str]], axes: Mapping[str, int], crossing: Crossing | None = None
+    ) -> None:
         #: The mesh of one replica: the axes that it has, over the devices of the first local one.
         self.mesh = DeviceMesh.from_devices(list(grid[0]), dict(axes) or None)
         self._grid = tuple(tuple(row) for row in grid)
+        self._crossing = crossing
         self._local = threading.local()
+
+    @classmethod
+    def of_process(
+        cls, mesh: DeviceMesh, devices: Sequence[str], rank: int = 0, crossing: Crossing | None = None
+    ) -> ReplicaParts:
+        """The parts of the replicas that process `rank` holds, whole, of a mesh; `devices` are all of its devices."""
+        names = {short_name(device): full_name(device) for device in devices}
+        grid = [[names[device] for device in row] for row in local_grid(mesh, rank)]
+        return cls(grid, {name: size for name, size in mesh.axes.items() if name != "data"}, crossing)
 
     @property
     def here(self) -> int:
@@ -52,8 +68,13 @@ class ReplicaParts:
         return tuple(row[part] for row in self._grid)
 
     @property
+    def rank(self) -> int:
+        """This process' rank; 0 if it is alone."""
+        return 0 if self._crossing is None else self._crossing.rank
+
+    @property
     def replica(self) -> int:
-        """Which replica is running; 0 outside of replicas."""
+        """Which of this process' replicas is running; 0 outside of replicas."""
         return int(get_current_replica_id_as_int() or 0)
 
     def device(self, part: int) -> str:
@@ -61,6 +82,22 @@ class ReplicaParts:
         replica = self.replica
         # A foreign strategy's replicas may be more than ours.
         return self._grid[replica][part] if replica < len(self._grid) else self._grid[0][part]
+
+    def from_rank_0(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """Returns what rank 0 has, on every process: arrays of the shapes and dtypes of ``values``, in their order.
+
+        For what processes find out for themselves, and have to agree on. All of them call it.
+        """
+        arrays = [np.asarray(value) for value in values]
+        if self._crossing is None:
+            return arrays
+        return [self._crossing.broadcast(tf.constant(array)).numpy() for array in arrays]
+
+    def agree_on(self, variables: Iterable[Any]) -> None:
+        """Sets variables, of Keras or of TensorFlow, to what rank 0 has, one after the other. All processes call it."""
+        if self._crossing is not None:
+            for variable in variables:
+                variable.assign(self._crossing.broadcast(tf.convert_to_tensor(variable)))
 
     @contextlib.contextmanager
     def as_first_replica(self) -> Iterator[None]:

@@ -1,14 +1,18 @@
 """How values of several replicas become one: over the devices of this process, then over the processes.
 
 Gradients, metrics and whatever a program reduces itself take the same two steps. With one process there is only the
-first, and TensorFlow's own cross-device ops do it. With one local device there is only the second: a local value is
+first, and TensorFlow's own cross-device ops do it. With one local replica there is only the second: a local value is
 then a plain tensor, as TensorFlow hands them over where there is one replica.
+
+Where a replica spans several devices, each sum is made for one of its parts: over the devices that have this part in
+their replicas, a column of the mesh, and there it stays. Nothing passes the devices of other parts.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -16,26 +20,52 @@ import tensorflow as tf
 from strategies import shares
 from strategies._tf_internals import DistributedVariable, PerReplica, is_mirrored
 from strategies.crossing import Crossing, if_present
+from strategies.waiting import Waits
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+
+@dataclass(frozen=True)
+class Column:
+    """What holds one part of all replicas of this process.
+
+    Attributes:
+        devices: full names, one for each local replica.
+        crossing: joins the first of them to those of the other processes; None where there are none.
+    """
+
+    devices: tuple[str, ...]
+    crossing: Crossing | None = None
 
 
 class ReducingExtended:
     """Mix-in before a ``StrategyExtended`` class of TensorFlow that has one local device per replica."""
 
-    #: Joins this process to the others of the job; None where there are none.
-    crossing: Crossing | None
+    #: One for each part of a replica; the first one's devices are the `worker_devices`.
+    columns: Sequence[Column]
     #: The shares of the local replicas in the step that is running.
     _shares: list[shares.Share]
     _presummed: dict[int, tf.Tensor]
+    #: What this process waits for.
+    waits: Waits
 
     #: One per local replica.
     worker_devices: Sequence[str]
 
-    def _start_reductions(self, crossing: Crossing | None) -> None:
-        self.crossing = crossing
+    def _start_reductions(self, columns: Sequence[Column]) -> None:
+        self.columns = tuple(columns)
         self._shares = []
         self._presummed = {}
+
+    @property
+    def crossing(self) -> Crossing | None:
+        """Joins this process to the others of the job; None where there are none."""
+        return self.columns[0].crossing
+
+    def _column_of(self, where: Any) -> int:
+        """The part on whose devices a distributed value, or a tensor, is; 0 if it is on those of none."""
+        devices = tuple(getattr(value, "device", "") for value in self._local_values(where))
+        return next((k for k, column in enumerate(self.columns) if column.devices == devices), 0)
 
     # ---- TensorFlow's interface
 
@@ -52,7 +82,9 @@ class ReducingExtended:
         if reduce_op == _SUM:
             values = self._without_borrowed(self._as_local(values))
         if self.crossing is not None:
-            return [self._on_all_devices(total) for total in self._reduce_across(reduce_op, values)]
+            columns = [self._column_of(where) for _, where in value_destination_pairs]
+            totals = self._reduce_across(reduce_op, values, columns=columns)
+            return [self._on_column(total, k) for total, k in zip(totals, columns, strict=True)]
         pairs = [(value, where) for value, (_, where) in zip(values, value_destination_pairs, strict=True)]
         return self._reduce_by_column(reduce_op, pairs, options)
 
@@ -69,19 +101,33 @@ class ReducingExtended:
     ) -> list[Any]:
         """Returns the sums over all replicas of the per-replica ``gradients``; the rest is left as it is.
 
-        With one local replica of several, `present` says whether its gradients count. Inside one process, sums lie
-        on the devices of `destinations`, a distributed value per gradient; where each gradient was, if None.
+        With one local replica of several, `present` says whether its gradients count. Sums lie on the devices of
+        `destinations`, a distributed value per gradient; where each gradient was, if None.
         """
+        local = [g for g in gradients if isinstance(g, PerReplica)]
+        if not self.waits.watches_communication or not local:
+            return self._summed_gradients(gradients, present, destinations)
+        begin = self.waits.moment_after(local)
+        sums = self._summed_gradients(gradients, present, destinations)
+        end = self.waits.moment_after([s for s, g in zip(sums, gradients, strict=True) if isinstance(g, PerReplica)])
+        self.waits.add_communication(begin, end)
+        return sums
+
+    def _summed_gradients(
+        self, gradients: Sequence[Any], present: bool | tf.Tensor, destinations: Sequence[Any] | None
+    ) -> list[Any]:
         sums = list(gradients)
         reducible = [i for i, g in enumerate(sums) if isinstance(g, PerReplica)]
+        where = sums if destinations is None else list(destinations)
         if self.crossing is not None:
-            totals = self._reduce_across(_SUM, [sums[i] for i in reducible], present, gradients=True)
-            for i, total in zip(reducible, totals, strict=True):
-                sums[i] = self._on_all_devices(total)
+            columns = [self._column_of(where[i]) for i in reducible]
+            parts = [sums[i] for i in reducible]
+            totals = self._reduce_across(_SUM, parts, present, gradients=True, columns=columns)
+            for i, k, total in zip(reducible, columns, totals, strict=True):
+                sums[i] = self._on_column(total, k)
             return sums
         sparse = [i for i in reducible if isinstance(sums[i].values[0], tf.IndexedSlices)]
         dense = [i for i in reducible if i not in sparse]
-        where = sums if destinations is None else list(destinations)
         for indices, reduce in ((dense, self._sum_dense), (sparse, self._sum_sparse)):
             if indices:
                 for i, total in zip(indices, reduce([(sums[i], where[i]) for i in indices]), strict=True):
@@ -140,34 +186,59 @@ class ReducingExtended:
             return list(values)
         return [v if v is None or isinstance(v, PerReplica) else PerReplica((v,)) for v in values]
 
-    def _on_all_devices(self, total: Any) -> Any:
+    def _on_column(self, total: Any, column: int) -> Any:
         copies = []
-        for device in self.worker_devices:
+        for device in self.columns[column].devices:
             with tf.device(device):
                 copies.append(tf.nest.map_structure(tf.identity, total, expand_composites=True))
         return PerReplica(tuple(copies)) if len(copies) > 1 else total
 
     def _reduce_across(
-        self, reduce_op: Any, values: Sequence[Any], present: bool | tf.Tensor = True, *, gradients: bool = False
+        self,
+        reduce_op: Any,
+        values: Sequence[Any],
+        present: bool | tf.Tensor = True,
+        *,
+        gradients: bool = False,
+        columns: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Returns per value the sum or mean over all replicas of all processes, on the first local device."""
-        crossing = _joined(self.crossing)
-        sum_dense = crossing.sum_gradients if gradients else crossing.sum
-        with tf.device(self.worker_devices[0]):
-            totals: list[Any] = [_add_up(self._local_values(value)) for value in values]
-            if gradients and crossing.combines_means and self._shares:
-                totals = [self._shares[0].unweigh(tf.convert_to_tensor(total)) for total in totals]
-            sparse = [i for i, total in enumerate(totals) if isinstance(total, tf.IndexedSlices)]
-            dense = [i for i in range(len(totals)) if i not in sparse]
-            for i, total in zip(dense, sum_dense([totals[i] for i in dense], present), strict=True):
+        """Returns per value the sum or mean over all replicas of all processes.
+
+        Each is on the first local device of its column, one of `columns` per value; of the first one, if None.
+        """
+        wanted = [0] * len(values) if columns is None else list(columns)
+        totals: list[Any] = [None] * len(values)
+        # In an order that all processes have: they meet in that of their calls.
+        for k in sorted(set(wanted)):
+            own = [i for i, column in enumerate(wanted) if column == k]
+            with tf.device(self.columns[k].devices[0]):
+                crossing = _joined(self.columns[k].crossing)
+                made = self._sums_across(crossing, [values[i] for i in own], present, gradients)
+                if reduce_op == _MEAN:
+                    n: int = self._num_replicas_in_sync  # type: ignore[attr-defined]
+                    made = [tf.cast(total / tf.cast(n, total.dtype), total.dtype) for total in made]
+            for i, total in zip(own, made, strict=True):
                 totals[i] = total
-            for i in sparse:
-                slices = if_present(present, [totals[i]])[0]
-                gathered = crossing.gather(slices.values), crossing.gather(slices.indices)
-                totals[i] = tf.IndexedSlices(*gathered, slices.dense_shape)
-            if reduce_op == _MEAN:
-                n: int = self._num_replicas_in_sync  # type: ignore[attr-defined]
-                totals = [tf.cast(total / tf.cast(n, total.dtype), total.dtype) for total in totals]
+        return totals
+
+    def _sums_across(
+        self, crossing: Crossing, values: Sequence[Any], present: bool | tf.Tensor, gradients: bool
+    ) -> list[Any]:
+        sum_dense = crossing.sum_gradients if gradients else crossing.sum
+        totals: list[Any] = [_add_up(self._local_values(value)) for value in values]
+        if gradients and crossing.combines_means and self._shares:
+            # Of the rows of all local replicas.
+            weight = tf.add_n([tf.convert_to_tensor(share.weight_here(), tf.float32) for share in self._shares])
+            dense_totals = [tf.convert_to_tensor(total) for total in totals]
+            totals = [tf.math.divide_no_nan(total, tf.cast(weight, total.dtype)) for total in dense_totals]
+        sparse = [i for i, total in enumerate(totals) if isinstance(total, tf.IndexedSlices)]
+        dense = [i for i in range(len(totals)) if i not in sparse]
+        for i, total in zip(dense, sum_dense([totals[i] for i in dense], present), strict=True):
+            totals[i] = total
+        for i in sparse:
+            slices = if_present(present, [totals[i]])[0]
+            gathered = crossing.gather(slices.values), crossing.gather(slices.indices)
+            totals[i] = tf.IndexedSlices(*gathered, slices.dense_shape)
         return totals
 
     @contextlib.contextmanager
@@ -178,7 +249,8 @@ class ReducingExtended:
             return
         chosen = [v for v in variables if v.aggregation == tf.VariableAggregation.SUM]
         parts = [PerReplica(tuple(component.read_value() for component in v.values)) for v in chosen]
-        self._presummed = dict(zip(map(id, chosen), self._reduce_across(_SUM, parts), strict=True))
+        totals = self._reduce_across(_SUM, parts, columns=[self._column_of(v) for v in chosen])
+        self._presummed = dict(zip(map(id, chosen), totals, strict=True))
         try:
             yield
         finally:

@@ -17,7 +17,9 @@ from strategies._tf_internals import CheckpointInitialValue, CollectiveAllReduce
 from strategies.crossing import Crossing
 from strategies.engine import DataParallelExtended
 from strategies.parts import ReplicaParts
+from strategies.reductions import Column
 from strategies.seeds import agree_on_seed
+from strategies.waiting import Waits
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,9 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
 
     Args:
         container_strategy: the strategy this is part of.
-        devices: full names of the local devices, one per local replica: where a replica spans several, its first.
-        cross_device_ops: sums over them; None for TensorFlow's own choice.
-        crossing: joins the other processes; None if there are none.
-        parts: all devices of each local replica; None if it has no others.
+        parts: all devices of each local replica.
+        cross_device_ops: sums over the first ones; None for TensorFlow's own choice.
+        crossings: join the other processes, one for each part of a replica; none if there are no other processes.
     """
 
     _cross_device_ops: Any
@@ -43,22 +44,24 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
     def __init__(
         self,
         container_strategy: Any,
-        devices: Sequence[str],
+        parts: ReplicaParts,
         cross_device_ops: Any,
-        crossing: Crossing | None = None,
-        parts: ReplicaParts | None = None,
+        crossings: Sequence[Crossing] = (),
     ) -> None:
-        # TensorFlow's constructor asks for numbers that depend on the devices.
-        self._devices = tuple(devices)
         #: The devices over which a replica is spread.
-        self.parts = ReplicaParts([[device] for device in devices], {}) if parts is None else parts
+        self.parts = parts
+        columns = [parts.column(part) for part in range(parts.mesh.size)]
+        # TensorFlow's constructor asks for numbers that depend on the devices.
+        self._devices = columns[0]
         # TensorFlow's own reductions are bound to their devices; those that a caller brings are not.
         self._bound_reductions: dict[tuple[str, ...], Any] | None = {} if cross_device_ops is None else None
-        self._start_engine(crossing)
-        super().__init__(container_strategy, devices=devices, cross_device_ops=cross_device_ops)
+        joined: Sequence[Crossing | None] = crossings or [None] * len(columns)
+        self._start_engine([Column(*each) for each in zip(columns, joined, strict=True)])
+        super().__init__(container_strategy, devices=columns[0], cross_device_ops=cross_device_ops)
         self._make_weights()
-        if crossing is not None:
-            agree_on_seed(crossing)
+        self.waits = Waits(self._num_replicas_in_sync)
+        if self.crossing is not None:
+            agree_on_seed(self.crossing)
         for launcher in getattr(self._collective_ops, "_launchers", ()):
             # TensorFlow numbers collectives anew at every call of a tf.function, by a placeholder that its loops do
             # not feed: steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.
@@ -74,7 +77,9 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
         if self.crossing is None or replica_id > 0:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
-        crossing, initial_value = self.crossing, kwargs["initial_value"]
+        # Through no other device than that on which the variable will be: it may be all that fits there.
+        joined = [column.crossing for column in self.columns if column.devices[0] == device and column.crossing]
+        crossing, initial_value = next(iter(joined), self.crossing), kwargs["initial_value"]
 
         def from_rank_0() -> tf.Tensor:
             value = initial_value() if callable(initial_value) else initial_value
@@ -110,15 +115,19 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if self.crossing is not None:
-            return sharding.distribute(dataset, self.crossing, len(self.worker_devices))
+            return self._clocked(sharding.distribute(dataset, self.crossing, len(self.worker_devices)))
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
-        return inputs.distribute(dataset, self._num_replicas_in_sync)
+        return self._clocked(inputs.distribute(dataset, self._num_replicas_in_sync))
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         if self.crossing is None:
             return super()._distribute_datasets_from_function(dataset_fn, options)
-        return sharding.distribute_own(dataset_fn(self._make_input_context()), self.crossing, len(self.worker_devices))
+        dataset = dataset_fn(self._make_input_context())
+        return self._clocked(sharding.distribute_own(dataset, self.crossing, len(self.worker_devices)))
+
+    def _clocked(self, dataset: Any) -> Any:
+        return dataset.apply(self.waits.clocked) if hasattr(dataset, "apply") else dataset
 
     def _make_input_context(self) -> tf.distribute.InputContext:
         rank = 0 if self.crossing is None else self.crossing.rank

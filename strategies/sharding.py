@@ -3,7 +3,8 @@
 Two plans, of which one log line of rank 0 says which was taken:
 
 * **by row**, the default: every process has the same dataset of global batches and keeps its own rows of each. The
-  global batches are those of one device. It needs no word between processes.
+  global batches are those of one device. It needs no word between processes. Where the pipeline allows it, a process
+  chooses its rows before they are mapped (``own_rows``); where not, it maps them all.
 * **its own**: the dataset of each process holds that process' part of every global batch (files shared out by
   TensorFlow's auto-sharding, or whatever the user's function made). Parts may have any number of rows and datasets any
   length: processes tell each other at every step how many rows they have, and who has none left takes part with none
@@ -12,13 +13,14 @@ Two plans, of which one log line of rank 0 says which was taken:
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
 
-from strategies import inputs, shares
+from strategies import inputs, own_rows, shares
 from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica, PerReplicaSpec
 from strategies.crossing import Crossing
 from strategies.portions import Portion, PortionSpec
@@ -53,9 +55,18 @@ def distribute(dataset: Any, crossing: Crossing, num_local: int) -> Any:
         return _own(dataset, crossing, num_local)
 
     first, num_replicas = crossing.rank * num_local, crossing.num_processes * num_local
-    portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
+    portions = own_rows.portions(dataset, first, num_local, num_replicas)
+    plan = f"by row, each of {crossing.num_processes} processes maps its rows of every global batch and no others"
+    if isinstance(portions, str):
+        plan = f"by row, each of {crossing.num_processes} processes reads all and keeps its own ({portions})"
+        portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
     lengths = _lengths(dataset, crossing)
-    _say(crossing, f"by row, each of {crossing.num_processes} processes keeps its rows of every global batch")
+    if tf.data.UNKNOWN_CARDINALITY in lengths:
+        plan += (
+            "; its length is unknown, so that processes ask each other at every step whether they go on. Tell it with "
+            "dataset.apply(tf.data.experimental.assert_cardinality(number_of_batches))"
+        )
+    _say(crossing, plan)
     if len(set(lengths)) == 1 and lengths[0] != tf.data.UNKNOWN_CARDINALITY:
         return portions
     if tf.data.UNKNOWN_CARDINALITY not in lengths:
@@ -119,7 +130,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         num_together: int = 1,
     ) -> None:
         self.num_batches = num_batches
-        self._dataset = dataset
+        self.dataset = dataset
         self._crossing = crossing
         self._ends = ends
         self._num_together = num_together
@@ -127,14 +138,20 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     @property
     def element_spec(self) -> Any:
         """The nest of specs of an element."""
-        return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self._dataset.element_spec)
+        return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self.dataset.element_spec)
 
     def cardinality(self) -> int:
         """The number of batches, as ``tf.data`` has it."""
         return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
 
+    def apply(self, transformation: Callable[[tf.data.Dataset], tf.data.Dataset]) -> AgreedDataset:
+        """Returns the same with another dataset of portions: what ``transformation`` makes of this process'."""
+        applied = copy.copy(self)
+        applied._dataset = transformation(self._dataset)
+        return applied
+
     def __iter__(self) -> AgreedIterator:
-        return AgreedIterator(self._dataset, self.element_spec, self._crossing, self._ends, self._num_together)
+        return AgreedIterator(self.dataset, self.element_spec, self._crossing, self._ends, self._num_together)
 
 
 class AgreedIterator:

@@ -31,11 +31,23 @@ class Room:
     public_only: bool = False
 
 
-PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py", "PIL")
+PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py", "PIL", "sentencepiece")
 
 # In the order in which they are tried: the exceptions before the packages that contain them.
 ROOMS = (
-    Room("pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets"), ("numpy",)),
+    Room(
+        "pure",
+        0,
+        (
+            "strategies.mesh",
+            "strategies.local_replicas",
+            "strategies.cluster",
+            "strategies.buckets",
+            "strategies.row_plans",
+        ),
+        ("numpy",),
+        ("pure",),
+    ),
     Room(
         "schedule",
         0,
@@ -88,9 +100,12 @@ ROOMS = (
             "strategies.engine",
             "strategies.inputs",
             "strategies.memory",
+            "strategies.own_rows",
             "strategies.parts",
             "strategies.passes",
+            "strategies.pipeline_ops",
             "strategies.portions",
+            "strategies.read_ahead",
             "strategies.reductions",
             "strategies.replicated",
             "strategies.restoring",
@@ -100,6 +115,7 @@ ROOMS = (
             "strategies.splitting",
             "strategies.traced_passes",
             "strategies.variables",
+            "strategies.waiting",
         ),
         ("numpy", "tensorflow"),
         ("pure", "internals", "interface", "transport", "keras hooks", "engine"),

@@ -83,6 +83,15 @@ class Programs:
         for process in self._processes:
             process.wait()
 
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        return [process.pid for process in self._processes]
+
+    def running(self) -> bool:
+        """Whether all of them still run."""
+        return all(process.poll() is None for process in self._processes)
+
     def wait(self, timeout_seconds: float) -> list[int | None]:
         """Waits until all have ended, or one has failed; returns exit codes, None for those that run on."""
         end = time.monotonic() + timeout_seconds

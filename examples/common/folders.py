@@ -72,3 +72,15 @@ def make_folder(flag: str, folder: Path) -> None:
         raise OptionError(f"{reason}. Name one that can be written.") from error
     if not os.access(folder, os.W_OK):
         raise OptionError(f"{flag}: the folder {folder} is not writable. Name one that is.")
+
+
+def check_saved_model(path: str) -> None:
+    """Makes the folder for the file that `--save` names.
+
+    Raises:
+        OptionError: it does not end in .keras, is a folder, or cannot be written.
+    """
+    file = Path(path)
+    if file.suffix != ".keras" or file.is_dir():
+        raise OptionError(f"--save: expected the path of a file that ends in .keras, received {file}.")
+    make_folder("--save", file.parent)

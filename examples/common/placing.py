@@ -19,6 +19,8 @@ def place(model: keras.Model, strategy: Any, options: PlacingOptions) -> keras.M
         OptionError: it cannot be cut into as many stages, or another reason that is given.
     """
     axes = strategy.mesh.axes
+    if options.remat is not None and axes.get("pipe", 1) == 1:
+        raise OptionError(f"--remat={options.remat} is of stages: give --mesh an axis pipe, as in pipe=2.")
     try:
         if axes.get("tensor", 1) > 1:
             model = keras_ext.parallelize(model)

@@ -90,27 +90,23 @@ class WarmupThenSteps(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
-def learning_rate(
-    rate: float, batch_size: int, *, decay: str, warmup_steps: int, num_steps: int, accumulation: int = 1
-) -> Any:
+def learning_rate(rate: float, batch_size: int, *, decay: str, warmup_steps: int, num_steps: int) -> Any:
     """The schedule: linear in the batch size, warmed up, then falling.
 
     Args:
         rate: for batches of `REFERENCE_BATCH` images.
         batch_size: images in one update of the weights.
-        decay: "cosine" to 0, or "steps": a tenth after 1/3, 2/3 and 8/9 of the updates (He et al.: epochs 30, 60, 80).
-        warmup_steps: number of steps in which it rises.
+        decay: "cosine" to 0, or "steps": a tenth after 1/3, 2/3 and 8/9 of the steps (He et al.: epochs 30, 60, 80).
+        warmup_steps: number of steps in which it rises. Keras counts steps also where several make one update.
         num_steps: of the whole training.
-        accumulation: steps to one update; the optimizer counts updates.
     """
     highest = rate * batch_size / REFERENCE_BATCH
-    num_updates = max(1, num_steps // accumulation)
-    warmup = min(warmup_steps // accumulation, num_updates - 1)
+    warmup = min(warmup_steps, num_steps - 1)
     if decay == "steps":
-        return WarmupThenSteps(highest, warmup, [math.ceil(num_updates * part) for part in (1 / 3, 2 / 3, 8 / 9)])
+        return WarmupThenSteps(highest, warmup, [math.ceil(num_steps * part) for part in (1 / 3, 2 / 3, 8 / 9)])
     return keras.optimizers.schedules.CosineDecay(
         0.0 if warmup else highest,
-        num_updates - warmup,
+        num_steps - warmup,
         warmup_target=highest if warmup else None,
         warmup_steps=warmup,
     )

@@ -107,9 +107,11 @@ def copied(graph: Any, parts: strategies.ReplicaParts, part_of: Mapping[str, int
         call_function=call,
     )
     copy.set_weights(graph.get_weights())
+    copy_seeds(graph, copy)
+    # The model that is copied need not be the same on all processes: it may be made outside of the strategy's scope.
+    parts.agree_on(copy.variables)
     for layer in copy._flatten_layers(include_self=False):
         finish(layer)
-    copy_seeds(graph, copy)
     names = [[node.operation.name for node in nodes_of(each)] for each in (graph, copy)]
     if names[0] != names[1]:
         raise ValueError(f"The copy of {graph.name!r} has its layers in another order. Please report this.")

@@ -110,9 +110,12 @@ def _as_said(nodes: Sequence[Any], links: Sequence[Cost], num_stages: int) -> Pa
 def _by_time(
     graph: Any, links: Sequence[Cost], num_stages: int, wanted: PartitionByTime, num_held: Callable[[int], int]
 ) -> Partition:
+    costs = _costs(graph, wanted)
+    # Each process finds other times. Cut in different places, they would wait for each other for ever.
+    [agreed] = strategies.replica_parts().from_rank_0([np.array(costs, "float64").reshape(-1, 2)])
     timed = [
-        dataclasses.replace(link, seconds=seconds, activation_bytes=held)
-        for link, (seconds, held) in zip(links, _costs(graph, wanted), strict=True)
+        dataclasses.replace(link, seconds=float(seconds), activation_bytes=int(held))
+        for link, (seconds, held) in zip(links, agreed, strict=True)
     ]
     bytes_each = {"float64": 8, "float32": 4}.get(keras.config.floatx(), 2)
     memory = [

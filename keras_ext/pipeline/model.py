@@ -139,6 +139,7 @@ class PipelineModel(keras.Model):
 
         Afterwards weights, optimizer and metrics are as before. Each pass is timed from when all that it takes is there
         to when all that it makes is; that costs time itself, so that a measured step is a little longer than others.
+        Of several processes all call this; each measures its own first replica, and rank 0 writes.
 
         Args:
             dataset: what ``fit`` takes as its first argument, with labels; a few batches are enough. Without it, the
@@ -155,7 +156,7 @@ class PipelineModel(keras.Model):
         # Refused before anything is measured.
         picture = None if path is None else picture_path(path)
         timeline = Timeline.planned(self.schedule()) if dataset is None else measured_timeline(self, dataset)
-        if picture is not None:
+        if picture is not None and self._parts.rank == 0:
             timeline.write(picture)
         return timeline
 

@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_ext.pipeline.partition import Partition
+from keras_ext.tensor.split import joined
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Stage:
             if added_losses is not None and isinstance(node.operation, keras.Layer):
                 # Now: the next call of the same layer begins with none.
                 added_losses += _taken(node.operation)
-        return [values[id(tensor)] for tensor in self.outputs]
+        # What goes to another stage is one tensor: pieces are joined, wherever the cut is.
+        return [joined(values[id(tensor)]) for tensor in self.outputs]
 
     def take_added_losses(self) -> list[Any]:
         """Returns what layers have added to the loss since they were asked last."""

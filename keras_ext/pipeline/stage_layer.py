@@ -94,6 +94,7 @@ def _made_here(layer: Any) -> Any:
     if layer.built and layer.weights and made is not layer:
         made.build_from_config(layer.get_build_config())
         made.set_weights(layer.get_weights())
+        strategies.replica_parts().agree_on(made.variables)
         for inner in made._flatten_layers():
             finish(inner)
     return made

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+import strategies
 from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -91,6 +92,9 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
         if model.optimizer.built:
             split.optimizer.build(split.trainable_variables)
             _copy_slots(model.optimizer, split.optimizer)
+    # The old model need not be the same on all processes: it may be made outside of the strategy's scope.
+    optimizer = getattr(split, "optimizer", None)
+    strategies.replica_parts().agree_on([*split.variables, *getattr(optimizer, "variables", ())])
     return split
 
 

@@ -70,6 +70,16 @@ class SplitTensor:
         return f"<SplitTensor shape={self.shape}, {len(self.pieces)} pieces along {self.dim}>"
 
 
+def joined(tensor: Any) -> Any:
+    """Returns the whole tensor, with its mask, if this one is in pieces; else this one."""
+    if not isinstance(tensor, SplitTensor):
+        return tensor
+    whole = tensor.whole()
+    if tensor._keras_mask is not None:
+        whole._keras_mask = tensor._keras_mask
+    return whole
+
+
 def cut_alike(tensors: Sequence[Any]) -> list[Any]:
     """Returns `tensors`, all in pieces as the first of them is that comes in pieces; as they are if none does.
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 from keras.src.callbacks import backup_and_restore, callback_list
 
+from strategies._keras_hooks.input_watch import InputWatch
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.crossing import Crossing
 from strategies.restoring import load_on_all
@@ -40,7 +41,8 @@ def _crossing(model: Any) -> Crossing | None:
 
 
 def _init(original: Callable[..., Any], owner: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
-    crossing = _crossing(kwargs.get("model"))
+    model = kwargs.get("model")
+    crossing = _crossing(model)
     if crossing is not None and crossing.rank > 0:
         # Before they meet the model, at which some open their files.
         callbacks = [each for each in keras.tree.flatten(callbacks or []) if not isinstance(each, _WRITERS)]
@@ -48,6 +50,8 @@ def _init(original: Callable[..., Any], owner: Any, callbacks: Any = None, *args
         for callback in callbacks:
             if getattr(callback, "verbose", 0):
                 callback.verbose = 0
+    elif model is not None and engine_of(model.distribute_strategy) is not None:
+        callbacks = [*keras.tree.flatten(callbacks or []), InputWatch()]
     original(owner, callbacks, *args, **kwargs)
 
 

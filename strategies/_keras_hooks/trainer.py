@@ -13,12 +13,14 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
-from keras.src.trainers.data_adapters import array_data_adapter
+from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
 
 from strategies import shares
 from strategies._keras_hooks import losses, whole_updates
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
+from strategies.pipeline_ops import reads_generator
+from strategies.read_ahead import ReadAheadDataset, ReadAheadIterator
 from strategies.sharding import AgreedDataset, AgreedIterator
 from strategies.variables import MetricVariable
 
@@ -64,16 +66,17 @@ def _driven(model: Any, function: Callable[..., Any], combination: shares.Combin
     engine = engine_of(model.distribute_strategy)
     if engine is None:
         return function
-    step: Callable[..., Any] | None = None
+    steps: list[tuple[Any, Callable[..., Any]]] = []
 
     @functools.wraps(function)
     def driven(data: Any) -> Any:
-        nonlocal step
-        with engine.driven_by_trainer(combination):
-            if not isinstance(data, AgreedIterator):
+        with engine.driven_by_trainer(combination, draws_beside=model.steps_per_execution > 1):
+            if not isinstance(data, (AgreedIterator, ReadAheadIterator)):
                 return function(data)
+            step = next((step for spec, step in steps if spec == data.element_spec), None)
             if step is None:
                 step = _step_of(function, data.element_spec, model.run_eagerly)
+                steps.append((data.element_spec, step))
             # As Keras runs an iterator: a few steps, the outputs of the last.
             outputs = step(next(data))
             for _ in range(1, model.steps_per_execution):
@@ -205,12 +208,34 @@ def _epoch_iterator(
         original(iterator, distribute_strategy, **kwargs)
     finally:
         _shared_out.reset(token)
+    if engine is not None and _may_read_ahead(iterator, engine):
+        iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.worker_devices)
+
+
+def _may_read_ahead(iterator: Any, engine: Any) -> bool:
+    """Whether elements may be drawn before their step.
+
+    Not from generators, which the user may go on reading after the last step; nor if steps are driven inside a
+    ``tf.function``. Where processes agree at every element, all must do the same.
+    """
+    dataset, adapter = iterator._distributed_dataset, iterator.data_adapter
+    may = (
+        engine.computes_on_gpus
+        and iterator.steps_per_execution == 1
+        and isinstance(adapter, (array_data_adapter.ArrayDataAdapter, tf_dataset_adapter.TFDatasetAdapter))
+        and isinstance(dataset, (tf.data.Dataset, AgreedDataset))
+        and not reads_generator(getattr(dataset, "dataset", dataset))
+    )
+    if not isinstance(dataset, AgreedDataset):
+        return bool(may)
+    return int(engine.crossing.sum([tf.constant(int(may))])[0]) == engine.crossing.num_processes
 
 
 def _reset(original: Callable[..., Any], iterator: Any) -> None:
     """Keras counts the batches of this process' dataset; others may have more."""
     original(iterator)
     dataset = getattr(iterator, "_distributed_dataset", None)
+    dataset = dataset.dataset if isinstance(dataset, ReadAheadDataset) else dataset
     if isinstance(dataset, AgreedDataset):
         iterator._num_batches = dataset.num_batches
 

@@ -244,3 +244,19 @@ def test_refuses_a_custom_layer_whose_layers_are_split() -> None:
             keras_ext.PipelineModel(keras_ext.parallelize(plain))
         model = keras_ext.PipelineModel(keras_ext.parallelize(plain, {"holder": None, "dense": "row"}))
     np.testing.assert_allclose(model(vectors()), plain(vectors()), rtol=0, atol=1e-6)
+
+
+def between_pieces(split: bool, partition: Any = "time") -> Any:
+    x = keras.Input((6,))
+    h = L.Dropout(0.0)(L.Dense(8, activation="relu", name="up")(x))
+    model = keras.Model(x, L.Dense(3, activation="softmax")(L.Dense(4, name="down")(h)))
+    if split:
+        model = keras_ext.PipelineModel(keras_ext.parallelize(model), num_microbatches=2, partition=partition)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+@pytest.mark.parametrize("partition", [["down"], "time"], ids=str)
+def test_cuts_where_a_tensor_is_in_pieces(partition: Any) -> None:
+    make = functools.partial(between_pieces, partition=partition)
+    assert_parity(make, vectors(), labels(), {"pipe": 2, "tensor": 2}, predict=True)

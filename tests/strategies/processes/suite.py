@@ -183,6 +183,35 @@ class TestDatasets:
         said = [record for record in caplog.records if "Sharing the dataset out" in record.message]
         assert len(said) == (1 if rank() == 0 else 0)
 
+    @pytest.mark.parametrize("known", [True, False])
+    def test_each_process_maps_its_own_rows_only(self, known: bool, caplog: pytest.LogCaptureFixture) -> None:
+        seen: list[float] = []
+
+        def decode(x: np.ndarray) -> np.ndarray:
+            seen.append(float(x[0]))
+            return x + 1
+
+        def row(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return tf.ensure_shape(tf.numpy_function(decode, [x], tf.float32), [1]), y
+
+        rows = numbers(21) if known else numbers(21).filter(lambda x, y: True)
+        with caplog.at_level(logging.INFO, "strategies"):
+            logs = fit(rows.map(row, num_parallel_calls=2).batch(6).prefetch(1), epochs=2)
+        assert logs["total"] == [231.0, 231.0]
+        assert logs["loss"] == pytest.approx([np.mean(np.arange(1.0, 22.0) ** 2)] * 2, rel=1e-6)
+        # Of the last batch, of three rows, rank 0 has two.
+        mine = [*range(6 * rank() // 2, 3 + 6 * rank() // 2)]
+        expected = [6 * k + i for k in range(3) for i in mine] + [[18, 19], [20]][rank()]
+        assert sorted(seen) == sorted([*expected, *expected])
+        if rank() == 0:
+            assert "maps its rows" in caplog.text
+            assert ("assert_cardinality" in caplog.text) != known
+
+    def test_fewer_rows_than_processes(self) -> None:
+        """Rank 1 maps the one row of the last batch, too, and counts it for nothing."""
+        plain = numbers(5).map(lambda x, y: (x + 1, y)).batch(2)
+        assert fit(plain)["total"] == [15.0]
+
     def test_shuffles_without_a_seed_are_alike(self) -> None:
         assert fit(numbers(64).shuffle(64).batch(8), epochs=3)["total"] == [2016.0] * 3
         x = np.arange(64, dtype="float32")[:, None]
@@ -196,6 +225,29 @@ class TestDatasets:
                 yield x, 0 * x
 
         assert fit(batches())["total"] == [190.0]
+
+
+class TestReadingAhead:
+    @pytest.mark.parametrize("known", [True, False])
+    def test_it_changes_nothing(self, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """CPU devices are taken for GPUs."""
+        x, y = regression()
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
+        mine = data if known else with_policy(data.take(3) if rank() else data, Policy.OFF)
+        results = []
+        for ahead in (True, False):
+            monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", ahead)
+            model = dense()
+            logs = model.fit(mine, validation_data=data, epochs=2, verbose=0, shuffle=False).history
+            results.append([digest(model), *(value for name in sorted(logs) for value in logs[name])])
+        assert results[0] == results[1]
+        assert all_ranks(results[0][0]) == [results[0][0]] * 2
+
+    def test_one_process_without_gpus_keeps_the_others_from_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where processes agree at every element, all must draw alike."""
+        monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", rank() == 0)
+        logs = fit(with_policy(numbers(9 + 4 * rank()).batch(3), Policy.OFF), epochs=2)
+        assert logs["seen"] == [22.0, 22.0]
 
 
 def regression() -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,78 @@
+"""A decoder as in GPT-2 of plain Keras layers, which knows nothing of devices."""
+
+from dataclasses import dataclass
+
+import keras
+from keras import layers, ops
+
+# Logits are padded to a multiple of this, so that they can be dealt out to as many devices.
+_VOCABULARY_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the model.
+
+    Attributes:
+        num_tokens: of the tokenizer.
+        sequence_length: how many tokens the model sees.
+        num_layers: blocks of attention and feed-forward layer.
+        num_heads: of attention; it divides `units`.
+        units: of the embedding and of what goes from block to block.
+        dropout: share of the features dropped in training. Masks are drawn per replica, so that only 0 gives the
+            same curve on every mesh.
+    """
+
+    num_tokens: int
+    sequence_length: int
+    num_layers: int
+    num_heads: int
+    units: int
+    dropout: float = 0.0
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of logits; those from `num_tokens` on belong to no token."""
+        return -(-self.num_tokens // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+
+
+def build_model(sizes: Sizes) -> keras.Model:
+    """A Functional model from tokens (batch, sequence_length) to logits (batch, sequence_length, vocabulary_size).
+
+    The logits at a position are for the token behind it, and see nothing of what follows. Layers normalise first
+    (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019).
+    """
+    tokens = keras.Input((sizes.sequence_length,), dtype="int32", name="tokens")
+    # In float32, which GPUs can add up; exact far beyond any length.
+    positions = ops.cast(ops.cumsum(ops.ones_like(tokens, dtype="float32"), axis=1) - 1.0, "int32")
+    x = layers.Add(name="embedding")(
+        [
+            _embedding(sizes.vocabulary_size, sizes.units, "token_embedding")(tokens),
+            _embedding(sizes.sequence_length, sizes.units, "position_embedding")(positions),
+        ]
+    )
+    x = layers.Dropout(sizes.dropout, name="embedding_dropout")(x)
+    for index in range(sizes.num_layers):
+        x = _block(x, sizes, f"block_{index}")
+    x = layers.LayerNormalization(name="norm")(x)
+    return keras.Model(tokens, layers.Dense(sizes.vocabulary_size, name="logits")(x), name="gpt")
+
+
+def _embedding(count: int, units: int, name: str) -> keras.Layer:
+    # A row that is looked up n times has n gradients, which Keras' Adam squares, and clipping measures, one by one.
+    # With a penalty, even of nothing, they are summed up first, as they are when gradients are accumulated.
+    return layers.Embedding(count, units, embeddings_regularizer=keras.regularizers.L2(0.0), name=name)
+
+
+def _block(x: keras.KerasTensor, sizes: Sizes, name: str) -> keras.KerasTensor:
+    h = layers.LayerNormalization(name=f"{name}_attention_norm")(x)
+    h = layers.MultiHeadAttention(
+        sizes.num_heads, sizes.units // sizes.num_heads, dropout=sizes.dropout, name=f"{name}_attention"
+    )(h, h, use_causal_mask=True)
+    h = layers.Dropout(sizes.dropout, name=f"{name}_attention_dropout")(h)
+    x = layers.Add(name=f"{name}_attention_add")([x, h])
+    h = layers.LayerNormalization(name=f"{name}_ffn_norm")(x)
+    h = layers.Dense(4 * sizes.units, activation="gelu", name=f"{name}_ffn_up")(h)
+    h = layers.Dense(sizes.units, name=f"{name}_ffn_down")(h)
+    h = layers.Dropout(sizes.dropout, name=f"{name}_ffn_dropout")(h)
+    return layers.Add(name=f"{name}_ffn_add")([x, h])

@@ -1,0 +1,42 @@
+"""What a run can be told, and what of it cannot work."""
+
+from dataclasses import dataclass
+
+from common.options import OptionError, PlacingOptions, RunOptions
+
+
+@dataclass(frozen=True)
+class Options(PlacingOptions, RunOptions):
+    """What a run can be told; `main.py` has a flag for each, with the same name and default."""
+
+    data_file: str | None = None
+    tokenizer: str = "bytes"
+    vocab_size: int = 1024
+    sequence_length: int = 128
+    batch_size: int = 16
+    num_layers: int = 2
+    num_heads: int = 4
+    units: int = 128
+    dropout: float = 0.0
+    learning_rate: float = 3e-3
+    warmup_steps: int = 25
+    weight_decay: float = 0.01
+    global_clipnorm: float = 1.0
+    epochs: int = 30
+    steps_per_epoch: int | None = None
+    accumulation: int = 1
+    sample_length: int = 600
+    prompt: str = ""
+    temperature: float = 0.5
+
+
+def check(options: Options) -> None:
+    """Refuses what no machine can do; it needs no TensorFlow.
+
+    Raises:
+        OptionError: naming the flag.
+    """
+    if options.units % options.num_heads:
+        raise OptionError(
+            f"--units={options.units} is shared out among --num_heads={options.num_heads}: make it a multiple of that."
+        )

@@ -1,0 +1,32 @@
+"""Perplexity as a metric of Keras."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+
+class Perplexity(keras.metrics.Mean):
+    """exp of the mean cross-entropy of all tokens so far: of an epoch's loss, where there are no penalties.
+
+    It adds up cross-entropies, not perplexities, so that it is the same for every batch size and on every mesh.
+    """
+
+    def __init__(self, name: str = "perplexity", dtype: Any = None) -> None:
+        super().__init__(name=name, dtype=dtype)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds tokens.
+
+        Args:
+            y_true: tokens, of shape (batch, length).
+            y_pred: logits, of shape (batch, length, vocabulary).
+            sample_weight: of the rows, or of the tokens.
+        """
+        logits = ops.cast(y_pred, self.dtype)
+        losses = ops.sparse_categorical_crossentropy(y_true, logits, from_logits=True)
+        super().update_state(losses, sample_weight)
+
+    def result(self) -> Any:
+        """The perplexity."""
+        return ops.exp(super().result())

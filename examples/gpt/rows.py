@@ -1,0 +1,114 @@
+"""Documents packed into rows of one length, and batches of them from any step on."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from gpt.text import DataError
+from gpt.tokens import Tokens
+
+# Every so many rows one is held out, at the end of the text.
+_ROWS_PER_VALIDATION_ROW = 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of `length` tokens, each with the token that follows it: row i begins at token `i * length`.
+
+    Attributes:
+        tokens: of shape (at least num_rows * length + 1,).
+        length: of a row.
+    """
+
+    tokens: Tokens
+    length: int
+
+    @property
+    def num_rows(self) -> int:
+        """How many whole rows there are; what is left over at the end is in none."""
+        return max(0, len(self.tokens) - 1) // self.length
+
+
+def pack(documents: Iterable[Sequence[int] | Tokens], separator: int) -> Tokens:
+    """All documents in a line, with a separator before each of them and at the end."""
+    mark = np.array([separator], np.int32)
+    parts = [mark]
+    for document in documents:
+        parts += [np.asarray(document, np.int32), mark]
+    return np.concatenate(parts)
+
+
+def split(tokens: Tokens, length: int) -> tuple[Rows, Rows | None]:
+    """Rows to train on, and those at the end of the text that are held out: one in twenty, none of a single row.
+
+    Raises:
+        DataError: there are fewer tokens than in one row.
+    """
+    every = Rows(tokens, length)
+    if every.num_rows == 0:
+        raise DataError(
+            f"The text has {len(tokens)} tokens, with its separators; a row takes {length + 1}. Give --data_file a "
+            "longer text, or make --sequence_length smaller."
+        )
+    num_held_out = max(1, every.num_rows // _ROWS_PER_VALIDATION_ROW) if every.num_rows > 1 else 0
+    end = (every.num_rows - num_held_out) * length
+    # The last token of the one is the first of the other: it is a target here, and an input there.
+    return Rows(tokens[: end + 1], length), Rows(tokens[end:], length) if num_held_out else None
+
+
+def batches(rows: Rows, batch_size: int, *, seed: int, first_step: int = 0, num_steps: int) -> tf.data.Dataset:
+    """Batches `first_step` to `first_step + num_steps - 1` of a run without an end, each (inputs, targets).
+
+    Every pass through the rows has an order of its own, a pure function of `seed` and the pass: a run can start at any
+    step, on any machine, and see what it would have seen. A batch may hold the end of one pass and the beginning of the
+    next, so each row comes equally often, whatever the batch size.
+
+    Returns:
+        A dataset of `num_steps` pairs of int32 tensors of shape (batch_size, length).
+    """
+    return _batches(rows, batch_size, _shuffled(rows.num_rows, seed), first_step * batch_size, num_steps * batch_size)
+
+
+def in_order(rows: Rows, batch_size: int) -> tf.data.Dataset:
+    """All rows once, as they stand in the text; the last batch may be smaller."""
+    return _batches(rows, batch_size, lambda position: position, 0, rows.num_rows, drop_remainder=False)
+
+
+def _shuffled(num_rows: int, seed: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    def row_at(position: tf.Tensor) -> tf.Tensor:
+        # The operation wants two numbers, which it mixes: the pass is one of them.
+        number = tf.stack([tf.constant(seed, tf.int64), position // num_rows])
+        return tf.random.experimental.index_shuffle(
+            position % num_rows, number, max_index=tf.constant(num_rows - 1, tf.int64)
+        )
+
+    return row_at
+
+
+def _batches(
+    rows: Rows,
+    batch_size: int,
+    row_at: Callable[[tf.Tensor], tf.Tensor],
+    start: int,
+    count: int,
+    *,
+    drop_remainder: bool = True,
+) -> tf.data.Dataset:
+    length = rows.length
+    # On the host, in as few bytes as will do.
+    with tf.device("CPU:0"):
+        tokens = tf.constant(rows.tokens.astype(np.min_scalar_type(int(rows.tokens.max()))))
+
+    def row(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        first = row_at(position) * length
+        piece = tf.cast(tf.ensure_shape(tokens[first : first + length + 1], (length + 1,)), tf.int32)
+        return piece[:-1], piece[1:]
+
+    return (
+        tf.data.Dataset.range(start, start + count)
+        .map(row)
+        .batch(batch_size, drop_remainder=drop_remainder)
+        .prefetch(2)
+    )

@@ -1,0 +1,64 @@
+"""Text to train on: a file of the user's, or this repository's own pages. Pure Python, no network.
+
+Whatever is wrong ends in a `DataError` that names the file, the reason and the way out.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.options import OptionError
+
+# Between two documents in a file, as in many published collections of stories and web pages.
+DOCUMENT_MARK = b"<|endoftext|>"
+
+# What the program trains on if it is given nothing: what users read of the library, about 36,000 bytes. The list is
+# fixed, so that a new page elsewhere changes neither the time nor the result.
+OWN_PAGES = ("README.md", "BUILD.md", "CONTRIBUTING.md", "keras_ext/tensor/README.md", "keras_ext/pipeline/README.md")
+_ROOT = Path(__file__).resolve().parents[2]
+
+_log = logging.getLogger(__name__)
+
+
+class DataError(OptionError):
+    """A file will not do; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents as bytes, none of them empty, and in words where they come from."""
+
+    documents: tuple[bytes, ...]
+    source: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all documents."""
+        return sum(map(len, self.documents))
+
+
+def load(data_file: str | None = None) -> Text:
+    """The documents in a file, or without it the library's own pages; one log line says which.
+
+    Args:
+        data_file: any file. It is read as bytes; where `<|endoftext|>` stands in it, a document ends.
+
+    Raises:
+        DataError: the file cannot be read, or there is nothing in it.
+    """
+    if data_file is None:
+        text = Text(tuple(_read(_ROOT / page) for page in OWN_PAGES), "this repository's own pages")
+    else:
+        path = Path(data_file)
+        text = Text(tuple(filter(None, _read(path).split(DOCUMENT_MARK))), str(path))
+    if not text.num_bytes:
+        raise DataError(f"{text.source}: there is no text in it. Name a file with some in --data_file.")
+    _log.info("data: %s; %d document(s), %d bytes", text.source, len(text.documents), text.num_bytes)
+    return text
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). Name another file in --data_file.") from error

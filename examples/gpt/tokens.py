@@ -1,0 +1,186 @@
+"""Bytes to numbers and back: each byte a token, or byte pairs by the package `sentencepiece`."""
+
+import io
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.text import DataError, Text
+
+Tokens = npt.NDArray[np.int32]
+
+# The name, in the run's folder, of a tokenizer that was trained.
+TOKENIZER_FILE = "tokenizer.model"
+_LINE = "\n"
+
+
+class Tokenizer(Protocol):
+    """What the program asks of a tokenizer.
+
+    Attributes:
+        num_tokens: they are 0 to `num_tokens` - 1.
+        separator: the token between two documents.
+    """
+
+    num_tokens: int
+    separator: int
+
+    def encode(self, text: bytes) -> Tokens:
+        """The tokens of some bytes, of shape (count,)."""
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of some tokens; a separator is an empty line."""
+
+
+class ByteTokenizer:
+    """Each byte is a token; any file will do."""
+
+    num_tokens = 257
+    separator = 256
+
+    def encode(self, text: bytes) -> Tokens:
+        """The bytes as numbers."""
+        return np.frombuffer(text, np.uint8).astype(np.int32)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The numbers as bytes."""
+        return b"".join(b"\n\n" if token == self.separator else bytes([token]) for token in tokens)
+
+
+class BpeTokenizer:
+    """Byte pairs (Sennrich et al., arXiv:1508.07909) found by sentencepiece; UTF-8 only, and no byte of it is lost.
+
+    Args:
+        model: what `train_bpe` returns.
+
+    Raises:
+        DataError: sentencepiece is not installed, or cannot read the model.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        try:
+            self._processor = _sentencepiece().SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise DataError("it is not a tokenizer of sentencepiece, or is damaged") from error
+        self.num_tokens = int(self._processor.piece_size())
+        self.separator = int(self._processor.eos_id())
+
+    def encode(self, text: bytes) -> Tokens:
+        """The tokens of UTF-8 text."""
+        return np.asarray(self._processor.encode(text.decode()), np.int32)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The UTF-8 text of tokens; a character of which only some bytes are there is shown as U+FFFD."""
+        parts: list[list[int]] = [[]]
+        for token in tokens:
+            if token == self.separator:
+                parts.append([])
+            else:
+                parts[-1].append(int(token))
+        return b"\n\n".join(self._processor.decode(part).encode() for part in parts)
+
+
+def make_tokenizer(kind: str, text: Text, num_tokens: int, folder: Path | None) -> Tokenizer:
+    """The tokenizer of that kind.
+
+    Args:
+        kind: `"bytes"` or `"bpe"`.
+        text: what byte pairs are counted in, unless the folder has a tokenizer already.
+        num_tokens: of byte pairs; not looked at for bytes.
+        folder: of the run. A trained tokenizer is kept in it, so that a run that goes on has the one it began with.
+
+    Raises:
+        DataError: for byte pairs: sentencepiece is not installed, the text is not UTF-8 or too small for as many
+            tokens, the tokenizer in the folder is damaged or of another size.
+    """
+    if kind == "bytes":
+        return ByteTokenizer()
+    for document in text.documents:
+        try:
+            document.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{text.source}: not UTF-8 ({error.reason} at byte {error.start} of a document), which --tokenizer=bpe "
+                "needs. Take --tokenizer=bytes."
+            ) from error
+    path = None if folder is None else folder / TOKENIZER_FILE
+    if path is not None and path.is_file():
+        return _kept(path, num_tokens)
+    model = train_bpe(text, num_tokens)
+    if path is not None:
+        _keep(path, model)
+    return BpeTokenizer(model)
+
+
+def train_bpe(text: Text, num_tokens: int) -> bytes:
+    """A tokenizer of that many byte pairs, as a file of sentencepiece; the same text gives the same one.
+
+    Raises:
+        DataError: sentencepiece is not installed, or the text has not enough in it for as many tokens.
+    """
+    package = _sentencepiece()
+    model = io.BytesIO()
+    try:
+        package.SentencePieceTrainer.train(
+            sentence_iterator=(line for document in text.documents for line in document.decode().split(_LINE)),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=num_tokens,
+            # Nothing of the text is changed or lost: what is no pair or character is its bytes.
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            user_defined_symbols=[_LINE],
+            max_sentence_length=1 << 24,
+            unk_id=0,
+            eos_id=1,
+            bos_id=-1,
+            pad_id=-1,
+            # In one thread, so that all processes of a job find the same pairs.
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        # "... Vocabulary size too high (9000). Please set it to a value <= 3809."
+        reason = str(error).rpartition("]")[2].strip().rstrip(".")
+        raise DataError(f"--vocab_size={num_tokens} does not fit {text.source}: {reason}.") from error
+    return model.getvalue()
+
+
+def _kept(path: Path, num_tokens: int) -> Tokenizer:
+    try:
+        kept = BpeTokenizer(path.read_bytes())
+    except (OSError, DataError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: cannot be read ({reason}). Name another folder in --run_dir.") from error
+    if kept.num_tokens != num_tokens:
+        raise DataError(
+            f"{path}: the run in this folder has {kept.num_tokens} tokens, --vocab_size says {num_tokens}. Say the "
+            "same, or name another folder in --run_dir."
+        )
+    return kept
+
+
+def _keep(path: Path, model: bytes) -> None:
+    """Writes the file whole or not at all. All processes do so, each by way of a file of its own."""
+    part = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(model)
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror}). Name another folder in --run_dir.") from error
+
+
+def _sentencepiece() -> Any:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise DataError("--tokenizer=bpe needs sentencepiece. Run `pip install sentencepiece`.") from error
+    return sentencepiece

@@ -1,0 +1,147 @@
+"""Trains the language model under a strategy: tokens, model, training, a sample, result."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from common import devices, training
+from common.folders import run_folder
+from common.placing import place
+
+from gpt import rows
+from gpt.model import Sizes, build_model
+from gpt.options import Options, check
+from gpt.perplexity import Perplexity
+from gpt.rate import WarmUpThenCosine
+from gpt.sampling import sample
+from gpt.text import Text
+from gpt.tokens import Tokenizer, make_tokenizer
+
+# Weights of these names are biases, norms and tables: decay would only make them smaller.
+_NOT_DECAYED = ["bias", "gamma", "beta", "embeddings"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has reached; `str` is a sample, and one line of `key=value` for a log parser.
+
+    Attributes:
+        bytes_per_token: of the text; perplexities are per token.
+        devices: of the mesh.
+        sample: the prompt and what the model made of it; None if none was asked for.
+        outcome: of the training.
+    """
+
+    bytes_per_token: float
+    devices: int
+    sample: str | None
+    outcome: training.Outcome
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process speaks for all."""
+        return self.outcome.is_chief
+
+    @property
+    def perplexity(self) -> float:
+        """Of the last epoch's tokens, as they were trained on."""
+        return self.outcome.history["perplexity"][-1]
+
+    @property
+    def val_perplexity(self) -> float:
+        """Of the rows held out, at the end; not a number if the text has one row only."""
+        return self.outcome.history.get("val_perplexity", [math.nan])[-1]
+
+    def __str__(self) -> str:
+        drawn = "" if self.sample is None else f"sample:\n{self.sample}\n\n"
+        return (
+            f"{drawn}result perplexity={self.perplexity:.4f} val_perplexity={self.val_perplexity:.4f} "
+            f"{self.outcome.rates('tokens')} bytes_per_token={self.bytes_per_token:.3f} "
+            f"epochs={len(self.outcome.history['perplexity'])} devices={self.devices} "
+            f"seconds={self.outcome.seconds:.1f}"
+        )
+
+
+def run(options: Options, text: Text) -> Result:
+    """Trains, evaluates and draws a sample as `options` say; call it before anything else has started TensorFlow.
+
+    Raises:
+        OptionError: what cannot be had here, or in the folder of the run.
+        DataError: a text shorter than a row, or that the tokenizer cannot take.
+    """
+    check(options)
+    folder = run_folder("gpt", options)
+    tokenizer = make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
+    packed = rows.pack(map(tokenizer.encode, text.documents), tokenizer.separator)
+    train_rows, held_out = rows.split(packed, options.sequence_length)
+    strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
+    training.prepare(options)
+    sizes = sizes_of(options, tokenizer.num_tokens)
+    steps_per_epoch = options.steps_per_epoch or max(1, train_rows.num_rows // options.batch_size)
+    with strategy.scope():
+        model = compiled(place(build_model(sizes), strategy, options), options, steps_per_epoch)
+    outcome = training.train(
+        model,
+        lambda first_step, num_steps: rows.batches(
+            train_rows, options.batch_size, seed=options.seed, first_step=first_step, num_steps=num_steps
+        ),
+        steps_per_epoch=steps_per_epoch,
+        epochs=options.epochs,
+        units_per_step=options.batch_size * options.sequence_length,
+        unit="tokens",
+        folder=folder,
+        options=options,
+        validation_data=None if held_out is None else rows.in_order(held_out, options.batch_size),
+    )
+    return Result(
+        bytes_per_token=text.num_bytes / len(packed),
+        devices=strategy.mesh.size,
+        sample=sample_text(model, sizes, tokenizer, options) if options.sample_length else None,
+        outcome=outcome,
+    )
+
+
+def sizes_of(options: Options, num_tokens: int) -> Sizes:
+    """The model's sizes, for a tokenizer of that many tokens."""
+    return Sizes(
+        num_tokens, options.sequence_length, options.num_layers, options.num_heads, options.units, options.dropout
+    )
+
+
+def compiled(model: Any, options: Options, steps_per_epoch: int) -> Any:
+    """The model with AdamW, whose rate warms up and falls to 0 along a cosine; in the scope of its strategy."""
+    rate = WarmUpThenCosine(
+        options.learning_rate,
+        max(1, options.epochs * steps_per_epoch // options.accumulation),
+        options.warmup_steps,
+        options.accumulation,
+    )
+    optimizer = keras.optimizers.AdamW(
+        rate,
+        weight_decay=options.weight_decay,
+        global_clipnorm=options.global_clipnorm or None,
+        gradient_accumulation_steps=options.accumulation if options.accumulation > 1 else None,
+    )
+    optimizer.exclude_from_weight_decay(var_names=_NOT_DECAYED)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[Perplexity()])
+    return model
+
+
+def sample_text(model: Any, sizes: Sizes, tokenizer: Tokenizer, options: Options) -> str:
+    """The prompt and what follows, drawn by a plain model with the weights of this one.
+
+    Every process draws the same for itself, so that none waits for another. The plain model has to fit on a device.
+    """
+    plain = build_model(sizes)
+    plain.set_weights(model.get_weights())
+    prompt = [tokenizer.separator, *tokenizer.encode(options.prompt.encode()).tolist()]
+    drawn = sample(
+        plain,
+        prompt,
+        options.sample_length,
+        choices=tokenizer.num_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+    )
+    return tokenizer.decode([*prompt[1:], *drawn]).decode(errors="replace")

@@ -1,0 +1,100 @@
+"""Batches of images for training and evaluation, as `tf.data` pipelines that can be planned anew.
+
+Each is `range(...).map(row).batch(...).prefetch(...)`, of known length, and what a row gives depends on its number and
+the seed alone. So whoever shares batches out among processes may let each decode its own rows only, a run may start at
+any step, and every number of processes sees the same batches.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from imagenet import crops
+from imagenet.decoding import Decoder
+from imagenet.index import Split
+from imagenet.skipped import Skipped
+
+__all__ = ["Skipped", "evaluation_batches", "steps_per_epoch", "training_batches"]
+
+PREFETCH_BATCHES = 2
+
+
+def steps_per_epoch(split: Split, batch_size: int) -> int:
+    """Training steps in an epoch: whole batches only, or one of all rows where there are fewer than `batch_size`."""
+    return max(1, split.num_rows // batch_size)
+
+
+def training_batches(
+    split: Split,
+    *,
+    image_size: int,
+    batch_size: int,
+    seed: int,
+    first_step: int,
+    num_steps: int,
+    skipped: Skipped | None = None,
+) -> tf.data.Dataset:
+    """The batches of `num_steps` steps of training, beginning with `first_step`, counted from 0 over all epochs.
+
+    Every epoch has another order of all rows; what is left over at its end is not used. Images are cropped at random
+    (8 to 100 % of the area, aspect 3/4 to 4/3) and every other one is flipped.
+
+    Args:
+        split: where the images are.
+        image_size: height and width of the images, pixels.
+        batch_size: rows in a global batch.
+        seed: decides about order, crops and flips, together with epoch and place in it.
+        first_step: the first step.
+        num_steps: how many.
+        skipped: gets the images that cannot be used.
+
+    Returns:
+        A dataset of (images uint8 `[rows, image_size, image_size, 3]`, labels int32 `[rows]`, weights float32
+        `[rows]`); the weight of what is skipped is 0, and its image blank.
+    """
+    num_rows = split.num_rows
+    batch_size = min(batch_size, num_rows)
+    per_epoch = steps_per_epoch(split, batch_size) * batch_size
+    decode = Decoder(split, image_size, crops.random_box, skipped or Skipped())
+
+    @tf.autograph.experimental.do_not_convert
+    def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        epoch, place = number // per_epoch, number % per_epoch
+        row = tf.random.experimental.index_shuffle(place, tf.stack([tf.constant(seed, tf.int64), epoch]), num_rows - 1)
+        # A number for each place of each epoch, whatever the size of batches.
+        key = tf.stack([tf.constant(seed, tf.int64), epoch * num_rows + place])
+        draws = tf.random.stateless_uniform([crops.NUM_DRAWS], key, alg="philox")
+        image, label, weight = decode(row, crops.random_sides(draws))
+        return crops.flipped(image, draws[-1] < 0.5), label, weight
+
+    numbers = tf.data.Dataset.range(first_step * batch_size, (first_step + num_steps) * batch_size)
+    examples = numbers.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return examples.batch(batch_size, drop_remainder=True).prefetch(PREFETCH_BATCHES)
+
+
+def evaluation_batches(
+    split: Split, *, image_size: int, batch_size: int, skipped: Skipped | None = None
+) -> tf.data.Dataset:
+    """All rows once, in order, the last batch as small as what is left; the middle of each image.
+
+    Args:
+        split: where the images are.
+        image_size: height and width of the images, pixels.
+        batch_size: rows in a global batch.
+        skipped: gets the images that cannot be used.
+
+    Returns:
+        A dataset as that of `training_batches`.
+    """
+
+    decode = Decoder(split, image_size, crops.central_box, skipped or Skipped())
+    nothing_drawn = tf.zeros([0])
+
+    @tf.autograph.experimental.do_not_convert
+    def example(row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return decode(row, nothing_drawn)
+
+    examples = tf.data.Dataset.range(split.num_rows).map(
+        example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+    return examples.batch(batch_size).prefetch(PREFETCH_BATCHES)

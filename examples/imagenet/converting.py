@@ -1,0 +1,302 @@
+"""Turns images that are files into TFRecord shards, several at a time, each in a process of its own.
+
+A shard is written under a temporary name and renamed when it is whole, so that a second run makes only what is
+missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from imagenet.errors import DataError
+from imagenet.index import Split
+from imagenet.records import walk
+
+#: The layout's names of the splits.
+SPLIT_NAMES = {"train": "train", "val": "validation"}
+
+_REQUEST = "conversion.json"
+_POLL_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What goes into one shard; picklable.
+
+    Attributes:
+        path: of the shard.
+        files: paths of the images.
+        labels: of the images, from 0.
+        classes: names of the classes.
+        texts: of the classes that have one, what they are, in words.
+    """
+
+    path: Path
+    files: tuple[str, ...]
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+    texts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of one or several shards.
+
+    Attributes:
+        num_images: images in them.
+        num_encoded: of these, how many are encoded anew, because they were no RGB or greyscale JPEG, or truncated.
+        skipped: paths of images that could not be used, and why.
+    """
+
+    num_images: int
+    num_encoded: int
+    skipped: tuple[tuple[str, str], ...]
+
+
+def plan(split: Split, output_dir: Path, num_shards: int, seed: int) -> list[Shard]:
+    """Deals the images of a split out to shards; the same for the same images and seed.
+
+    Raises:
+        DataError: the split is in TFRecords already, or has fewer images than there would be shards.
+    """
+    if split.in_records:
+        raise DataError(f"{split.root}: {split.name} is in TFRecord shards already. Name a folder of image files.")
+    if not 1 <= num_shards <= split.num_rows:
+        raise DataError(f"Expected 1 to {split.num_rows} shards, the images of {split.name}; received {num_shards}.")
+    order = _shuffled(split, seed)
+    texts = _texts(split.root)
+    shards = []
+    for number in range(num_shards):
+        rows = order[number * len(order) // num_shards : (number + 1) * len(order) // num_shards].tolist()
+        shards.append(
+            Shard(
+                output_dir / f"{SPLIT_NAMES[split.name]}-{number:05d}-of-{num_shards:05d}",
+                tuple(str(split.path(row)) for row in rows),
+                tuple(int(split.index.labels[row]) for row in rows),
+                split.classes,
+                texts,
+            )
+        )
+    return shards
+
+
+def claim(output_dir: Path, splits: Sequence[Split], num_shards: Mapping[str, int], seed: int) -> None:
+    """Makes the folder and writes down what it is for, and the list of classes.
+
+    Raises:
+        DataError: it is for something else, or cannot be written.
+    """
+    request = {
+        "seed": seed,
+        "splits": {
+            split.name: {
+                "num_shards": num_shards[split.name],
+                "num_images": split.num_rows,
+                # Of names, places and labels: another set of the same size is another request.
+                "images": hashlib.sha256(split.index.names.tobytes() + split.index.labels.tobytes()).hexdigest(),
+            }
+            for split in splits
+        },
+    }
+    file = output_dir / _REQUEST
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            if any(any(output_dir.glob(f"{name}-*-of-*")) for name in SPLIT_NAMES.values()):
+                raise DataError(f"{output_dir}: holds shards that this program has not made. Name another folder.")
+            _write_whole(file, json.dumps(request, indent=1))
+        elif json.loads(file.read_text()) != request:
+            raise DataError(
+                f"{output_dir}: holds shards of another request, or of images that have changed since "
+                f"({file}). Name another folder, or delete this one."
+            )
+        _write_whole(output_dir / "classes.txt", "".join(f"{name}\n" for name in splits[0].classes))
+    except OSError as error:
+        raise DataError(f"{output_dir}: cannot be written ({error.strerror}). Name another folder.") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}: damaged ({error}). Delete the folder, or name another one.") from error
+
+
+def finished(shard: Shard) -> int | None:
+    """The number of images in a shard that a former run has made; None if it is to be made.
+
+    Raises:
+        DataError: the shard is damaged.
+    """
+    if not shard.path.exists():
+        return None
+    found = walk(shard.path)
+    if found.lost_bytes or len(found.offsets) > len(shard.files):
+        raise DataError(f"{shard.path}: damaged, or not of this set. Delete it, so that it is made again.")
+    return len(found.offsets)
+
+
+def convert(shards: Sequence[Shard], workers: int, progress: Callable[[int], None]) -> Outcome:
+    """Makes the shards, `workers` at a time.
+
+    Args:
+        shards: those that are to be made.
+        workers: number of processes.
+        progress: called now and then with the number of images done, skipped ones included.
+
+    Raises:
+        DataError: a shard could not be written, or a process died.
+    """
+    # Not fork: TensorFlow does not survive it.
+    context = multiprocessing.get_context("spawn")
+    outcomes: list[Outcome] = []
+    with (
+        tempfile.NamedTemporaryFile() as counts_file,
+        ProcessPoolExecutor(workers, context, _end_with_parent) as pool,
+    ):
+        # A number for each shard, in memory that all processes share; nobody has to wait for anybody.
+        counts = _counts(counts_file.name, len(shards))
+        waiting: set[Future[Outcome]] = {
+            pool.submit(_write_shard, shard, counts_file.name, number) for number, shard in enumerate(shards)
+        }
+        try:
+            while waiting:
+                done, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
+                outcomes += [future.result() for future in done]
+                progress(int(counts.sum()))
+        except OSError as error:
+            raise DataError(
+                f"{error.filename or 'a file'}: {error.strerror}. Make room or rights and run this again: "
+                f"finished shards are kept."
+            ) from error
+        except BrokenProcessPool as error:
+            raise DataError(
+                "A process that writes shards was killed, perhaps for want of memory. Run this again, with fewer "
+                "--workers: finished shards are kept."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return Outcome(
+        sum(outcome.num_images for outcome in outcomes),
+        sum(outcome.num_encoded for outcome in outcomes),
+        tuple(sorted(line for outcome in outcomes for line in outcome.skipped)),
+    )
+
+
+def _counts(file: str, count: int) -> npt.NDArray[np.int64]:
+    """The numbers of images done, per shard, in a file that is made as long as they are."""
+    return np.memmap(file, np.int64, "r+", shape=(count,))
+
+
+def _end_with_parent() -> None:
+    """Runs first in each process of the pool."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        # The one who wants the shard is gone, and nobody else would end us.
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _write_shard(shard: Shard, counts_file: str, number: int) -> Outcome:
+    """Writes one shard, in a process of the pool, and tells how far it is in the `number`-th count."""
+    import tensorflow as tf
+
+    from imagenet.decoding import UnusableImageError
+
+    # By process, so that two programs at the same time do not write into one file.
+    temporary = shard.path.with_name(f".{shard.path.name}.{os.getpid()}")
+    num_encoded, skipped = 0, []
+    counts = _counts(counts_file, number + 1)
+    try:
+        with tf.io.TFRecordWriter(str(temporary)) as writer:
+            for file, label in zip(shard.files, shard.labels, strict=True):
+                try:
+                    example, is_encoded = _example(Path(file), label, shard)
+                    writer.write(example)
+                    num_encoded += is_encoded
+                except UnusableImageError as error:
+                    skipped.append((file, str(error)))
+                counts[number] += 1
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.rename(shard.path)
+    except tf.errors.OpError as error:
+        # TensorFlow's errors do not travel between processes.
+        raise OSError(0, error.message.splitlines()[0], str(temporary)) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Outcome(len(shard.files) - len(skipped), num_encoded, tuple(skipped))
+
+
+def _example(file: Path, label: int, shard: Shard) -> tuple[bytes, bool]:
+    """The record of an image, and whether it was encoded anew."""
+    import tensorflow as tf
+
+    from imagenet.decoding import as_jpeg
+
+    wnid = shard.classes[label]
+    jpeg = as_jpeg(file)
+    values: dict[str, bytes | int] = {
+        "image/encoded": jpeg.content,
+        "image/height": jpeg.height,
+        "image/width": jpeg.width,
+        "image/colorspace": b"RGB" if jpeg.channels == 3 else b"Grayscale",
+        "image/channels": jpeg.channels,
+        "image/format": b"JPEG",
+        "image/filename": os.fsencode(file.name),
+        # In this layout 0 is for what is of none of the classes.
+        "image/class/label": label + 1,
+        "image/class/synset": wnid.encode(),
+    }
+    if wnid in shard.texts:
+        values["image/class/text"] = shard.texts[wnid].encode()
+    features = {
+        name: tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+        if isinstance(value, int)
+        else tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+        for name, value in values.items()
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(), jpeg.is_new
+
+
+def _shuffled(split: Split, seed: int) -> npt.NDArray[np.int64]:
+    """The rows in the order of their names' hashes, which no version of a random generator changes."""
+    salt = str(seed).encode()
+    hashes = [hashlib.sha1(salt + os.fsencode(split.index.file_name(row))).digest() for row in range(split.num_rows)]
+    return np.asarray(sorted(range(split.num_rows), key=hashes.__getitem__), np.int64)
+
+
+def _texts(root: Path) -> dict[str, str]:
+    """What classes are in words, from a list beside the images with lines such as `n01440764 tench, Tinca tinca`."""
+    for name in ("LOC_synset_mapping.txt", "synset_words.txt"):
+        file = root / name
+        if file.is_file():
+            return dict(_pairs(file.read_text(encoding="utf-8")))
+    return {}
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        wnid, _, words = line.partition(" ")
+        if words:
+            yield wnid, words.strip()
+
+
+def _write_whole(file: Path, text: str) -> None:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.{time.monotonic_ns()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)

@@ -1,0 +1,91 @@
+"""Operations that may fail on one row, without a failure of the batch and without Python on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+#: Takes an element and further tensors, returns tensors.
+Function = Callable[..., Sequence[Any]]
+
+
+def guarded(element: tf.Tensor, extras: Sequence[tf.Tensor], function: Function, defaults: Sequence[Any]) -> Any:
+    """Returns `function(element, *extras)`, or `defaults` if any operation in it fails.
+
+    Errors inside a graph cannot be caught, but `tf.data` can leave out elements that fail: so this is a dataset of one
+    element, followed by one of the defaults. In raw operations, because the classes around them ask for more than is
+    needed, which takes longer than a small function does.
+
+    Args:
+        element: a tensor.
+        extras: more of them.
+        function: captures no tensors from outside. It should be small: TensorFlow prepares it anew for every call.
+        defaults: what to return instead, of the same types; dimensions may have other sizes.
+    """
+    source = tf.raw_ops.TensorDataset(components=[element], output_shapes=[element.shape])
+    return _first_or_default(source, element, extras, function, defaults)
+
+
+def guarded_record(
+    path: tf.Tensor,
+    offset: tf.Tensor,
+    length: tf.Tensor,
+    extras: Sequence[tf.Tensor],
+    function: Function,
+    defaults: Sequence[Any],
+) -> Any:
+    """As `guarded`, with a record of a TFRecord file as element, whose checksum is tested.
+
+    Args:
+        path: string, the file.
+        offset: int64, where the record begins in it.
+        length: int64, bytes of its content.
+        extras: more tensors.
+        function: takes the record's content, a string, and the extras.
+        defaults: what to return instead.
+    """
+    records = tf.raw_ops.TFRecordDatasetV2(
+        filenames=path[tf.newaxis],
+        compression_type="",
+        # All that is needed, and nothing that would be thrown away.
+        buffer_size=length + 16,
+        byte_offsets=offset[tf.newaxis],
+    )
+    # Before the function: if that fails, the next record must not be taken for this one.
+    one = tf.raw_ops.TakeDataset(
+        input_dataset=records, count=tf.constant(1, tf.int64), output_types=[tf.string], output_shapes=[[]]
+    )
+    return _first_or_default(one, tf.TensorSpec([], tf.string), extras, function, defaults)
+
+
+def _first_or_default(
+    source: tf.Tensor, element: Any, extras: Sequence[tf.Tensor], function: Function, defaults: Sequence[Any]
+) -> Any:
+    values = [tf.convert_to_tensor(value) for value in defaults]
+    form: dict[str, Any] = {
+        "output_types": [value.dtype for value in values],
+        "output_shapes": [tf.TensorShape([None] * value.shape.rank) for value in values],
+    }
+    traced = tf.function(
+        function,
+        input_signature=[tf.TensorSpec(value.shape, value.dtype) for value in (element, *extras)],
+        autograph=False,
+        # For tf.data this says that the function is for one device: it need not be placed and cut up for each call,
+        # which took longer than all the rest.
+        experimental_attributes={"experimental_ints_on_device": True},
+    ).get_concrete_function()
+    mapped = tf.raw_ops.MapDataset(
+        input_dataset=source,
+        other_arguments=list(extras),
+        f=traced,
+        # In the thread that asks.
+        use_inter_op_parallelism=False,
+        **form,
+    )
+    sound = tf.raw_ops.IgnoreErrorsDataset(input_dataset=mapped, **form)
+    instead = tf.raw_ops.TensorDataset(components=values, output_shapes=form["output_shapes"])
+    both = tf.raw_ops.ConcatenateDataset(input_dataset=sound, another_dataset=instead, **form)
+    first = tf.raw_ops.TakeDataset(input_dataset=both, count=tf.constant(1, tf.int64), **form)
+    return tf.raw_ops.DatasetToSingleElement(dataset=first, **form)

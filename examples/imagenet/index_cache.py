@@ -1,0 +1,114 @@
+"""Keeps a finished index in a file, since making one takes seconds to minutes on a large set."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from imagenet.index import Index
+
+FOLDER = ".imagenet_index"
+
+_VERSION = 1
+#: Times of changes have a granularity; what has changed this lately may change again without showing it.
+_SETTLED_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+def cached(root: Path, name: str, request: object, sources: Iterable[Path], make: Callable[[], Index]) -> Index:
+    """The index from its file, or made and put into its file.
+
+    The file is `ROOT/.imagenet_index/NAME.npz`, or where that cannot be written, one in the user's cache folder.
+
+    Args:
+        root: the data folder.
+        name: of the split.
+        request: what else the index depends on; anything that JSON can say.
+        sources: the folders and files that the index is made of. It holds as long as their sizes and times do.
+        make: makes the index.
+    """
+    files = [folder / f"{name}.npz" for folder in _folders(root)]
+    # Before the index is made: what changes in the meantime is noticed the next time.
+    stats = [(str(path.relative_to(root)), path.stat()) for path in sources]
+    seen = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    key = hashlib.sha256(json.dumps([_VERSION, request, seen]).encode()).hexdigest()
+    settled = max((stat.st_mtime for _, stat in stats), default=0.0) < time.time() - _SETTLED_SECONDS
+    for file in files:
+        index = _load(file, key)
+        if index is not None:
+            return index
+    index = make()
+    if settled:
+        for file in files:
+            if _save(file, key, index):
+                break
+    return index
+
+
+def _folders(root: Path) -> list[Path]:
+    """Where a cache file may be, the best first; they are there, if they can be made."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
+    folders = [root / FOLDER, home / "keras-strategies" / "imagenet" / place]
+    # Made first: a new folder changes the time of the one that it is in, which may be one of the sources.
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            break
+    return folders
+
+
+def _load(file: Path, key: str) -> Index | None:
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            if str(archive["key"]) != key:
+                return None
+            names = archive["class_names"].tobytes().decode()
+            return Index(
+                archive["names"],
+                archive["name_ends"],
+                archive["files"],
+                archive["offsets"],
+                archive["lengths"],
+                archive["labels"],
+                tuple(json.loads(names)),
+            )
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+        # Not there, of another version, or damaged: it is made again.
+        return None
+
+
+def _save(file: Path, key: str, index: Index) -> bool:
+    """Whether the file could be written; it is there whole or not at all."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as stream:
+            np.savez(
+                stream,
+                key=np.array(key),
+                class_names=np.frombuffer(json.dumps(index.classes).encode(), np.uint8),
+                names=index.names,
+                name_ends=index.name_ends,
+                files=index.files,
+                offsets=index.offsets,
+                lengths=index.lengths,
+                labels=index.labels,
+            )
+        temporary.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        _log.info("the index is not kept in %s (%s)", file, error.strerror)
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""Where in a pipeline of rows a process can stop reading the rows of others: decided from its steps' names.
+
+A pipeline that ends in ``map`` and ``batch`` gives the same batches if rows are chosen before they are mapped, as long
+as between the two nothing looks at how many there are or in which order. Then only a process' own rows are mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Steps that pass elements through as they are.
+_UNCHANGED = ("prefetch", "options", "assert_cardinality")
+#: Steps that take whole batches and do not look into them.
+_OF_BATCHES = (*_UNCHANGED, "repeat", "take", "skip")
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Positions in a pipeline, counted from its end.
+
+    Attributes:
+        batch: of the step that makes batches.
+        source: of the last step that all processes run on all rows; rows are chosen behind it.
+    """
+
+    batch: int
+    source: int
+
+
+def plan_rows(steps: Sequence[str]) -> RowPlan | str:
+    """Returns where rows can be chosen, or why they cannot be before they are mapped.
+
+    Args:
+        steps: names of the pipeline's steps, from its end to its source: "batch", "map" for a map of one element whose
+            result depends on nothing else, "stateful map" for any other map, and whatever else there is.
+    """
+    batch = 0
+    while batch < len(steps) and steps[batch] in _OF_BATCHES:
+        batch += 1
+    below = batch + 1
+    if "map" not in steps[below:] and "stateful map" not in steps[below:]:
+        return "no map comes before the batch"
+    if steps[batch] != "batch":
+        return f"{_named(steps[batch])} comes after the batch, or makes it; map rows first, then call batch"
+    source = below
+    last_map = None
+    while source < len(steps) and (steps[source] in _UNCHANGED or steps[source] == "map"):
+        if steps[source] == "map":
+            last_map = source
+        source += 1
+    if last_map is not None:
+        return RowPlan(batch, last_map + 1)
+    if steps[source] == "stateful map":
+        return "the map before the batch keeps state or draws random numbers from it; use tf.random.stateless_*"
+    return f"{_named(steps[source])} stands between the map and the batch; call it before the map"
+
+
+def _named(step: str) -> str:
+    return f"a {step}" if step == "stateful map" else f"`{step}`"

@@ -1,0 +1,207 @@
+"""Where a training step waits: for its next batch, and for sums over replicas that the backward pass did not hide.
+
+Both are moments of the wall clock, taken by ops where the waiting happens, and added up in variables on the CPU: Keras
+draws batches and sums gradients inside one function of TensorFlow, where Python sees neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import MapDataset, PerReplica
+
+#: Stages that have threads of their own, by the names of TensorFlow's classes, which have no public ones.
+_READS_AHEAD = (
+    "_PrefetchDataset",
+    "_ParallelMapDataset",
+    "_ParallelBatchDataset",
+    "_MapAndBatchDataset",
+    "_ParallelInterleaveDataset",
+)
+
+
+@dataclass(frozen=True)
+class SecondsWaited:
+    """What this process has waited since its strategy was made, in seconds of wall time.
+
+    Attributes:
+        input: for batches, whoever drew them: ``fit``, ``evaluate``, ``predict``, a loop of one's own. 0 for what is
+            not shared out by us: ``distribute_datasets_from_function`` in a single process.
+        communication: from when the last gradient of this process' replicas was there until the last sum over all
+            replicas was: what the backward pass did not hide, and waiting for slower replicas. 0 if there is one
+            replica only; None as long as no step was traced since :func:`watch_communication`.
+    """
+
+    input: float
+    communication: float | None
+
+
+def seconds_waited(strategy: tf.distribute.Strategy) -> SecondsWaited:
+    """Returns how long this process has waited since `strategy` was made. Asks no other process.
+
+    Read it twice and subtract, to know about what lies between. It costs some 0.1 ms.
+
+    Raises:
+        ValueError: a strategy that is not one of this package's.
+    """
+    return _waits_of(strategy).seconds()
+
+
+def watch_communication(strategy: tf.distribute.Strategy) -> None:
+    """Makes the steps that are traced from now on measure how long they wait for sums of gradients.
+
+    Call it before the first step of a model, on any processes or all. It adds a few small operations to the step, and
+    on GPUs one number that is copied to the CPU before the sums and one behind them (not measured on GPUs). The
+    numbers of training stay what they are.
+
+    Raises:
+        ValueError: a strategy that is not one of this package's.
+    """
+    _waits_of(strategy).watches_communication = True
+
+
+def _waits_of(strategy: tf.distribute.Strategy) -> Waits:
+    waits = getattr(strategy.extended, "waits", None)
+    if not isinstance(waits, Waits):
+        raise ValueError(
+            "Only the strategies of this package measure what they wait for. Received: "
+            f"{type(strategy).__module__}.{type(strategy).__name__}."
+        )
+    return waits
+
+
+class Waits:
+    """Adds up what one strategy waits for in this process.
+
+    Args:
+        num_replicas: of the whole job.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        #: Whether steps that are traced from now on measure how long they wait for sums.
+        self.watches_communication = False
+        self._num_replicas = num_replicas
+        self._is_watched = False
+        with tf.device("CPU:0"):
+            self._input = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_input")
+            self._sums = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_sums")
+            # Since when no step runs; infinity while one does.
+            self._idle_since = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="idle_since")
+            # What lies on a GPU is waited for by writing it here.
+            self._arrivals = tf.Variable(0.0, trainable=False, name="arrivals")
+
+    def seconds(self) -> SecondsWaited:
+        """Returns what was waited so far."""
+        alone = self.watches_communication and self._num_replicas == 1
+        communication = float(self._sums.numpy()) if self._is_watched else 0.0 if alone else None
+        return SecondsWaited(float(self._input.numpy()), communication)
+
+    # ---- input
+
+    def clocked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns ``dataset`` with a last stage that measures how long each element is waited for.
+
+        Elements, their types, number and order, and how far TensorFlow reads ahead stay as they are. The stage itself
+        runs when it is asked and where it is asked from, so nothing may read ahead of it.
+        """
+        if getattr(dataset, "_clocked_by", None) is self:
+            return dataset
+        if _would_be_prefetched(dataset):
+            # As TensorFlow would have done behind the last stage. It must not do it behind ours.
+            dataset = dataset.prefetch(tf.data.AUTOTUNE)
+
+        @tf.autograph.experimental.do_not_convert
+        def now(_: tf.Tensor) -> tf.Tensor:
+            return tf.timestamp()
+
+        @tf.autograph.experimental.do_not_convert
+        def arrived(asked: tf.Tensor, element: Any) -> Any:
+            begin = tf.maximum(asked, self._idle_since)
+            self._input.assign_add(tf.maximum(tf.timestamp() - begin, 0.0), read_value=False)
+            return element
+
+        # Stages are asked in this order: first the clock, then the dataset.
+        clock = MapDataset(tf.data.Dataset.from_tensors(0).repeat(), now, use_inter_op_parallelism=False)
+        both = tf.data.Dataset.zip((clock, dataset))
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        result = MapDataset(both, arrived, use_inter_op_parallelism=False).with_options(options)
+        result._clocked_by = self
+        return result
+
+    @contextlib.contextmanager
+    def running(self, batch: Any) -> Iterator[None]:
+        """In a graph: while the operations made inside run, batches that are drawn are not waited for.
+
+        For steps beside which the next batch is drawn.
+
+        Args:
+            batch: what the step needs before it can begin.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        num_before = len(graph.get_operations())
+        tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(t)]
+        with tf.device("CPU:0"), tf.control_dependencies(tensors):
+            self._idle_since.assign(math.inf, read_value=False)
+        yield
+        # Updates of variables, and whatever else has to run, above all.
+        made = graph.get_operations()[num_before:]
+        effects = [op for op in made if op.op_def.is_stateful and op.type not in ("ReadVariableOp", "Placeholder")]
+        with tf.device("CPU:0"), tf.control_dependencies(effects):
+            ended = tf.timestamp()
+            self._idle_since.assign(ended, read_value=False)
+
+    # ---- communication
+
+    def moment_after(self, values: Sequence[Any]) -> tf.Tensor:
+        """Returns the time, in seconds, at which all of ``values`` are there.
+
+        Args:
+            values: tensors or ``IndexedSlices``, per replica or not.
+        """
+        local = [v for value in values for v in (value.values if isinstance(value, PerReplica) else (value,))]
+        tensors = tf.nest.flatten(local, expand_composites=True)
+        with tf.device("CPU:0"), tf.control_dependencies(self._on_cpu(tensors)):
+            return tf.timestamp()
+
+    def add_communication(self, begin: tf.Tensor, end: tf.Tensor) -> None:
+        """Adds the time between two moments to what was waited for sums."""
+        self._is_watched = True
+        with tf.device("CPU:0"):
+            self._sums.assign_add(tf.maximum(end - begin, 0.0), read_value=False)
+
+    def _on_cpu(self, tensors: Sequence[tf.Tensor]) -> list[Any]:
+        """Returns what the CPU can wait for.
+
+        A GPU's operations count as done when they are queued. What is copied from it comes behind them.
+        """
+        by_device: dict[str, list[tf.Tensor]] = {}
+        for tensor in tensors:
+            by_device.setdefault(tensor.device, []).append(tensor)
+        waited: list[Any] = []
+        for device, there in by_device.items():
+            if tf.DeviceSpec.from_string(device).device_type == "CPU" or not tf.config.list_logical_devices("GPU"):
+                waited += there
+                continue
+            with tf.device(device), tf.control_dependencies(there):
+                last = tf.reduce_sum(tf.cast(tf.reshape(there[-1], [-1])[:1], tf.float32))
+            with tf.device("CPU:0"):
+                # By its value: for a mere control edge nothing would be copied.
+                waited.append(self._arrivals.assign(last))
+        return waited
+
+
+def _would_be_prefetched(dataset: tf.data.Dataset) -> bool:
+    """Whether TensorFlow would read a dataset ahead because nothing in its end does: its option ``inject_prefetch``."""
+    options = dataset.options()
+    if options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False:
+        return False
+    while type(dataset).__name__ == "_OptionsDataset":
+        (dataset,) = dataset._inputs()
+    return type(dataset).__name__ not in _READS_AHEAD

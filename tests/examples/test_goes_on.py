@@ -1,0 +1,104 @@
+"""A program that is killed and started again by the same command has the loss curve of one that nobody killed."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.examples import EXAMPLES
+from tests.processes import Programs
+
+GPT = [
+    "gpt/main.py",
+    "--units=32",
+    "--num_layers=1",
+    "--sequence_length=32",
+    "--batch_size=4",
+    "--steps_per_epoch=10",
+    "--dropout=0.1",
+    "--sample_length=0",
+]
+IMAGENET = [
+    "imagenet/main.py",
+    "--model=AlexNet",
+    "--dropout=0.1",
+    "--image_size=16",
+    "--batch_size=32",
+    "--warmup_epochs=1",
+]
+LAUNCHER = ["-m", "strategies.launch", "--nproc-per-node", "2"]
+
+
+def _command(program: Sequence[str], run_dir: Path, launcher: Sequence[str] = ()) -> list[str]:
+    main, *options = program
+    common = ["--epochs=3", "--checkpoint_steps=4", f"--run_dir={run_dir}", "--verbose=2"]
+    strategy = ["--strategy=multi_worker"] if launcher else []
+    return [sys.executable, *launcher, str(EXAMPLES / main), *options, *common, *strategy]
+
+
+def _finish(folder: Path, command: list[str]) -> str:
+    with Programs(folder, [command]) as programs:
+        codes = programs.wait(240)
+        output = programs.output(20000)
+    assert codes == [0], output
+    assert output.count("result ") == 1, output
+    return output
+
+
+def _kill_when(checkpoint: Path, folder: Path, command: list[str], seconds_later: float = 0.0) -> None:
+    """Kills the program, with all that it started, when that file is there."""
+    with Programs(folder, [command]) as programs:
+        _wait_for(checkpoint, programs)
+        time.sleep(seconds_later)
+
+
+def _wait_for(path: Path, programs: Programs) -> None:
+    end = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < end, programs.output()
+        assert programs.running(), programs.output()
+        time.sleep(0.01)
+
+
+def _curve(run_dir: Path) -> list[dict[str, float]]:
+    """The loss curve, without what is measured in seconds."""
+    with (run_dir / "history.csv").open() as file:
+        return [
+            {name: float(value) for name, value in row.items() if "per_second" not in name and "waiting" not in name}
+            for row in csv.DictReader(file)
+        ]
+
+
+@pytest.mark.parametrize("program", [GPT, IMAGENET], ids=["gpt", "imagenet"])
+def test_one_process(program: list[str], tmp_path: Path) -> None:
+    calm, killed = tmp_path / "calm", tmp_path / "killed twice"
+    _finish(tmp_path, _command(program, calm))
+    command = _command(program, killed)
+    _kill_when(killed / "checkpoints" / "step-000000004.json", tmp_path, command)
+    # Somewhere behind it: while it computes, evaluates or saves.
+    _kill_when(killed / "checkpoints" / "step-000000008.json", tmp_path, command, 0.2)
+    output = _finish(tmp_path, command)
+    assert "going on in" in output
+    assert _curve(killed) == _curve(calm)
+    assert "finished before" in _finish(tmp_path, command)
+    assert _curve(killed) == _curve(calm)
+
+
+def test_a_rank_of_two(tmp_path: Path) -> None:
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    _finish(tmp_path, _command(GPT, calm, LAUNCHER))
+    command = _command(GPT, killed, LAUNCHER)
+    with Programs(tmp_path, [command]) as programs:
+        _wait_for(killed / "checkpoints" / "step-000000004.json", programs)
+        family = psutil.Process(programs.pids[0]).children(recursive=True)
+        ranks = [p for p in family if any("gpt/main.py" in word for word in p.cmdline())]
+        ranks[-1].kill()
+        assert programs.wait(60) != [None]
+    _finish(tmp_path, command)
+    assert _curve(killed) == _curve(calm)
