@@ -80,7 +80,7 @@ def run(options: Options, text: Text) -> Result:
     sizes = sizes_of(options, tokenizer.num_tokens)
     steps_per_epoch = options.steps_per_epoch or max(1, train_rows.num_rows // options.batch_size)
     with strategy.scope():
-        model = compiled(place(build_model(sizes), strategy, options), options, steps_per_epoch)
+        model = compiled(place(lambda: build_model(sizes), strategy, options), options, steps_per_epoch)
     outcome = training.train(
         model,
         lambda first_step, num_steps: rows.batches(

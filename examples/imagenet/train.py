@@ -87,14 +87,17 @@ def run(options: Options) -> Result:
     steps_per_epoch = batches.steps_per_epoch(training, options.batch_size)
     batch_size = min(options.batch_size, training.num_rows)
     with strategy.scope():
-        model = build_model(
-            options.model,
-            options.image_size,
-            training.num_classes,
-            dropout=options.dropout,
-            synchronized=options.sync_batch_norm,
+        model = place(
+            lambda: build_model(
+                options.model,
+                options.image_size,
+                training.num_classes,
+                dropout=options.dropout,
+                synchronized=options.sync_batch_norm,
+            ),
+            strategy,
+            options,
         )
-        model = place(model, strategy, options)
         model.compile(
             optimizer=_optimizer(options, steps_per_epoch, batch_size),
             loss=recipe.SmoothedCrossentropy(options.label_smoothing),
