@@ -104,8 +104,8 @@ def define_placing_flags() -> None:
         "remat",
         PlacingOptions.remat,
         ["all", "all_but_last"],
-        "Which stages compute activations again in their backward pass, instead of holding them; without stages, all: all "
-        "layers.",
+        "Which stages compute activations again in their backward pass, instead of holding them; without stages "
+        "all: all layers.",
     )
 
 

@@ -30,8 +30,8 @@ def place(build: Callable[[], keras.Model], strategy: Any, options: PlacingOptio
     remat = options.remat
     if remat is not None and not in_stages and (is_split or remat != "all"):
         raise OptionError(
-            f"--remat={remat}: without stages whole layers can be computed again (--remat=all), and split layers cannot. "
-            f"Received: a mesh of {axes}."
+            f"--remat={remat}: without stages whole layers can be computed again (--remat=all), split layers "
+            f"cannot. Received: a mesh of {axes}."
         )
     with keras.RematScope(mode="full") if remat and not in_stages else contextlib.nullcontext():
         model = build()

@@ -23,6 +23,7 @@ flags.DEFINE_string(
     "that are made first.",
 )
 flags.DEFINE_string("model", "ResNet50", "ResNet50, AlexNet, or a name of keras.applications, such as EfficientNetB0.")
+flags.DEFINE_float("width", 1.0, "Multiplies the filters and units of ResNet50 and AlexNet.", 0.0)
 flags.DEFINE_integer("image_size", 224, "Pixels on each side of a picture.", lower_bound=8)
 flags.DEFINE_integer("batch_size", 256, "Global batch size: images in one step on all devices.", lower_bound=1)
 flags.DEFINE_integer("epochs", 90, "Times to go through the training images.", lower_bound=1)

@@ -16,7 +16,13 @@ _STANDARD_DEVIATION = (58.395, 57.12, 57.375)
 
 
 def build_model(
-    name: str, image_size: int, num_classes: int, *, dropout: float = 0.5, synchronized: bool = True
+    name: str,
+    image_size: int,
+    num_classes: int,
+    *,
+    width: float = 1.0,
+    dropout: float = 0.5,
+    synchronized: bool = True,
 ) -> keras.Model:
     """A plain Keras model from raw pixels (rows, image_size, image_size, 3), 0 to 255, to logits (rows, num_classes).
 
@@ -24,6 +30,7 @@ def build_model(
         name: "ResNet50", "AlexNet", or the name of a function of keras.applications.
         image_size: pixels on each side.
         num_classes: number of classes.
+        width: multiplies the filters and units of ResNet50 and AlexNet.
         dropout: of AlexNet's dense layers.
         synchronized: whether the batch normalisation of ResNet50 sees the rows of all replicas, which gives the
             numbers of one device and costs a message per layer.
@@ -31,19 +38,23 @@ def build_model(
     Raises:
         OptionError: no such model, or it cannot be had for this size.
     """
+    if width <= 0:
+        raise OptionError(f"--width must be above 0. Received: --width={width}.")
     pixels = keras.Input((image_size, image_size, 3), dtype="uint8", name="pixels")
     variance = [deviation**2 for deviation in _STANDARD_DEVIATION]
     x = layers.Normalization(mean=_MEAN, variance=variance, name="normalized")(pixels)
     if name == "ResNet50":
-        logits = _resnet50(x, num_classes, synchronized)
+        logits = _resnet50(x, num_classes, width, synchronized)
     elif name == "AlexNet":
-        logits = _alexnet(x, num_classes, dropout)
+        logits = _alexnet(x, num_classes, width, dropout)
     else:
+        if width != 1.0:
+            raise OptionError(f"--width is of ResNet50 and AlexNet. Received: --model={name}, --width={width}.")
         logits = _application(name, image_size, num_classes)(x)
     return keras.Model(pixels, layers.Activation("linear", dtype="float32", name="logits")(logits), name=name.lower())
 
 
-def _resnet50(x: Any, num_classes: int, synchronized: bool) -> Any:
+def _resnet50(x: Any, num_classes: int, width: float, synchronized: bool) -> Any:
     """He et al., arXiv:1512.03385, with the stride of a block in its 3x3 convolution, as is usual since.
 
     The last normalisation of each block starts at 0 (Goyal et al., arXiv:1706.02677, section 5.1).
@@ -60,9 +71,10 @@ def _resnet50(x: Any, num_classes: int, synchronized: bool) -> Any:
         )(x)
         return normalized(x, name, gamma)
 
-    x = layers.Activation("relu", name="stem_relu")(convolved(x, 64, 7, 2, "stem"))
+    x = layers.Activation("relu", name="stem_relu")(convolved(x, _wide(64, width), 7, 2, "stem"))
     x = layers.MaxPooling2D(3, 2, "same", name="stem_pool")(x)
-    for stage, (filters, num_blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=1):
+    for stage, (usual, num_blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=1):
+        filters = _wide(usual, width)
         for block in range(num_blocks):
             strides = 2 if block == 0 and stage > 1 else 1
             name = f"stage{stage}_block{block}"
@@ -75,13 +87,19 @@ def _resnet50(x: Any, num_classes: int, synchronized: bool) -> Any:
     return layers.Dense(num_classes, kernel_initializer=keras.initializers.RandomNormal(stddev=0.01), name="head")(x)
 
 
-def _alexnet(x: Any, num_classes: int, dropout: float) -> Any:
+def _alexnet(x: Any, num_classes: int, width: float, dropout: float) -> Any:
     """Krizhevsky, arXiv:1404.5997: one tower, without local response normalisation."""
     for number, (filters, size, strides, pooled) in enumerate(
         ((64, 11, 4, True), (192, 5, 1, True), (384, 3, 1, False), (256, 3, 1, False), (256, 3, 1, True)), start=1
     ):
         x = layers.Conv2D(
-            filters, size, strides, "same", activation="relu", kernel_initializer="he_normal", name=f"conv{number}"
+            _wide(filters, width),
+            size,
+            strides,
+            "same",
+            activation="relu",
+            kernel_initializer="he_normal",
+            name=f"conv{number}",
         )(x)
         if pooled:
             # "same" lets small images through, too.
@@ -89,8 +107,12 @@ def _alexnet(x: Any, num_classes: int, dropout: float) -> Any:
     x = layers.Flatten(name="flat")(x)
     for number in (6, 7):
         x = layers.Dropout(dropout, name=f"drop{number}")(x)
-        x = layers.Dense(4096, "relu", kernel_initializer="he_normal", name=f"dense{number}")(x)
+        x = layers.Dense(_wide(4096, width), "relu", kernel_initializer="he_normal", name=f"dense{number}")(x)
     return layers.Dense(num_classes, name="head")(x)
+
+
+def _wide(usual: int, width: float) -> int:
+    return max(1, round(usual * width))
 
 
 def _application(name: str, image_size: int, num_classes: int) -> keras.Model:

@@ -27,6 +27,7 @@ class Options(PlacingOptions, RunOptions):
 
     data: str = "synthetic"
     model: str = "ResNet50"
+    width: float = 1.0
     image_size: int = 224
     batch_size: int = 256
     epochs: int = 90
@@ -92,6 +93,7 @@ def run(options: Options) -> Result:
                 options.model,
                 options.image_size,
                 training.num_classes,
+                width=options.width,
                 dropout=options.dropout,
                 synchronized=options.sync_batch_norm,
             ),

@@ -27,6 +27,7 @@ GPT = [
 IMAGENET = [
     "imagenet/main.py",
     "--model=AlexNet",
+    "--width=0.05",
     "--dropout=0.1",
     "--image_size=16",
     "--batch_size=32",

@@ -1,0 +1,58 @@
+"""Runs of the ImageNet example that tests compare: in their own process, or as a program that several processes run.
+
+As a program: `imagenet_runs.py STRATEGY FOLDER`, where FOLDER has the images.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
+from tests.examples import EXAMPLES  # noqa: F401  It puts the examples on the path.
+
+MESHES = ("data=-1", "data=-1,pipe=2", "data=-1,tensor=2")
+
+
+def options(folder: Path, name: str, **changes: Any) -> Any:
+    """Two epochs of a few steps, with a batch that no number of replicas divides, and odd files."""
+    from imagenet import train
+
+    few = train.Options(
+        data=str(folder / "images"),
+        model="AlexNet",
+        width=0.03,
+        image_size=16,
+        batch_size=13,
+        epochs=2,
+        warmup_epochs=1,
+        learning_rate=0.05,
+        dropout=0.0,
+        microbatches=3,
+        partition="uniform",
+        run_dir=str(folder / name),
+        verbose=0,
+    )
+    return replace(few, **changes)
+
+
+def run(folder: Path, name: str, **changes: Any) -> dict[str, list[float]]:
+    """The loss curve, without what is measured in seconds."""
+    from imagenet import train
+
+    history = train.run(options(folder, name, **changes)).outcome.history
+    return {k: v for k, v in history.items() if "per_second" not in k and "waiting" not in k}
+
+
+def main(strategy: str, folder: Path) -> None:
+    """Runs all meshes in this process, one of several; each leaves its curve in the folder of its run."""
+    for mesh in MESHES:
+        run(folder, f"{strategy} {mesh}", strategy=strategy, mesh=mesh, devices=2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,64 @@
+"""ImageNet's example has the curve of one device under every strategy and mesh, odd files and augmentation included."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from imagenet.synthetic import Request, make_synthetic
+
+from tests.examples import imagenet_runs
+from tests.processes import Programs, horovodrun
+
+PROGRAM = [str(Path(__file__).with_name("imagenet_runs.py"))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images of every odd kind, and room for runs."""
+    made = tmp_path_factory.mktemp("image net")
+    make_synthetic(made / "images", Request(6, images_per_class=10, val_images_per_class=5, min_side=24, max_side=40))
+    return made
+
+
+@pytest.fixture(scope="module")
+def curve(folder: Path) -> dict[str, list[float]]:
+    """That of one device."""
+    found = imagenet_runs.run(folder, "one device", devices=1)
+    assert {name: len(values) for name, values in found.items()} == {
+        name: 2 for part in ("", "val_") for name in (f"{part}loss", f"{part}accuracy", f"{part}top5", f"{part}skipped")
+    }
+    # An empty file and one that is no image, in each part.
+    assert found["val_skipped"] == [2.0, 2.0]
+    assert found["loss"][1] < found["loss"][0]
+    return found
+
+
+@pytest.mark.parametrize("mesh", ["data=3", "data=2,pipe=2", "data=2,tensor=2", "pipe=2,tensor=2"])
+def test_meshes_of_one_process(mesh: str, folder: Path, curve: dict[str, list[float]]) -> None:
+    _assert_equal(imagenet_runs.run(folder, mesh, mesh=mesh), curve)
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+def test_meshes_of_two_processes(strategy: str, folder: Path, curve: dict[str, list[float]], tmp_path: Path) -> None:
+    program = [*PROGRAM, strategy, str(folder)]
+    command = horovodrun(2, program)
+    if strategy == "multi_worker":
+        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *program]
+    with Programs(tmp_path, [command]) as programs:
+        codes = programs.wait(280)
+        output = programs.output(20000)
+    assert codes == [0], output
+    for mesh in imagenet_runs.MESHES:
+        with (folder / f"{strategy} {mesh}" / "history.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        _assert_equal({name: [float(row[name]) for row in rows] for name in curve}, curve)
+
+
+def _assert_equal(found: dict[str, list[float]], curve: dict[str, list[float]]) -> None:
+    assert found.keys() == curve.keys()
+    for name, values in curve.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
