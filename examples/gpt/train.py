@@ -78,15 +78,14 @@ def run(options: Options, text: Text) -> Result:
     strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
     training.prepare(options)
     sizes = sizes_of(options, tokenizer.num_tokens)
-    steps_per_epoch = options.steps_per_epoch or max(1, train_rows.num_rows // options.batch_size)
     with strategy.scope():
-        model = compiled(place(lambda: build_model(sizes), strategy, options), options, steps_per_epoch)
+        model = compiled(place(lambda: build_model(sizes), strategy, options), options)
     outcome = training.train(
         model,
         lambda first_step, num_steps: rows.batches(
             train_rows, options.batch_size, seed=options.seed, first_step=first_step, num_steps=num_steps
         ),
-        steps_per_epoch=steps_per_epoch,
+        steps_per_epoch=options.steps_per_epoch,
         epochs=options.epochs,
         units_per_step=options.batch_size * options.sequence_length,
         unit="tokens",
@@ -109,11 +108,11 @@ def sizes_of(options: Options, num_tokens: int) -> Sizes:
     )
 
 
-def compiled(model: Any, options: Options, steps_per_epoch: int) -> Any:
+def compiled(model: Any, options: Options) -> Any:
     """The model with AdamW, whose rate warms up and falls to 0 along a cosine; in the scope of its strategy."""
     rate = WarmUpThenCosine(
         options.learning_rate,
-        max(1, options.epochs * steps_per_epoch // options.accumulation),
+        max(1, options.epochs * options.steps_per_epoch // options.accumulation),
         options.warmup_steps,
         options.accumulation,
     )
