@@ -14,7 +14,7 @@ if __name__ == "__main__":
 from common.options import define_placing_flags, define_run_flags, from_flags, run_program
 
 from gpt import text
-from gpt.options import Options
+from gpt.options import Options, check
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -52,6 +52,7 @@ def main(argv: list[str]) -> None:
 def run() -> Any:
     """Reads the text, and trains on it."""
     options = from_flags(Options)
+    check(options)
     source = text.load(options.data_file)
 
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")

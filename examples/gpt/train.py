@@ -11,7 +11,7 @@ from common.placing import place
 
 from gpt import rows
 from gpt.model import Sizes, build_model
-from gpt.options import Options, check
+from gpt.options import Options
 from gpt.perplexity import Perplexity
 from gpt.rate import WarmUpThenCosine
 from gpt.sampling import sample
@@ -70,7 +70,6 @@ def run(options: Options, text: Text) -> Result:
         OptionError: what cannot be had here, or in the folder of the run.
         DataError: a text shorter than a row, or that the tokenizer cannot take.
     """
-    check(options)
     folder = run_folder("gpt", options)
     tokenizer = make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
     packed = rows.pack(map(tokenizer.encode, text.documents), tokenizer.separator)

@@ -125,7 +125,9 @@ def refusals(program: str, lines: Sequence[Sequence[str]]) -> list[str]:
     example, name = Path(program).parent.name, Path(program).stem
     code = (
         "import importlib, json, sys; from absl import flags; "
-        f"importlib.import_module('{example}.{name}')\n"
+        f"module = importlib.import_module('{example}.{name}')\n"
+        # Where a program defines its flags as it starts.
+        "getattr(module, 'define_flags', lambda: None)()\n"
         "for line in json.load(sys.stdin):\n"
         "    flags.FLAGS.unparse_flags()\n"
         "    said = ''\n"

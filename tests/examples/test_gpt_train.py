@@ -119,7 +119,12 @@ def test_every_mesh_gives_the_loss_curve_of_one_device(axes: Mapping[str, int], 
 
 @pytest.mark.usefixtures("without_rewriting")
 def test_a_run_has_its_result(tmp_path: Path) -> None:
-    change: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "steps_per_epoch": 3, "tokenizer": "bpe", "vocab_size": 280}
+    change: dict[str, Any] = {
+        "run_dir": str(tmp_path / "run"),
+        "steps_per_epoch": 3,
+        "tokenizer": "bpe",
+        "vocab_size": 280,
+    }
     result = train.run(replace(SMALL, mesh="pipe=2", prompt="Peter", temperature=0.0, **change), Text((TEXT,), "test"))
     assert result.is_chief
     assert result.perplexity == pytest.approx(np.exp(result.outcome.history["loss"][-1]), rel=1e-5)
