@@ -20,7 +20,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline lint ruff mypy format clean
+.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-reading lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -52,6 +52,9 @@ bench-tensor-parallel: $(READY_RUN) ## measure what layers split over two device
 
 bench-pipeline: $(READY_RUN) ## measure what models in stages gain in time and in memory, beside torch
 	$(BIN)/python benchmarks/pipeline/main.py $(ARGS)
+
+bench-reading: $(READY_RUN) ## measure images/s and core of reading images from files and TFRecords, beside Keras
+	$(BIN)/python benchmarks/reading/main.py $(ARGS)
 
 lint: ruff mypy ## check style and types
 

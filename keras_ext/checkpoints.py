@@ -96,10 +96,8 @@ class Checkpoints(keras.callbacks.Callback):
         def load() -> str:
             return json.dumps(self._load(model))
 
-        def loaded() -> list[Any]:
-            return [*model.variables, *([] if optimizer is None else optimizer.variables)]
-
-        state = json.loads(strategies.load_on_all(strategy, load, loaded))
+        variables = [*model.variables, *([] if optimizer is None else optimizer.variables)]
+        state = json.loads(strategies.load_on_all(strategy, load, variables))
         self.history = state.get("history", {})
         self._unfinished = state.get("metrics", [])
         self._position = Position(state.get("epoch", 0), state.get("step", 0))

@@ -12,7 +12,7 @@ import keras
 
 import strategies
 
-# Reading what was waited costs some 0.1 ms; a progress bar is not read more often.
+# Reading what was waited costs up to 0.1 ms; a progress bar is not read more often.
 _SECONDS_BETWEEN_READS = 0.5
 
 
@@ -117,12 +117,12 @@ class Throughput(keras.callbacks.Callback):
 
     @property
     def input_share(self) -> float | None:
-        """The share of training time that this process waited for batches; None if nobody measures it."""
+        """The share of training time that this process waited for batches: None if not measured, NaN too early."""
         return self._all.share_of(self._all.input)
 
     @property
     def communication_share(self) -> float | None:
-        """The share of training time that this process waited for sums over replicas; None if nobody measures it."""
+        """The share that it waited for sums over replicas: None if not measured, NaN too early."""
         return self._all.share_of(self._all.communication)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""HorovodStrategy: many processes joined by Horovod, one device each."""
+"""HorovodStrategy: many processes joined by Horovod, of one device each, or of whole replicas of several."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ from strategies.replicated import ReplicatedExtended
 class HorovodStrategy(tf.distribute.Strategy):
     """Synchronous data parallelism over processes that Horovod joins, with the numbers of one device.
 
-    Every process runs the same program on one device (a GPU by its local rank, else the CPU), holds a copy of the
-    variables and takes its rows of every global batch. Initial values are rank 0's. Nothing is there to wrap, to scale
-    or to broadcast: make the model, the optimizer and the metrics inside ``strategy.scope()`` and call ``fit``.
+    Every process runs the same program on one device (a GPU by its local rank, else the CPU) unless ``mesh`` has it
+    take more, holds a copy of the variables and takes its rows of every global batch. Initial values are rank 0's.
+    Nothing is there to wrap, to scale or to broadcast: make the model, the optimizer and the metrics inside
+    ``strategy.scope()`` and call ``fit``.
 
     Start the program with ``horovodrun``, or with ``mpirun`` where Horovod was built for MPI; by itself it is one
     process. The strategy initialises Horovod; a program that has called ``hvd.init()`` before is served as well.
 
     Args:
-        mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, "what is left". Only ``"data"`` may
-            exceed 1 in this release.
+        mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, "what is left". With ``"pipe"`` or
+            ``"tensor"`` beside ``"data"``, as in ``{"data": 2, "pipe": 2}`` over two processes, a process takes all
+            of its devices (its share of the node's GPUs, or its logical CPU devices) and holds one or more replicas,
+            each of which spans several of them, as under ``MirroredStrategy``. A replica does not span processes.
         compression: what gradients are rounded to on their way, "fp16" or "bf16"; None for nothing.
         reduction: "average", the gradient of the global batch; or "adasum" (Maleki et al., arXiv:2006.02924), which
             combines the gradients of the processes' rows such that more processes need no other learning rate.
-            Horovod has it over MPI, for 2, 4, 8, ... processes.
+            Horovod has it over MPI, for 2, 4, 8, ... processes, and meshes without ``"tensor"``.
         bucket_bytes: the most that gradients which travel together may hold.
         timeout_seconds: how long a process waits for another that lives but does not come, before Horovod is shut down
             on all of them; 0 for ever.
 
     Raises:
         ImportError: Horovod is not installed; the message has the command that does it.
-        ValueError: a mesh that does not fit the processes, an option that is none of those above or that Horovod was
-            not built for.
+        ValueError: a mesh that does not fit the devices of all processes, or would have a replica span processes; an
+            option that is none of those above or that Horovod was not built for.
 
     Source: the engine is Horovod 0.28 (Sergeev and Del Balso, arXiv:1802.05799); the interface is that of
     ``tf.distribute.Strategy``, TensorFlow 2.21.

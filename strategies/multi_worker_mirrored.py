@@ -39,12 +39,14 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         communication_options: ``tf.distribute.experimental.CommunicationOptions``: ``implementation``,
             ``timeout_seconds`` (600 if None), and ``bytes_per_pack``, the most gradients that travel together may
             hold (0 for our choice).
-        mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, "what is left". Only ``"data"`` may
-            exceed 1 in this release.
+        mesh: sizes of named mesh axes over the devices of all processes, as in ``{"data": 2, "pipe": 2}`` over two
+            processes of two devices; one may be -1, "what is left". The axes ``"pipe"`` and ``"tensor"`` are those of
+            ``MirroredStrategy``. A process holds one or more whole replicas, so that its devices are a multiple of
+            those that a replica spans, and ``"data"`` comes first; a replica does not span processes.
 
     Raises:
         ValueError: an environment or a resolver that does not name all tasks, a mesh that does not fit the devices
-            of all processes, or TensorFlow has started already.
+            of all processes or would have a replica span processes, or TensorFlow has started already.
 
     Source: the interface of ``tf.distribute.MultiWorkerMirroredStrategy``, TensorFlow 2.21.
     """

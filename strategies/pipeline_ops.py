@@ -8,10 +8,11 @@ from typing import Any
 from strategies._tf_internals import op_definitions
 
 # Operations with state from which nothing is drawn: a row's result is the same, whatever rows were mapped before it.
-# What Python functions do is theirs to say.
+# What Python functions do is theirs to say. Datasets inside a map are made anew for each row.
 _HARMLESS = re.compile(
     r"Placeholder|Assert|Print\w*|LookupTable(Find|Size|Export)\w*|(Mutable)?HashTable\w*|VarHandleOp|ReadVariableOp|"
-    r"ResourceGather\w*|(Eager)?PyFunc|StatefulPartitionedCall|If|While|Case|StatelessWhile|ReadFile|MatchingFiles"
+    r"ResourceGather\w*|(Eager)?PyFunc|StatefulPartitionedCall|If|While|Case|StatelessWhile|ReadFile|MatchingFiles|"
+    r"(Tensor|TensorSlice|Range|TextLine|TFRecord|FixedLengthRecord)Dataset(V\d)?|DatasetToSingleElement|ReduceDataset"
 )
 
 

@@ -139,8 +139,9 @@ def _placed(element: Any, element_spec: Any, devices: tuple[str, ...]) -> Any:
             own_rows, all_rows = leaf.own_rows, leaf.all_rows
         elif isinstance(spec, PortionSpec):
             sizes = [int(value.shape[0]) for value in values]
-            own_rows, all_rows = tf.constant(sizes), tf.constant(sum(sizes))
-            values = [v if size else shares.take_rows(values[0], 0, 1) for v, size in zip(values, sizes, strict=True)]
+            with tf.device("CPU:0"):  # where they come from; left alone, they would pass the first GPU
+                own_rows, all_rows = tf.constant(sizes), tf.constant(sum(sizes))
+                values = [v if n else shares.take_rows(values[0], 0, 1) for v, n in zip(values, sizes, strict=True)]
         else:
             return leaf
         placed = tuple(_at(device, value) for device, value in zip(devices, values, strict=True))

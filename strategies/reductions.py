@@ -167,10 +167,19 @@ class ReducingExtended:
         if not mine or all(share.has_rows is True for share in self._shares):
             return values
         per_replica = []
-        for r, (share, device) in enumerate(zip(self._shares, self.worker_devices, strict=True)):
-            # Without a device, the conditional would take all values to the first one.
-            with tf.device(device):
-                per_replica.append(if_present(share.has_rows, [values[i].values[r] for i in mine]))
+        for r, (share, first) in enumerate(zip(self._shares, self.worker_devices, strict=True)):
+            own = {column.devices[r] for column in self.columns}
+            places: dict[str, list[int]] = {}
+            for i in mine:
+                device = getattr(values[i].values[r], "device", first)
+                places.setdefault(device if device in own else first, []).append(i)
+            kept: dict[int, Any] = {}
+            for device, indices in places.items():
+                # Without a device, the conditional would take all values to the first one.
+                with tf.device(device):
+                    present = if_present(share.has_rows, [values[i].values[r] for i in indices])
+                kept |= zip(indices, present, strict=True)
+            per_replica.append([kept[i] for i in mine])
         for i, components in zip(mine, zip(*per_replica, strict=True), strict=True):
             values[i] = PerReplica(components)
         return values

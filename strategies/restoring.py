@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.crossing import Crossing
+from strategies.variables import MetricVariable
 
 _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
 
@@ -32,9 +33,7 @@ def is_alone() -> bool:
     return _alone.get()
 
 
-def load_on_all(
-    strategy: tf.distribute.Strategy, load: Callable[[], str], variables: Callable[[], Iterable[Any]]
-) -> str:
+def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], variables: Sequence[Any]) -> str:
     """Runs ``load`` on rank 0, and gives all processes what it returned and loaded.
 
     All processes call it, with variables of the same shapes in the same order. In a job of one process, and under
@@ -43,7 +42,7 @@ def load_on_all(
     Args:
         strategy: joins the processes.
         load: reads files into variables and returns what else there is to know, as text. It must not need the others.
-        variables: called after ``load``, on all processes; returns the Keras variables that ``load`` may have changed.
+        variables: the Keras variables that ``load`` may change, those of the optimizer included.
 
     Returns:
         What ``load`` returned on rank 0.
@@ -51,25 +50,34 @@ def load_on_all(
     Raises:
         ValueError: on ranks other than 0, when ``load`` failed on rank 0, which raises the error itself.
     """
-    crossing: Crossing | None = getattr(strategy.extended, "crossing", None)
+    engine: Any = strategy.extended
+    crossing: Crossing | None = getattr(engine, "crossing", None)
     if crossing is None:
         return load()
+    values = [variable.value for variable in variables]
     text, error = "", None
-    if crossing.rank == 0:
-        with alone():
-            try:
-                text = load()
-            except Exception as caught:
-                # The others wait for word, whatever it is.
-                text, error = f"{type(caught).__name__}: {caught}", caught
+    # What processes hold parts of is read whenever it is set, which rank 0 alone could not.
+    with engine.presummed([value for value in values if isinstance(value, MetricVariable)]):
+        if crossing.rank == 0:
+            with alone():
+                try:
+                    text = load()
+                except Exception as caught:
+                    # The others wait for word, whatever it is.
+                    text, error = f"{type(caught).__name__}: {caught}", caught
     failed = bool(crossing.broadcast(tf.constant(error is not None)))
     text = _broadcast(text, crossing)
     if error is not None:
         raise error
     if failed:
         raise ValueError(f"Rank 0 could not load what all processes go on from. {text}")
-    for variable in variables():
-        variable.assign(crossing.broadcast(tf.convert_to_tensor(variable.value)))
+    for variable, value in zip(variables, values, strict=True):
+        if isinstance(value, MetricVariable):
+            # Rank 0 holds its own part of the sum that it has set, and the others' are alike.
+            for part in value.values:
+                part.assign(crossing.broadcast(part.read_value()))
+        else:
+            variable.assign(crossing.broadcast(tf.convert_to_tensor(value)))
     return text
 
 

@@ -42,7 +42,9 @@ def plan_rows(steps: Sequence[str]) -> RowPlan | str:
     if "map" not in steps[below:] and "stateful map" not in steps[below:]:
         return "no map comes before the batch"
     if steps[batch] != "batch":
-        return f"{_named(steps[batch])} comes after the batch, or makes it; map rows first, then call batch"
+        if "batch" not in steps[batch:]:
+            return "its batches are not made by `batch`"
+        return f"{_named(steps[batch])} comes after the batch; map rows, then call batch"
     source = below
     last_map = None
     while source < len(steps) and (steps[source] in _UNCHANGED or steps[source] == "map"):

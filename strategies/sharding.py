@@ -56,9 +56,10 @@ def distribute(dataset: Any, crossing: Crossing, num_local: int) -> Any:
 
     first, num_replicas = crossing.rank * num_local, crossing.num_processes * num_local
     portions = own_rows.portions(dataset, first, num_local, num_replicas)
-    plan = f"by row, each of {crossing.num_processes} processes maps its rows of every global batch and no others"
+    plan = f"by row, each of {crossing.num_processes} processes maps its own rows of every global batch and no others"
     if isinstance(portions, str):
-        plan = f"by row, each of {crossing.num_processes} processes reads all and keeps its own ({portions})"
+        plan = f"by row, each of {crossing.num_processes} processes reads all and keeps its rows of every global batch"
+        plan += f", for {portions}"
         portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
     lengths = _lengths(dataset, crossing)
     if tf.data.UNKNOWN_CARDINALITY in lengths:
@@ -147,7 +148,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     def apply(self, transformation: Callable[[tf.data.Dataset], tf.data.Dataset]) -> AgreedDataset:
         """Returns the same with another dataset of portions: what ``transformation`` makes of this process'."""
         applied = copy.copy(self)
-        applied._dataset = transformation(self._dataset)
+        applied.dataset = transformation(self.dataset)
         return applied
 
     def __iter__(self) -> AgreedIterator:

@@ -36,6 +36,8 @@ class SecondsWaited:
         communication: from when the last gradient of this process' replicas was there until the last sum over all
             replicas was: what the backward pass did not hide, and waiting for slower replicas. 0 if there is one
             replica only; None as long as no step was traced since :func:`watch_communication`.
+
+    On GPUs (not measured) a batch is asked for when the step before is queued, so the GPU may still be at work.
     """
 
     input: float
@@ -45,7 +47,7 @@ class SecondsWaited:
 def seconds_waited(strategy: tf.distribute.Strategy) -> SecondsWaited:
     """Returns how long this process has waited since `strategy` was made. Asks no other process.
 
-    Read it twice and subtract, to know about what lies between. It costs some 0.1 ms.
+    Read it twice and subtract, to know about what lies between. It costs less than 0.1 ms.
 
     Raises:
         ValueError: a strategy that is not one of this package's.

@@ -36,17 +36,7 @@ PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py", "
 # In the order in which they are tried: the exceptions before the packages that contain them.
 ROOMS = (
     Room(
-        "pure",
-        0,
-        (
-            "strategies.mesh",
-            "strategies.local_replicas",
-            "strategies.cluster",
-            "strategies.buckets",
-            "strategies.row_plans",
-        ),
-        ("numpy",),
-        ("pure",),
+        "pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets", "strategies.row_plans"), ("numpy",)
     ),
     Room(
         "schedule",
@@ -99,6 +89,7 @@ ROOMS = (
             "strategies.devices",
             "strategies.engine",
             "strategies.inputs",
+            "strategies.local_replicas",
             "strategies.memory",
             "strategies.own_rows",
             "strategies.parts",

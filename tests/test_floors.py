@@ -102,7 +102,7 @@ def test_strategies_never_import_each_other() -> None:
 
 def repository_files() -> Iterator[Path]:
     """The files that are or would be committed: no environments, caches, build outputs or git's own."""
-    skipped = {".git", "__pycache__", "build", "dist", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+    skipped = {".git", "__pycache__", "build", "dist", "runs", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
     for folder, subfolders, names in os.walk(ROOT):
         here = Path(folder)
         subfolders[:] = [

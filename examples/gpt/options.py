@@ -12,8 +12,8 @@ class Options(PlacingOptions, RunOptions):
     data_file: str | None = None
     tokenizer: str = "bytes"
     vocab_size: int = 1024
-    sequence_length: int = 128
-    batch_size: int = 16
+    sequence_length: int = 64
+    batch_size: int = 32
     num_layers: int = 2
     num_heads: int = 4
     units: int = 128
@@ -22,8 +22,8 @@ class Options(PlacingOptions, RunOptions):
     warmup_steps: int = 25
     weight_decay: float = 0.01
     global_clipnorm: float = 1.0
-    epochs: int = 30
-    steps_per_epoch: int | None = None
+    epochs: int = 12
+    steps_per_epoch: int = 80
     accumulation: int = 1
     sample_length: int = 600
     prompt: str = ""

@@ -15,7 +15,7 @@ _ROWS_PER_VALIDATION_ROW = 20
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of `length` tokens, each with the token that follows it: row i begins at token `i * length`.
+    """Rows of `length` tokens, each with the token that follows it.
 
     Attributes:
         tokens: of shape (at least num_rows * length + 1,).
@@ -61,36 +61,38 @@ def split(tokens: Tokens, length: int) -> tuple[Rows, Rows | None]:
 def batches(rows: Rows, batch_size: int, *, seed: int, first_step: int = 0, num_steps: int) -> tf.data.Dataset:
     """Batches `first_step` to `first_step + num_steps - 1` of a run without an end, each (inputs, targets).
 
-    Every pass through the rows has an order of its own, a pure function of `seed` and the pass: a run can start at any
-    step, on any machine, and see what it would have seen. A batch may hold the end of one pass and the beginning of the
-    next, so each row comes equally often, whatever the batch size.
+    A pass is cut into rows at places of its own, so that a model cannot learn them by heart, and they come in an order
+    of its own. The first row begins anywhere in the text, which goes on at its beginning where it ends. All that is a
+    pure function of `seed` and the pass: a run can start at any step, on any machine, and see what it would have seen.
+    A batch may hold the end of one pass and the beginning of the next, so that no row is left out.
 
     Returns:
         A dataset of `num_steps` pairs of int32 tensors of shape (batch_size, length).
     """
-    return _batches(rows, batch_size, _shuffled(rows.num_rows, seed), first_step * batch_size, num_steps * batch_size)
+    return _batches(rows, batch_size, _shuffled(rows, seed), first_step * batch_size, num_steps * batch_size)
 
 
 def in_order(rows: Rows, batch_size: int) -> tf.data.Dataset:
     """All rows once, as they stand in the text; the last batch may be smaller."""
-    return _batches(rows, batch_size, lambda position: position, 0, rows.num_rows, drop_remainder=False)
+    return _batches(rows, batch_size, lambda row: row * rows.length, 0, rows.num_rows, drop_remainder=False)
 
 
-def _shuffled(num_rows: int, seed: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    def row_at(position: tf.Tensor) -> tf.Tensor:
-        # The operation wants two numbers, which it mixes: the pass is one of them.
-        number = tf.stack([tf.constant(seed, tf.int64), position // num_rows])
-        return tf.random.experimental.index_shuffle(
-            position % num_rows, number, max_index=tf.constant(num_rows - 1, tf.int64)
-        )
+def _shuffled(rows: Rows, seed: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    last = tf.constant(rows.num_rows - 1, tf.int64)
 
-    return row_at
+    def start_of(row: tf.Tensor) -> tf.Tensor:
+        numbers = tf.stack([tf.constant(seed, tf.int64), row // rows.num_rows])
+        first = tf.random.stateless_uniform([], numbers, maxval=len(rows.tokens), dtype=tf.int64)
+        place = tf.random.experimental.index_shuffle(row % rows.num_rows, numbers, last)
+        return first + place * rows.length
+
+    return start_of
 
 
 def _batches(
     rows: Rows,
     batch_size: int,
-    row_at: Callable[[tf.Tensor], tf.Tensor],
+    start_of: Callable[[tf.Tensor], tf.Tensor],
     start: int,
     count: int,
     *,
@@ -101,9 +103,9 @@ def _batches(
     with tf.device("CPU:0"):
         tokens = tf.constant(rows.tokens.astype(np.min_scalar_type(int(rows.tokens.max()))))
 
-    def row(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        first = row_at(position) * length
-        piece = tf.cast(tf.ensure_shape(tokens[first : first + length + 1], (length + 1,)), tf.int32)
+    def row(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        places = (start_of(number) + tf.range(length + 1, dtype=tf.int64)) % len(rows.tokens)
+        piece = tf.cast(tf.gather(tokens, places), tf.int32)
         return piece[:-1], piece[1:]
 
     return (

@@ -11,7 +11,7 @@ from common.placing import place
 
 from gpt import rows
 from gpt.model import Sizes, build_model
-from gpt.options import Options, check
+from gpt.options import Options
 from gpt.perplexity import Perplexity
 from gpt.rate import WarmUpThenCosine
 from gpt.sampling import sample
@@ -70,7 +70,6 @@ def run(options: Options, text: Text) -> Result:
         OptionError: what cannot be had here, or in the folder of the run.
         DataError: a text shorter than a row, or that the tokenizer cannot take.
     """
-    check(options)
     folder = run_folder("gpt", options)
     tokenizer = make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
     packed = rows.pack(map(tokenizer.encode, text.documents), tokenizer.separator)
@@ -78,15 +77,14 @@ def run(options: Options, text: Text) -> Result:
     strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
     training.prepare(options)
     sizes = sizes_of(options, tokenizer.num_tokens)
-    steps_per_epoch = options.steps_per_epoch or max(1, train_rows.num_rows // options.batch_size)
     with strategy.scope():
-        model = compiled(place(lambda: build_model(sizes), strategy, options), options, steps_per_epoch)
+        model = compiled(place(lambda: build_model(sizes), strategy, options), options)
     outcome = training.train(
         model,
         lambda first_step, num_steps: rows.batches(
             train_rows, options.batch_size, seed=options.seed, first_step=first_step, num_steps=num_steps
         ),
-        steps_per_epoch=steps_per_epoch,
+        steps_per_epoch=options.steps_per_epoch,
         epochs=options.epochs,
         units_per_step=options.batch_size * options.sequence_length,
         unit="tokens",
@@ -109,11 +107,11 @@ def sizes_of(options: Options, num_tokens: int) -> Sizes:
     )
 
 
-def compiled(model: Any, options: Options, steps_per_epoch: int) -> Any:
+def compiled(model: Any, options: Options) -> Any:
     """The model with AdamW, whose rate warms up and falls to 0 along a cosine; in the scope of its strategy."""
     rate = WarmUpThenCosine(
         options.learning_rate,
-        max(1, options.epochs * steps_per_epoch // options.accumulation),
+        max(1, options.epochs * options.steps_per_epoch // options.accumulation),
         options.warmup_steps,
         options.accumulation,
     )

@@ -55,20 +55,19 @@ def training_batches(
     num_rows = split.num_rows
     batch_size = min(batch_size, num_rows)
     per_epoch = steps_per_epoch(split, batch_size) * batch_size
-    decode = Decoder(split, image_size, crops.random_box, skipped or Skipped())
 
-    @tf.autograph.experimental.do_not_convert
-    def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def choose(number: tf.Tensor) -> list[tf.Tensor]:
         epoch, place = number // per_epoch, number % per_epoch
-        row = tf.random.experimental.index_shuffle(place, tf.stack([tf.constant(seed, tf.int64), epoch]), num_rows - 1)
-        # A number for each place of each epoch, whatever the size of batches.
+        order = tf.stack([tf.constant(seed, tf.int64), epoch])
+        row = tf.random.experimental.index_shuffle(place, order, num_rows - 1)
+        # A key for each place of each epoch, whatever the size of batches.
         key = tf.stack([tf.constant(seed, tf.int64), epoch * num_rows + place])
         draws = tf.random.stateless_uniform([crops.NUM_DRAWS], key, alg="philox")
-        image, label, weight = decode(row, crops.random_sides(draws))
-        return crops.flipped(image, draws[-1] < 0.5), label, weight
+        return [row, draws[-1] < 0.5, *crops.drawn(draws)]
 
+    decode = Decoder(split, image_size, choose, crops.random_box, skipped or Skipped())
     numbers = tf.data.Dataset.range(first_step * batch_size, (first_step + num_steps) * batch_size)
-    examples = numbers.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    examples = numbers.map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return examples.batch(batch_size, drop_remainder=True).prefetch(PREFETCH_BATCHES)
 
 
@@ -87,14 +86,10 @@ def evaluation_batches(
         A dataset as that of `training_batches`.
     """
 
-    decode = Decoder(split, image_size, crops.central_box, skipped or Skipped())
-    nothing_drawn = tf.zeros([0])
+    def choose(number: tf.Tensor) -> list[tf.Tensor]:
+        return [number, tf.constant(False)]
 
-    @tf.autograph.experimental.do_not_convert
-    def example(row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return decode(row, nothing_drawn)
-
-    examples = tf.data.Dataset.range(split.num_rows).map(
-        example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    )
+    decode = Decoder(split, image_size, choose, crops.central_box, skipped or Skipped())
+    numbers = tf.data.Dataset.range(split.num_rows)
+    examples = numbers.map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return examples.batch(batch_size).prefetch(PREFETCH_BATCHES)

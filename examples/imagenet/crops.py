@@ -20,53 +20,58 @@ NUM_DRAWS = 2 * NUM_TRIES + 3
 EVALUATION_SHARE = 0.875
 
 
-def random_sides(draws: tf.Tensor) -> tf.Tensor:
-    """What can be drawn of a random box before the image's size is known, for `random_box`.
+def drawn(draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """What can be said of a random box before the image's size is known, for `random_box`.
 
     Args:
         draws: float32 `[NUM_DRAWS]`, from 0 to below 1.
 
     Returns:
-        float32 `[2, NUM_TRIES + 1]`: heights and widths of boxes in an image of area 1, and at last the place.
+        float32 `[NUM_TRIES, 2]`, heights and widths of boxes in an image of area 1, and `[2]`, the place.
     """
     area = MIN_AREA + (MAX_AREA - MIN_AREA) * draws[:NUM_TRIES]
     low, high = math.log(MIN_ASPECT), math.log(MAX_ASPECT)
     # Evenly between the logarithms: upright boxes are as frequent as lying ones.
     aspect = tf.exp(low + (high - low) * draws[NUM_TRIES : 2 * NUM_TRIES])
-    place = draws[2 * NUM_TRIES : 2 * NUM_TRIES + 2, tf.newaxis]
-    return tf.concat([tf.sqrt(tf.stack([area / aspect, area * aspect])), place], 1)
+    return tf.sqrt(tf.stack([area / aspect, area * aspect], 1)), draws[2 * NUM_TRIES : 2 * NUM_TRIES + 2]
 
 
-def random_box(shape: tf.Tensor, sides: tf.Tensor) -> tf.Tensor:
+def random_box(shape: tf.Tensor, sides: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
     """A box of random area, aspect and place inside an image.
 
-    Of `NUM_TRIES` boxes the first that fits; if none does, as in a very long image, the largest whose aspect is
-    allowed. In few operations: each costs time where this is called.
+    Of `NUM_TRIES` boxes the first that fits. If none does, as in a very long image, the first one cut down to where it
+    fits and its aspect is allowed.
+
+    In few operations, constants included: where this is called, each is prepared anew for every image, and costs more
+    than a microsecond.
 
     Args:
-        shape: int32, height and width of the image, and whatever follows.
-        sides: from `random_sides`.
+        shape: int32, height, width and channels of the image.
+        sides: from `drawn`.
+        place: from `drawn`.
 
     Returns:
         int32 `[4]`: top, left, height, width.
     """
-    size = tf.cast(shape[:2], tf.float32)
+    height_width = tf.cast(tf.raw_ops.Gather(params=shape, indices=[0, 1]), tf.float32)
+    width_height = tf.cast(tf.raw_ops.Gather(params=shape, indices=[1, 0]), tf.float32)
+    boxes = tf.round(sides * tf.sqrt(tf.reduce_prod(height_width)))
+    fits = tf.reduce_all(boxes <= height_width, 1)
+    box = tf.raw_ops.Gather(params=boxes, indices=tf.argmax(tf.cast(fits, tf.int8)))
     # Width to height and height to width have the same bound.
-    largest = tf.minimum(size, size[::-1] * MAX_ASPECT)[:, tf.newaxis]
-    boxes = tf.round(tf.concat([sides[:, :NUM_TRIES] * tf.sqrt(size[0] * size[1]), largest], 1))
-    fits = tf.reduce_all(boxes <= size[:, tf.newaxis], 0)
-    box = tf.maximum(boxes[:, tf.argmax(tf.cast(fits, tf.int8))], 1.0)
-    free = size - box
+    box = tf.maximum(tf.minimum(box, tf.minimum(height_width, width_height * MAX_ASPECT)), 1.0)
+    free = height_width - box
     # The place is below 1, so that each is equally likely; rounding must not step outside all the same.
-    begin = tf.minimum(tf.floor(sides[:, NUM_TRIES] * (free + 1.0)), free)
+    begin = tf.minimum(place * (free + 1.0), free)
+    # To whole numbers by cutting off.
     return tf.cast(tf.concat([begin, box], 0), tf.int32)
 
 
-def central_box(shape: tf.Tensor, sides: tf.Tensor) -> tf.Tensor:
-    """The square in the middle with `EVALUATION_SHARE` of the shorter side, as `random_box`; `sides` is not used."""
-    size = tf.cast(shape[:2], tf.float32)
+def central_box(shape: tf.Tensor) -> tf.Tensor:
+    """The square in the middle with `EVALUATION_SHARE` of the shorter side, as `random_box`."""
+    size = tf.cast(tf.raw_ops.Gather(params=shape, indices=[0, 1]), tf.float32)
     side = tf.maximum(tf.round(EVALUATION_SHARE * tf.reduce_min(size)), 1.0)
-    begin = tf.floor((size - side + 1.0) / 2.0)
+    begin = (size - side + 1.0) * 0.5
     return tf.cast(tf.concat([begin, tf.stack([side, side])], 0), tf.int32)
 
 

@@ -86,7 +86,7 @@ def _find(root: Path, name: str) -> Split:
     for folder in (root / part for part in _FOLDERS[name]):
         if folder.is_dir():
             return _files(root, name, folder)
-    if any(entry.is_file() and is_image_name(entry.name) for entry in os.scandir(root)):
+    if any(is_image_name(entry.name) and entry.is_file() for entry in list(os.scandir(root))):
         return _held_out(root, name)
     expected = " or ".join(f"{part}/<wnid>/*.JPEG" for part in _FOLDERS[name])
     raise DataError(

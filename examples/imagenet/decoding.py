@@ -8,8 +8,7 @@ What fails there is looked at once more in Python (`rescued`): an image of anoth
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from imagenet import crops
-from imagenet.guarded import guarded, guarded_record
+from imagenet.errors import DataError
+from imagenet.guarded import guarded, guarded_record, in_one_thread, record_at
 from imagenet.index import Split
 from imagenet.skipped import Skipped
 
@@ -34,21 +34,21 @@ DCT_METHOD = "INTEGER_ACCURATE"
 #: A larger image is not decoded: a small file can claim a size that no memory has.
 MAX_PIXELS = 2**28
 
+#: Takes a number; gives a row of the split, int64, whether it is flipped, and what is drawn for its box.
+Choose = Callable[[tf.Tensor], Sequence[tf.Tensor]]
+
 #: Takes the image's shape and what was drawn for it; gives the box to crop.
-ChooseBox = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+ChooseBox = Callable[..., tf.Tensor]
 
 _JPEG_BEGIN, _JPEG_END, _JPEG_TAIL_BYTES = b"\xff\xd8\xff", b"\xff\xd9", 4096
 
-_NO_IMAGE = np.zeros([0, 0, 3], np.uint8)
+_NO_IMAGE = np.zeros([1, 1, 3], np.uint8)
 
-#: The features of a record: those of the usual layout, and TFDS' names. The first counts labels from 1, 0 being
-#: for none of the classes.
-_FEATURES = {
-    "image/encoded": tf.io.FixedLenFeature([], tf.string, ""),
-    "image": tf.io.FixedLenFeature([], tf.string, ""),
-    "image/class/label": tf.io.FixedLenFeature([], tf.int64, 0),
-    "label": tf.io.FixedLenFeature([], tf.int64, -1),
-}
+#: Names of the features that hold image and label, in the usual layout and in that of TFDS, and what is taken from the
+#: label: the first one counts from 1, 0 being for what is of none of the classes.
+Layout = tuple[str, str, int]
+
+_LAYOUTS: tuple[Layout, ...] = (("image/encoded", "image/class/label", 1), ("image", "label", 0))
 
 
 class Decoder:
@@ -57,85 +57,95 @@ class Decoder:
     Args:
         split: whose rows.
         image_size: height and width of the images that it gives.
+        choose: which row.
         choose_box: what to crop.
         skipped: gets what cannot be used.
+
+    Raises:
+        DataError: the split is of records that hold no images.
     """
 
-    def __init__(self, split: Split, image_size: int, choose_box: ChooseBox, skipped: Skipped) -> None:
+    def __init__(self, split: Split, image_size: int, choose: Choose, choose_box: ChooseBox, skipped: Skipped) -> None:
+        self._choose = choose
         self._split = split
         self._image_size = image_size
         self._choose_box = choose_box
         self._skipped = skipped
+        self._layout = layout_of(split) if split.in_records else _LAYOUTS[0]
         index = split.index
+        begins = index.name_begins
         with tf.device("CPU:0"):
             self._root = tf.constant(os.fsencode(split.root) + b"/")
             # One string, of which each path is cut out: TensorFlow takes 24 bytes and more for every string.
             self._names = tf.constant(index.names.tobytes())
-            self._ends = tf.constant(index.name_ends)
-            self._begins = tf.constant(index.name_begins)
+            self._places = tf.constant(np.stack([begins, index.name_ends - begins], 1))
             self._labels = tf.constant(index.labels)
             if split.in_records:
-                self._files = tf.constant(index.files)
-                self._offsets = tf.constant(index.offsets)
-                self._lengths = tf.constant(index.lengths)
+                self._records = tf.constant(np.stack([index.files, index.offsets], 1))
 
-    def __call__(self, row: tf.Tensor, sides: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """The image, uint8 `[image_size, image_size, 3]`, its label, int32, and its weight, 1, or 0 if it is skipped.
 
         Args:
-            row: int64 scalar, of the split.
-            sides: for `choose_box`.
+            number: int64 scalar, for `choose`.
         """
-        image, label = self._record(row, sides) if self._split.in_records else self._file(row, sides)
-        is_sound = (tf.size(image) > 0) & (label >= 0) & (label < self._split.num_classes)
+
+        def decoded(number: tf.Tensor) -> list[tf.Tensor]:
+            row, flip, *drawn = self._choose(number)
+            image, label, is_sound = (self._record if self._split.in_records else self._file)(row, drawn)
+            return [crops.resized(image, self._image_size), label, is_sound, row, flip, *drawn]
+
+        image, label, is_sound, row, flip, *drawn = in_one_thread(decoded, [number])
 
         def sound() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            return crops.resized(image, self._image_size), label, tf.constant(1.0)
+            return image, label, tf.constant(1.0)
 
         def odd() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            image, label, weight = tf.numpy_function(self.rescued, [row, sides], [tf.uint8, tf.int32, tf.float32])
+            image, label, weight = tf.numpy_function(self.rescued, [row, *drawn], [tf.uint8, tf.int32, tf.float32])
             shape = [self._image_size, self._image_size, 3]
             return tf.ensure_shape(image, shape), tf.ensure_shape(label, []), tf.ensure_shape(weight, [])
 
-        return tf.cond(is_sound, sound, odd)
+        image, label, weight = tf.cond(is_sound, sound, odd)
+        return crops.flipped(image, flip), label, weight
 
-    def _file(self, row: tf.Tensor, sides: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The cropped image, empty if it cannot be decoded like this, and the label."""
+    def _file(self, row: tf.Tensor, drawn: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The cropped image, the label, and whether it is an image."""
 
-        def read(path: tf.Tensor, sides: tf.Tensor) -> list[tf.Tensor]:
-            return [self._cropped(tf.io.read_file(path), sides)]
+        def read(path: tf.Tensor, *drawn: tf.Tensor) -> list[tf.Tensor]:
+            return [self._cropped(tf.io.read_file(path), drawn), tf.constant(True)]
 
-        (image,) = guarded(self._path(row), [sides], read, [_NO_IMAGE])
-        return image, self._labels[row]
+        image, is_sound = guarded(self._path(row), drawn, read, [_NO_IMAGE, False])
+        return image, tf.gather(self._labels, row), is_sound
 
-    def _record(self, row: tf.Tensor, sides: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        def read(record: tf.Tensor, sides: tf.Tensor) -> list[tf.Tensor]:
-            content, label = parsed(record)
-            return [self._cropped(content, sides), label]
+    def _record(self, row: tf.Tensor, drawn: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def read(record: tf.Tensor, *drawn: tf.Tensor) -> list[tf.Tensor]:
+            content, label = parsed(record, self._layout)
+            return [self._cropped(content, drawn), label]
 
-        path = self._path(self._files[row])
-        image, label = guarded_record(path, self._offsets[row], self._lengths[row], [sides], read, [_NO_IMAGE, 0])
-        return image, label
+        file, offset = tf.unstack(tf.gather(self._records, row))
+        image, label = guarded_record(self._path(file), offset, drawn, read, [_NO_IMAGE, np.int64(-1)])
+        return image, tf.cast(label, tf.int32), (label >= 0) & (label < self._split.num_classes)
 
     def _path(self, file: tf.Tensor) -> tf.Tensor:
-        begin = self._begins[file]
-        return self._root + tf.strings.substr(self._names, begin, self._ends[file] - begin)
+        begin, length = tf.unstack(tf.gather(self._places, file))
+        return self._root + tf.strings.substr(self._names, begin, length)
 
-    def _cropped(self, content: tf.Tensor, sides: tf.Tensor) -> tf.Tensor:
-        box = self._choose_box(tf.image.extract_jpeg_shape(content), sides)
+    def _cropped(self, content: tf.Tensor, drawn: Sequence[tf.Tensor]) -> tf.Tensor:
+        box = self._choose_box(tf.image.extract_jpeg_shape(content), *drawn)
         return tf.image.decode_and_crop_jpeg(content, box, channels=3, dct_method=DCT_METHOD)
 
     def rescued(
-        self, row: npt.NDArray[np.int64], sides: npt.NDArray[np.float32]
+        self, row: npt.NDArray[np.int64], *drawn: npt.NDArray[np.float32]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """What `__call__` gives, for a row that is no sound JPEG: decoded if it can be, else blank and counted."""
         number = int(row)
         label = max(0, int(self._split.index.labels[number]))
         try:
             with tf.device("CPU:0"):
-                content, label = read_row(self._split, number)
+                content, label = read_row(self._split, number, self._layout)
                 image = decoded_whole(content)
-                box = self._choose_box(tf.constant(image.shape), tf.constant(sides)).numpy()
+                box = self._choose_box(tf.constant(image.shape), *map(tf.constant, drawn)).numpy()
                 top, left, height, width = box.tolist()
                 image = image[top : top + height, left : left + width]
                 pixels: npt.NDArray[np.uint8] = crops.resized(image, self._image_size).numpy()
@@ -150,39 +160,71 @@ class UnusableImageError(ValueError):
     """An image that is skipped; the message says why."""
 
 
-def read_row(split: Split, row: int) -> tuple[bytes, int]:
+def read_row(split: Split, row: int, layout: Layout) -> tuple[bytes, int]:
     """The encoded image and its label, read in Python.
 
     Raises:
         UnusableImageError: the file is not there or cannot be read, or its record is damaged or has no label.
     """
-    path = split.path(row)
+    if not split.in_records:
+        try:
+            return split.path(row).read_bytes(), int(split.index.labels[row])
+        except OSError as error:
+            raise UnusableImageError(f"cannot be read ({error.strerror})") from error
+    record = read_record(split, row)
     try:
-        if not split.in_records:
-            return path.read_bytes(), int(split.index.labels[row])
-        offset, length = int(split.index.offsets[row]), int(split.index.lengths[row])
-        with path.open("rb") as file:
-            file.seek(offset)
-            header, record = file.read(12), file.read(length)
-    except OSError as error:
-        raise UnusableImageError(f"cannot be read ({error.strerror})") from error
-    if len(record) != length or struct.unpack_from("<Q", header)[0] != length:
-        raise UnusableImageError("the shard has changed since it was indexed")
-    try:
-        content, label = (value.numpy() for value in parsed(tf.constant(record)))
+        content, label = (value.numpy() for value in parsed(record, layout))
     except tf.errors.OpError as error:
-        raise UnusableImageError("damaged record") from error
+        raise UnusableImageError(f"holds no {layout[0]} with {layout[1]}") from error
     if not 0 <= label < split.num_classes:
-        raise UnusableImageError(f"has no label from 0 to {split.num_classes - 1}: {label}")
+        raise UnusableImageError(
+            f"expected a label from {layout[2]} on, of {split.num_classes}; it is {label + layout[2]}"
+        )
     return content, int(label)
 
 
-def parsed(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The encoded image, and its label from 0, int32; a label below 0 if there is none."""
-    features = tf.io.parse_single_example(record, _FEATURES)
-    plain = features["label"]
-    label = tf.where(plain >= 0, plain, features["image/class/label"] - 1)
-    return features["image/encoded"] + features["image"], tf.cast(label, tf.int32)
+def read_record(split: Split, row: int) -> tf.Tensor:
+    """The content of a record, a string, whose checksum is tested.
+
+    Raises:
+        UnusableImageError: the shard cannot be read, or has changed, or the record is damaged.
+    """
+    place = tf.constant(int(split.index.offsets[row]), tf.int64)
+    dataset = record_at(tf.constant(os.fsencode(split.path(row))), place)
+    try:
+        return tf.raw_ops.DatasetToSingleElement(dataset=dataset, output_types=[tf.string], output_shapes=[[]])[0]
+    except tf.errors.OpError as error:
+        raise UnusableImageError("cannot be read, is damaged, or has changed since it was indexed") from error
+
+
+def layout_of(split: Split) -> Layout:
+    """The names of the features in a split of records, as the first record has them.
+
+    Raises:
+        DataError: it has none of those that are known, or cannot be read.
+    """
+    try:
+        record = read_record(split, 0)
+    except UnusableImageError as error:
+        raise DataError(f"{split.row_name(0)}: {error}. Make or copy the shard again.") from error
+    for layout in _LAYOUTS:
+        try:
+            parsed(record, layout)
+        except tf.errors.OpError:
+            continue
+        return layout
+    raise DataError(
+        f"{split.row_name(0)}: holds no image with a label. Expected the features "
+        f"{' or '.join(' and '.join(layout[:2]) for layout in _LAYOUTS)}."
+    )
+
+
+def parsed(record: tf.Tensor, layout: Layout) -> tuple[tf.Tensor, tf.Tensor]:
+    """The encoded image, and its label from 0, int64; a label below 0 is none."""
+    image, label, first = layout
+    kinds = {image: tf.io.FixedLenFeature([], tf.string), label: tf.io.FixedLenFeature([], tf.int64)}
+    features = tf.io.parse_single_example(record, kinds)
+    return features[image], features[label] - first
 
 
 def decoded_whole(content: bytes) -> npt.NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Operations that may fail on one row, without a failure of the batch and without Python on the way."""
+"""Operations that may fail on one row without a failure of the batch, quickly, and without Python on the way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,31 @@ import tensorflow as tf
 
 #: Takes an element and further tensors, returns tensors.
 Function = Callable[..., Sequence[Any]]
+
+
+def in_one_thread(function: Function, inputs: Sequence[tf.Tensor]) -> Any:
+    """Returns `function(*inputs)`, all of whose operations are run one after the other by the thread that asks.
+
+    TensorFlow usually hands operations over from thread to thread, datasets in `guarded` above all. Where as many rows
+    are worked on at the same time as there are cores, nothing is gained by that, and a tenth of the time is lost.
+
+    Args:
+        function: may capture tensors. There must be no `tf.cond` or `tf.while_loop` in it.
+        inputs: tensors.
+    """
+    signature = [tf.TensorSpec(value.shape, value.dtype) for value in inputs]
+    # Not to be dissolved into its caller, whose operations may be run by any thread.
+    attributes = {"_noinline": True}
+    traced = tf.function(
+        function, input_signature=signature, autograph=False, experimental_attributes=attributes
+    ).get_concrete_function()
+    results = tf.raw_ops.StatefulPartitionedCall(
+        args=[*inputs, *traced.captured_inputs],
+        Tout=[spec.dtype for spec in traced.structured_outputs],
+        f=traced,
+        executor_type="SINGLE_THREADED_EXECUTOR",
+    )
+    return [tf.ensure_shape(value, spec.shape) for value, spec in zip(results, traced.structured_outputs, strict=True)]
 
 
 def guarded(element: tf.Tensor, extras: Sequence[tf.Tensor], function: Function, defaults: Sequence[Any]) -> Any:
@@ -31,7 +56,6 @@ def guarded(element: tf.Tensor, extras: Sequence[tf.Tensor], function: Function,
 def guarded_record(
     path: tf.Tensor,
     offset: tf.Tensor,
-    length: tf.Tensor,
     extras: Sequence[tf.Tensor],
     function: Function,
     defaults: Sequence[Any],
@@ -41,23 +65,27 @@ def guarded_record(
     Args:
         path: string, the file.
         offset: int64, where the record begins in it.
-        length: int64, bytes of its content.
         extras: more tensors.
         function: takes the record's content, a string, and the extras.
         defaults: what to return instead.
     """
+    # One record alone: if the function fails, the next must not be taken for this one.
+    one = record_at(path, offset)
+    return _first_or_default(one, tf.TensorSpec([], tf.string), extras, function, defaults)
+
+
+def record_at(path: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    """A dataset, as a variant, of the record that begins there in a TFRecord file."""
     records = tf.raw_ops.TFRecordDatasetV2(
-        filenames=path[tf.newaxis],
+        filenames=[path],
         compression_type="",
-        # All that is needed, and nothing that would be thrown away.
-        buffer_size=length + 16,
-        byte_offsets=offset[tf.newaxis],
+        # None: header and content are read each into its place, and nothing that would be thrown away.
+        buffer_size=tf.constant(0, tf.int64),
+        byte_offsets=[offset],
     )
-    # Before the function: if that fails, the next record must not be taken for this one.
-    one = tf.raw_ops.TakeDataset(
+    return tf.raw_ops.TakeDataset(
         input_dataset=records, count=tf.constant(1, tf.int64), output_types=[tf.string], output_shapes=[[]]
     )
-    return _first_or_default(one, tf.TensorSpec([], tf.string), extras, function, defaults)
 
 
 def _first_or_default(

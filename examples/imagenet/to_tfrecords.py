@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -63,11 +64,7 @@ def _run() -> str:
     num_to_do = sum(len(shard.files) for shard in to_do)
     outcome = converting.Outcome(0, 0, ())
     if to_do:
-        # Keras takes seconds to import: only where there is something to show.
-        import keras
-
-        bar = keras.utils.Progbar(num_to_do, verbose=FLAGS.verbose, unit_name="image")
-        outcome = converting.convert(to_do, min(FLAGS.workers, len(to_do)), bar.update)
+        outcome = converting.convert(to_do, min(FLAGS.workers, len(to_do)), _progress(num_to_do))
     for file, reason in outcome.skipped[:20]:
         logging.warning("skipped: %s: %s", file, reason)
     num_skipped_before = sum(len(shard.files) - kept[shard.path] for shard in shards if shard.path in kept)
@@ -77,6 +74,18 @@ def _run() -> str:
         f"skipped={len(outcome.skipped) + num_skipped_before} encoded={outcome.num_encoded} "
         f"images_per_second={num_to_do / seconds:.0f} seconds={seconds:.1f}"
     )
+
+
+def _progress(num_images: int) -> Callable[[int], None]:
+    """What shows how many images are done."""
+    if not FLAGS.verbose:
+        return lambda count: None
+    # Keras takes seconds to import: only where there is something to show.
+    import keras
+
+    bar = keras.utils.Progbar(num_images, unit_name="image")
+    # The first call is drawn before there is anything to tell the speed from.
+    return lambda count: bar.update(count) if count else None
 
 
 if __name__ == "__main__":

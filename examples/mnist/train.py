@@ -10,12 +10,12 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 from common.devices import make_strategy
-from common.folders import make_folder
+from common.folders import check_saved_model, make_folder
 from common.options import OptionError
 
+import keras_ext
 from mnist import data
 from mnist.model import build_model
-from mnist.throughput import Throughput
 
 _log = logging.getLogger(__name__)
 
@@ -70,15 +70,19 @@ def run(options: Options, digits: data.Digits) -> Result:
     _check_outputs(options)
     keras.utils.set_random_seed(options.seed)
     strategy = make_strategy(options.strategy, options.devices)
-    num_steps = options.epochs * math.ceil(len(digits.train.labels) / options.batch_size)
+    num_images = len(digits.train.labels)
+    steps_per_epoch = math.ceil(num_images / options.batch_size)
     with strategy.scope():
         model = build_model(options.dropout)
         model.compile(
-            optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(options.learning_rate, num_steps)),
+            optimizer=keras.optimizers.Adam(
+                keras.optimizers.schedules.CosineDecay(options.learning_rate, options.epochs * steps_per_epoch)
+            ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
-    throughput = Throughput(num_images=len(digits.train.labels), batch_size=options.batch_size)
+    # The last batch of an epoch may be smaller.
+    throughput = keras_ext.Throughput(num_images / steps_per_epoch, unit="images")
     callbacks: list[keras.callbacks.Callback] = [throughput]
     if options.tensorboard_dir is not None:
         callbacks.append(keras.callbacks.TensorBoard(options.tensorboard_dir))
@@ -98,7 +102,7 @@ def run(options: Options, digits: data.Digits) -> Result:
     return Result(
         test_accuracy=logs["accuracy"],
         test_loss=logs["loss"],
-        images_per_second=throughput.images_per_second,
+        images_per_second=throughput.units_per_second,
         epochs=options.epochs,
         devices=strategy.num_replicas_in_sync,
         is_chief=strategy.extended.should_checkpoint,
@@ -124,7 +128,4 @@ def _check_outputs(options: Options) -> None:
     if options.tensorboard_dir is not None:
         make_folder("--tensorboard_dir", Path(options.tensorboard_dir))
     if options.save is not None:
-        path = Path(options.save)
-        if path.suffix != ".keras" or path.is_dir():
-            raise OptionError(f"--save: expected the path of a file that ends in .keras, received {path}.")
-        make_folder("--save", path.parent)
+        check_saved_model(options.save)

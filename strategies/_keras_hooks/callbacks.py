@@ -81,10 +81,8 @@ def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> N
         original(callback, logs)
         return str(model._initial_epoch)
 
-    def loaded() -> list[Any]:
-        return [*model.variables, *([] if model.optimizer is None else model.optimizer.variables)]
-
-    model._initial_epoch = int(load_on_all(model.distribute_strategy, load, loaded))
+    variables = [*model.variables, *([] if model.optimizer is None else model.optimizer.variables)]
+    model._initial_epoch = int(load_on_all(model.distribute_strategy, load, variables))
 
 
 def _by_rank_0(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:

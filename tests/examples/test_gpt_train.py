@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,24 +15,26 @@ from gpt.model import build_model
 from gpt.options import Options, check
 from gpt.perplexity import Perplexity
 from gpt.sampling import sample
+from gpt.text import Text
 from gpt.tokens import ByteTokenizer
 
 from tests.keras_ext.tensor.harness import mesh_strategy
 
+NUM_STEPS = 12
 SMALL = Options(
     sequence_length=12,
     batch_size=6,
     units=16,
     num_heads=2,
-    learning_rate=0.01,
+    learning_rate=0.015,
     warmup_steps=4,
+    steps_per_epoch=NUM_STEPS,
     epochs=2,
     microbatches=2,
     partition="uniform",
     sample_length=24,
     verbose=0,
 )
-NUM_STEPS = 12
 TOKENIZER = ByteTokenizer()
 SIZES = train.sizes_of(SMALL, TOKENIZER.num_tokens)
 TEXT = b"Peter Piper picked a peck of pickled peppers. A peck of pickled peppers Peter Piper picked. " * 4
@@ -55,8 +58,9 @@ class Steps(keras.callbacks.Callback):
 def made(axes: Mapping[str, int], options: Options) -> Any:
     strategy = mesh_strategy(axes)
     with strategy.scope():
-        model = place(build_model(train.sizes_of(options, TOKENIZER.num_tokens)), strategy, options)
-        model = train.compiled(model, options, NUM_STEPS)
+        sizes = train.sizes_of(options, TOKENIZER.num_tokens)
+        model = place(lambda: build_model(sizes), strategy, options)
+        model = train.compiled(model, options)
         model.optimizer.build(model.trainable_variables)
     return model
 
@@ -113,6 +117,34 @@ def test_every_mesh_gives_the_loss_curve_of_one_device(axes: Mapping[str, int], 
     assert drawn == train.sample_text(one, SIZES, TOKENIZER, SMALL)
 
 
+@pytest.mark.usefixtures("without_rewriting")
+def test_a_run_has_its_result(tmp_path: Path) -> None:
+    change: dict[str, Any] = {
+        "run_dir": str(tmp_path / "run"),
+        "steps_per_epoch": 3,
+        "tokenizer": "bpe",
+        "vocab_size": 280,
+    }
+    result = train.run(replace(SMALL, mesh="pipe=2", prompt="Peter", temperature=0.0, **change), Text((TEXT,), "test"))
+    assert result.is_chief
+    assert result.perplexity == pytest.approx(np.exp(result.outcome.history["loss"][-1]), rel=1e-5)
+    assert result.sample is not None
+    assert result.sample.startswith("Peter")
+    head, _, line = str(result).rpartition("\n")
+    assert head == f"sample:\n{result.sample}\n"
+    word, *pairs = line.split(" ")
+    assert word == "result"
+    values = {key: float(value) for key, value in (pair.split("=") for pair in pairs)}
+    assert values["perplexity"] == pytest.approx(result.perplexity, abs=1e-4)
+    assert values["val_perplexity"] == pytest.approx(result.val_perplexity, abs=1e-4)
+    assert (values["devices"], values["epochs"]) == (2, 2)
+    assert values["bytes_per_token"] == pytest.approx(result.bytes_per_token, abs=1e-3)
+    # The same again goes on in the same folder, where nothing is left to do, and draws the same.
+    again = train.run(replace(SMALL, mesh="tensor=2", prompt="Peter", temperature=0.0, **change), Text((TEXT,), "test"))
+    assert again.sample == result.sample
+    assert again.outcome.history == result.outcome.history
+
+
 def test_sampling_slides_its_window(alone: Any) -> None:
     model, _, _ = alone
     plain = build_model(SIZES)
@@ -159,7 +191,7 @@ def test_batches_of_one_row_on_two_replicas() -> None:
 @pytest.mark.parametrize(
     ("axes", "change"),
     [
-        ({"pipe": 2}, {"schedule": "gpipe", "partition": "parameters", "remat": "all_but_last"}),
+        ({"data": 2}, {"remat": "all"}),
         ({"pipe": 2}, {"schedule": "interleaved_1f1b", "partition": "time", "remat": "all"}),
     ],
     ids=str,
@@ -204,8 +236,8 @@ def test_weight_decay_spares_biases_norms_and_tables() -> None:
 
 
 def test_refuses_stages_where_there_are_none() -> None:
-    with pytest.raises(OptionError, match=r"^--remat=all is of stages: give --mesh an axis pipe"):
-        made({"data": 2}, replace(SMALL, remat="all"))
+    with pytest.raises(OptionError, match=r"^--remat=all_but_last: without stages"):
+        made({"data": 2}, replace(SMALL, remat="all_but_last"))
 
 
 def test_refuses_heads_that_do_not_divide() -> None:

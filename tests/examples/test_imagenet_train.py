@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -56,6 +58,11 @@ def test_meshes_of_two_processes(strategy: str, folder: Path, curve: dict[str, l
         with (folder / f"{strategy} {mesh}" / "history.csv").open() as file:
             rows = list(csv.DictReader(file))
         _assert_equal({name: [float(row[name]) for row in rows] for name in curve}, curve)
+    # Of 4 batches of 13 rows in each of two epochs, the second with other numbers, and of 30 rows to evaluate twice,
+    # each is decoded by one process only: 7 of a batch, or 6.
+    decoded = [json.loads(path.read_text()) for path in folder.glob(f"{strategy} rows of *.json")]
+    assert sorted(map(len, decoded)) == [76, 88]
+    assert sorted(itertools.chain(*decoded)) == sorted([*range(104), *range(30), *range(30)])
 
 
 def _assert_equal(found: dict[str, list[float]], curve: dict[str, list[float]]) -> None:

@@ -190,7 +190,7 @@ def generated() -> Iterator[int]:
         (lambda d: d.map(lambda x: x + 1).batch(2).map(lambda x: x), "`map` comes after"),
         (lambda d: d.map(lambda x: x + 1).batch(2).unbatch().batch(2), "stands between"),
         (lambda d: d.map(lambda x: x + 1).repeat(2).batch(3), "`repeat`"),
-        (lambda d: d.map(lambda x: tf.fill([x], x)).padded_batch(2), "`padded_batch`"),
+        (lambda d: d.map(lambda x: tf.fill([x], x)).padded_batch(2), "not made by"),
         (lambda d: d.map(lambda x: tf.random.uniform([2])).batch(2), "stateless"),
         (lambda d: d.map(lambda x: tf.cond(x > 1, lambda: tf.random.normal([]), lambda: 0.0)).batch(2), "stateless"),
         (lambda d: d.map(lambda x: tf.random.get_global_generator().normal([])).batch(2), "stateless"),

@@ -53,11 +53,26 @@ def test_an_environment_that_will_not_do(
         strategies.MultiWorkerMirroredStrategy()
 
 
+def test_alone_its_replicas_may_span_devices() -> None:
+    for made in (strategies.MultiWorkerMirroredStrategy, strategies.HorovodStrategy):
+        strategy = made(mesh={"data": -1, "pipe": 2, "tensor": 2})
+        assert strategy.num_replicas_in_sync == 2
+        assert [column.devices[1][-5:] for column in strategy.extended.columns] == [f"CPU:{i}" for i in range(4, 8)]
+
+
 def test_horovod_alone_is_one_process() -> None:
     assert strategies.HorovodStrategy(mesh={"data": -1}).num_replicas_in_sync == 1
 
 
-@pytest.mark.parametrize("arguments", [{"compression": "zip"}, {"reduction": "max"}, {"mesh": {"data": 3}}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"compression": "zip"},
+        {"reduction": "max"},
+        {"mesh": {"data": 3}},
+        {"mesh": {"data": 4, "tensor": 2}, "reduction": "adasum"},
+    ],
+)
 def test_horovod_options_that_will_not_do(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Received"):
         strategies.HorovodStrategy(**arguments)

@@ -33,7 +33,7 @@ def test_rows_are_chosen_before_the_last_run_of_maps(steps: str, batch: int, sou
         ("batch batch map range", "`batch` stands between"),
         ("map batch map range", "`map` comes after the batch"),
         ("prefetch stateful_map batch map range", "a stateful map comes after the batch"),
-        ("padded_batch map range", "`padded_batch` comes after the batch, or makes it"),
+        ("padded_batch map range", "not made by `batch`"),
         ("batch stateful_map map range", "stateless"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import pytest
 import tensorflow as tf
 
 import strategies
+from strategies._keras_hooks import callbacks as hooked
+from strategies._keras_hooks.input_watch import InputWatch
 
 # Keras says so of every dataset of unknown length, with or without us.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -204,7 +207,7 @@ class TestDatasets:
         expected = [6 * k + i for k in range(3) for i in mine] + [[18, 19], [20]][rank()]
         assert sorted(seen) == sorted([*expected, *expected])
         if rank() == 0:
-            assert "maps its rows" in caplog.text
+            assert "maps its own rows" in caplog.text
             assert ("assert_cardinality" in caplog.text) != known
 
     def test_fewer_rows_than_processes(self) -> None:
@@ -391,6 +394,69 @@ class TestCallbacks:
         assert all_ranks(float(epochs)) == [float(epochs)] * 2
         assert all_ranks(float(model.optimizer.learning_rate)) == [float(model.optimizer.learning_rate)] * 2
         assert all_ranks(digest(model)) == [digest(model)] * 2
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("policy", [Policy.AUTO, Policy.OFF])
+    def test_for_input(self, policy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        monkeypatch.setattr(hooked, "InputWatch", functools.partial(InputWatch, share=0.05, seconds=0.1, steps=2))
+
+        def slow() -> Iterator[Any]:
+            for _ in range(6):
+                time.sleep(0.15)
+                yield np.ones([4, 1], "float32"), np.zeros([4, 1], "float32")
+
+        spec = (tf.TensorSpec([4, 1]), tf.TensorSpec([4, 1]))
+        dataset = tf.data.Dataset.from_generator(slow, output_signature=spec)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(6))
+        before = strategies.seconds_waited(strategy()).input
+        begin = time.perf_counter()
+        # In the first epoch batches come while the step is traced.
+        counter().fit(with_policy(dataset, policy), epochs=2, verbose=0, shuffle=False)
+        elapsed = time.perf_counter() - begin
+        waited = strategies.seconds_waited(strategy()).input - before
+        assert all(0.3 < each < limit for each, limit in zip(all_ranks(waited), all_ranks(elapsed), strict=True))
+        lines = [record for record in caplog.records if "Input is the bottleneck" in record.getMessage()]
+        assert all_ranks(len(lines)) == [1, 0]
+
+    def test_for_others(self) -> None:
+        """Rank 1 comes late to every sum; that it is seen changes no number."""
+
+        class Late(keras.layers.Layer):
+            def call(self, x: Any) -> Any:
+                if isinstance(x, keras.KerasTensor):
+                    return x
+
+                def sleep(value: Any) -> Any:
+                    time.sleep(0.05 * rank())
+                    return value
+
+                @tf.custom_gradient
+                def identity(value: tf.Tensor) -> Any:
+                    return tf.ensure_shape(tf.numpy_function(sleep, [value], tf.float32), value.shape), lambda d: d
+
+                return identity(x)
+
+        def weights() -> list[np.ndarray]:
+            keras.utils.set_random_seed(4)
+            with strategy().scope():
+                model = keras.Sequential([keras.Input((4,)), Late(), keras.layers.Dense(8), keras.layers.Dense(1)])
+                optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
+                model.compile(optimizer, "mse", steps_per_execution=3)
+            x, y = regression()
+            model.fit(x, y, batch_size=3, verbose=0, shuffle=False)
+            return [np.asarray(weight) for weight in model.get_weights()]
+
+        expected = weights()
+        strategies.watch_communication(strategy())
+        for one, other in zip(weights(), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
+        waited = strategies.seconds_waited(strategy()).communication
+        assert waited is not None
+        first, second = all_ranks(waited)
+        # Ten steps, two for each sum; what rank 1 slept for the last, rank 0 waits for.
+        assert first > 5 * 0.05 * 0.8
+        assert second < first
 
 
 class TestPrograms:

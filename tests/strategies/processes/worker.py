@@ -1,11 +1,17 @@
-"""One of the processes that run the suite together; arguments are pytest's."""
+"""One of the processes that run a suite together; arguments are the suite's file and pytest's."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 if __name__ == "__main__":
-    suite = Path(__file__).with_name("suite.py")
+    suite = Path(__file__).with_name(sys.argv[1])
+    num_devices = int(os.environ.get("SUITE_DEVICES", "1"))
+    if num_devices > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
     # Not the conftest's: it makes eight devices.
-    sys.exit(pytest.main([str(suite), "-x", "-q", "-p", "no:cacheprovider", "--noconftest", *sys.argv[1:]]))
+    sys.exit(pytest.main([str(suite), "-x", "-q", "-p", "no:cacheprovider", "--noconftest", *sys.argv[2:]]))

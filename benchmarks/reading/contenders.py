@@ -1,0 +1,77 @@
+"""Who is measured, and what is compared. Pure data: TensorFlow is imported in the contenders' own processes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.ratios import Comparison
+from harness.workers import Contender, Report
+
+# Of our reading, as condition of a release: per core not slower than what everybody has.
+TARGET_OF_KERAS = 1.0
+
+KERAS = "keras.utils.image_dataset_from_directory"
+KERAS_AGAIN = f"{KERAS}, a second process"
+FOLDERS = "evaluation_batches, class folders"
+RECORDS = "evaluation_batches, TFRecords"
+TRAINING_FOLDERS = "training_batches, class folders"
+TRAINING_RECORDS = "training_batches, TFRecords"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One measurement, the same for all contenders.
+
+    Attributes:
+        folders: the images in class folders.
+        records: the same images in TFRecord shards.
+        image_size: height and width of the images that come out, pixels.
+        batch_size: images in a batch.
+        num_batches: batches that are measured in a row.
+        clock: "cpu" for the processor seconds of the process, "wall" for those that pass.
+    """
+
+    folders: Path
+    records: Path
+    image_size: int
+    batch_size: int
+    num_batches: int
+    clock: str
+
+
+#: By name: the program in `reading.reading`, and whether it reads the records.
+_PROGRAMS = {
+    KERAS: ("keras", False),
+    FOLDERS: ("evaluation", False),
+    RECORDS: ("evaluation", True),
+    KERAS_AGAIN: ("keras", False),
+    TRAINING_FOLDERS: ("training", False),
+    TRAINING_RECORDS: ("training", True),
+}
+
+
+def contenders(workload: Workload) -> list[Contender]:
+    """All contenders. What they prepare ahead would be done in others' turns: so they are stopped meanwhile."""
+    return [
+        Contender(name, functools.partial(_run, program, in_records, workload), freezes=True)
+        for name, (program, in_records) in _PROGRAMS.items()
+    ]
+
+
+def comparisons() -> list[Comparison]:
+    """What is compared with what."""
+    return [
+        Comparison("class folders / Keras", FOLDERS, KERAS, TARGET_OF_KERAS),
+        Comparison("TFRecords / Keras", RECORDS, KERAS, TARGET_OF_KERAS),
+        Comparison("training, class folders / Keras without augmentation", TRAINING_FOLDERS, KERAS, TARGET_OF_KERAS),
+        Comparison("training, TFRecords / Keras without augmentation", TRAINING_RECORDS, KERAS, TARGET_OF_KERAS),
+        Comparison("Keras / Keras, the noise", KERAS_AGAIN, KERAS),
+    ]
+
+
+def _run(program: str, in_records: bool, workload: Workload, report: Report) -> None:
+    from reading import reading
+
+    reading.run(program, in_records, workload, report)

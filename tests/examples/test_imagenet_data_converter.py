@@ -1,0 +1,148 @@
+"""`python examples/imagenet/to_tfrecords.py`, killed and run again."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+from imagenet import batches, converting, data
+from imagenet.errors import DataError
+from imagenet.synthetic import Request, make_synthetic
+
+from tests.examples import EXAMPLES
+
+PROGRAM = [sys.executable, str(EXAMPLES / "imagenet" / "to_tfrecords.py"), "--verbose=0", "--workers=1"]
+REQUEST = Request(num_classes=4, images_per_class=60, val_images_per_class=10, min_side=64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_synthetic(tmp_path_factory.mktemp("images") / "a set", REQUEST)
+    (folder / "synset_words.txt").write_text("n90000000 zero, nought\n")
+    return folder
+
+
+def run(*flags: str) -> tuple[dict[str, float], subprocess.CompletedProcess[str]]:
+    """The pairs in the last line, and the finished program."""
+    done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=120, check=False)
+    last = (done.stdout.splitlines() or [""])[-1]
+    return {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", last)}, done
+
+
+def examples(shard: Path) -> list[tf.train.Example]:
+    return [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(shard))]
+
+
+def check_shards(folder: Path, output: Path, num_shards: int) -> None:
+    """Every image that can be used is in one shard, and read as from its file."""
+    for name, shards in (("train", num_shards), ("val", 1)):
+        files, records = data.open_split(folder, name), data.open_split(output, name)
+        assert records.form == f"{shards} TFRecord shards"
+        assert records.num_rows == files.num_rows - 2
+        assert records.classes == files.classes
+        sums = []
+        for split in (files, records):
+            dataset = batches.evaluation_batches(split, image_size=8, batch_size=100)
+            found = [
+                (int(label), int(image.sum()) // 200)
+                for images, labels, weights in dataset.as_numpy_iterator()
+                for image, label, weight in zip(images, labels, weights, strict=True)
+                if weight
+            ]
+            sums.append(np.array(sorted(found)))
+        np.testing.assert_array_equal(sums[0][:, 0], sums[1][:, 0])
+        # Encoded anew, the odd ones are a little off.
+        assert (np.abs(sums[0][:, 1] - sums[1][:, 1]) > 1).mean() < 0.05
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_run_is_resumed(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "shards"
+    flags = [f"--data_dir={folder}", f"--output_dir={output}", "--num_shards=24", "--num_val_shards=1"]
+    process = subprocess.Popen([*PROGRAM, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children: list[psutil.Process] = []
+    try:
+        end = time.monotonic() + 100
+        while not list(output.glob("train-*")):
+            assert time.monotonic() < end
+            assert process.poll() is None
+            time.sleep(0.005)
+        children = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    # Nobody goes on without it.
+    assert psutil.wait_procs(children, 20)[1] == []
+    finished = {path: path.stat().st_mtime_ns for path in output.glob("train-*")}
+
+    result, done = run(*flags)
+    assert done.returncode == 0, done.stderr
+    assert f"{25 - result['made']:.0f} kept from a former run" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert 1 <= len(finished) <= 25 - result["made"]
+    assert (result["images"], result["shards"], result["skipped"]) == (276, 25, 4)
+    check_shards(folder, output, 24)
+
+    # Once more: nothing to do, and the same numbers.
+    again, done = run(*flags)
+    assert (again["images"], again["shards"], again["skipped"], again["made"]) == (276, 25, 4, 0)
+    # Another request is refused.
+    _, done = run(*flags, "--seed=1")
+    assert done.returncode == 1
+    assert "holds shards of another request" in done.stderr
+    assert "Traceback" not in done.stderr
+
+    first = [example for i in range(6) for example in examples(output / f"train-{i:05d}-of-00024")]
+    assert 55 < len(first) <= 60
+    features = {name: value for example in first[:1] for name, value in example.features.feature.items()}
+    assert {name for name in features if name != "image/class/text"} == {
+        *("image/encoded", "image/height", "image/width", "image/colorspace", "image/channels", "image/format"),
+        *("image/filename", "image/class/label", "image/class/synset"),
+    }
+    zero = [
+        example.features.feature
+        for example in first
+        if example.features.feature["image/class/synset"].bytes_list.value[0] == b"n90000000"
+    ]
+    assert {feature["image/class/text"].bytes_list.value[0] for feature in zero} == {b"zero, nought"}
+    assert {feature["image/class/label"].int64_list.value[0] for feature in zero} == {1}
+    # Classes are mixed in every shard.
+    labels = {example.features.feature["image/class/label"].int64_list.value[0] for example in first}
+    assert labels == {1, 2, 3, 4}
+
+
+def test_plans_and_refusals(folder: Path, tmp_path: Path) -> None:
+    split = data.open_split(folder, "train")
+    shards = converting.plan(split, tmp_path, 7, seed=0)
+    assert {len(shard.files) for shard in shards} == {34, 35}
+    assert len({file for shard in shards for file in shard.files}) == 240
+    assert converting.plan(split, tmp_path, 7, seed=0) == shards
+    assert converting.plan(split, tmp_path, 7, seed=1) != shards
+    assert shards[6].path.name == "train-00006-of-00007"
+    with pytest.raises(DataError, match="Expected 1 to 240 shards"):
+        converting.plan(split, tmp_path, 241, seed=0)
+    shards[0].path.write_bytes(b"not a shard, but long enough for a header")
+    with pytest.raises(DataError, match="damaged, or not of this set"):
+        converting.finished(shards[0])
+    with pytest.raises(DataError, match="holds shards that this program has not made"):
+        converting.claim(tmp_path, [split], {"train": 7}, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--data_dir=nowhere", "--output_dir=out"], "error: nowhere: not a directory"),
+        (["--output_dir=out"], "Flag --data_dir must have a value"),
+    ],
+)
+def test_refuses_in_one_line(flags: list[str], reason: str, tmp_path: Path) -> None:
+    done = subprocess.run([*PROGRAM, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert reason in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,13 @@
+"""What runs by itself, and what with `--parity-all` only: a world of two processes takes half a minute on two cores."""
+
+import pytest
+
+from tests.keras_ext.selecting import leave_to_parity_all
+
+# Of replicas of several devices, each strategy runs one of two worlds.
+LEFT_OUT = ("[meshes.py-2-MultiWorkerMirroredStrategy]", "[meshes.py-4-HorovodStrategy]")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out, without the flag, the other one."""
+    leave_to_parity_all(config, items, lambda item: item.nodeid.endswith(LEFT_OUT))
