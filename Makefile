@@ -20,7 +20,7 @@ READY_HOROVOD := $(VENV)/.ready-horovod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist test parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-reading lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt test parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-reading lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -28,6 +28,13 @@ help: ## show this list
 
 mnist: $(READY_RUN) ## train handwritten digits on two devices
 	$(BIN)/python examples/mnist/main.py --devices=2 $(ARGS)
+
+imagenet: $(READY_RUN) ## train on images that it makes first; with ARGS="--data=..." on yours
+	$(BIN)/python examples/imagenet/main.py --data=synthetic --model=AlexNet --width=0.25 --image_size=64 \
+	  --batch_size=64 --epochs=8 --warmup_epochs=1 --learning_rate=0.02 $(ARGS)
+
+gpt: $(READY_RUN) ## train a language model on this documentation, about two minutes
+	$(BIN)/python examples/gpt/main.py $(ARGS)
 
 test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)

@@ -27,7 +27,7 @@ class RunOptions:
     dtype_policy: str = "float32"
     seed: int = 0
     run_dir: str | None = None
-    checkpoint_steps: int | None = None
+    checkpoint_steps: int = 1000
     profile: bool = False
     verbose: int = 1
 
@@ -67,7 +67,7 @@ def define_run_flags() -> None:
     flags.DEFINE_integer(
         "checkpoint_steps",
         RunOptions.checkpoint_steps,
-        "Save after so many steps of an epoch, too. Default: at the end of each epoch.",
+        "Save after so many steps of an epoch, too, beside at its end.",
         lower_bound=1,
     )
     flags.DEFINE_bool("profile", RunOptions.profile, "Record some steps for TensorBoard's profiler.")

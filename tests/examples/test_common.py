@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
-from common import devices, folders
-from common.options import OptionError, RunOptions
+from common import devices, folders, reports
+from common.options import OptionError, PlacingOptions, RunOptions
+from common.pictures import timeline_image
+from common.placing import place
 
 
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +88,40 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     (folder / "options.json").write_text("{")
     with pytest.raises(OptionError, match="cannot be read"):
         folders.run_folder("mnist", options)
+
+
+def _layers() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="up"), keras.layers.Dense(2, name="down")])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "remat", "reason"),
+    [
+        ({"data": 1}, "all_but_last", r"without stages whole layers .* a mesh of \{'data': 1\}"),
+        ({"tensor": 2}, "all", "split layers cannot"),
+        ({"pipe": 4}, None, "--mesh: "),
+    ],
+)
+def test_what_cannot_be_placed(mesh: dict[str, int], remat: str | None, reason: str) -> None:
+    strategy = devices.make_strategy("mirrored", mesh=mesh)
+    with strategy.scope(), pytest.raises(OptionError, match=reason):
+        place(_layers, strategy, PlacingOptions(remat=remat))
+
+
+def test_tensorboard_is_shown_memory_and_timeline(tmp_path: Path) -> None:
+    x = np.ones((8, 4), "float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :2])).batch(4)
+    strategy = devices.make_strategy("mirrored", mesh={"pipe": 2})
+    with strategy.scope():
+        model: Any = place(_layers, strategy, PlacingOptions(microbatches=2, partition="uniform"))
+        model.compile("sgd", "mse")
+    callbacks = reports.reports_for(model, tmp_path / "logs", lambda first, count: dataset.skip(first), RunOptions())
+    model.fit(dataset, callbacks=callbacks, verbose=0, shuffle=False)
+    written = b"".join(path.read_bytes() for path in (tmp_path / "logs" / "devices").iterdir())
+    for told in (b"memory_bytes/CPU:0 weights", b"memory_bytes/CPU:1 optimizer", b"pipeline", b"\x89PNG"):
+        assert told in written
+    picture = timeline_image(model.pipeline_timeline())
+    assert picture.shape[0] == 1
+    assert picture.shape[-1] == 3
+    # Blue, orange, and grey where a device waits.
+    assert {(0, 114, 178), (230, 159, 0), (238, 238, 238)} <= set(map(tuple, picture.reshape(-1, 3).tolist()))
