@@ -70,7 +70,8 @@ class ReadAheadIterator:
         self._iterator = iterator
         self._agreed = isinstance(iterator, AgreedIterator)
         self._ahead: collections.deque[Future[Any]] = collections.deque()
-        self._end: BaseException | None = None
+        self._ended = False
+        self._error: Exception | None = None
         self._work = _start_worker(lambda element: _placed(element, element_spec, devices))
         weakref.finalize(self, self._work.put, None)
 
@@ -78,21 +79,26 @@ class ReadAheadIterator:
         return self
 
     def __next__(self) -> Any:
-        while self._end is None and len(self._ahead) <= NUM_AHEAD:
+        while not self._ended and len(self._ahead) <= NUM_AHEAD:
             try:
                 element = next(self._iterator)
-            except StopIteration as end:
-                self._end = end
+            except StopIteration:
+                # Not kept: with its traceback it would keep the iterator, until Python ends.
+                self._ended = True
             except Exception as error:
                 if self._agreed:
                     raise
-                self._end = error
+                self._ended, self._error = True, error
             else:
                 self._ahead.append(Future())
                 self._work.put((self._ahead[-1], element))
         if self._ahead:
             return self._ahead.popleft().result()
-        raise StopIteration if self._end is None else self._end
+        failure, self._error = self._error, None
+        try:
+            raise StopIteration if failure is None else failure
+        finally:
+            del failure  # which would keep this frame, and the frame it
 
 
 def _start_worker(place: Callable[[Any], Any]) -> queue.SimpleQueue[tuple[Future[Any], Any] | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,6 +87,24 @@ class TestIterators:
         assert [float(next(iterator)) for _ in range(2)] == [0.5, 1.0]
         with pytest.raises(tf.errors.InvalidArgumentError, match="here"):
             next(iterator)
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_nothing_keeps_it(self, fails: bool) -> None:
+        """An iterator of TensorFlow's that is left to Python's last garbage collection can block the end."""
+        dataset = tf.data.Dataset.range(3).map(
+            lambda x: tf.debugging.check_numerics(1 / (2 - x if fails else 5), "here")
+        )
+        iterator = iter(ReadAheadDataset(dataset, DEVICES[:1]))
+        known = weakref.ref(iterator)
+        gc.collect()
+        gc.disable()
+        try:
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                assert len(list(iterator)) == 3
+            del iterator
+            assert known() is None
+        finally:
+            gc.enable()
 
     def test_its_thread_ends_with_it(self) -> None:
         def threads() -> list[threading.Thread]:
