@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -27,12 +28,7 @@ def mesh_of(text: str | None) -> dict[str, int] | None:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
-        if (
-            name not in _AXES
-            or name in sizes
-            or not size.removeprefix("-").isdigit()
-            or int(size) in (0, *range(-9, -1))
-        ):
+        if name not in _AXES or name in sizes or not re.fullmatch("-1|[1-9][0-9]*", size):
             raise OptionError(f"--mesh: expected axes of {_AXES} with sizes, as in data=2,pipe=2, received {text!r}.")
         sizes[name] = int(size)
     return sizes
@@ -56,6 +52,11 @@ def make_strategy(
     }
     if name not in makers:
         raise OptionError(f"--strategy: expected one of {list(makers)}, received {name!r}.")
+    if name != "mirrored" and num_devices is not None and tf.config.list_physical_devices("GPU"):
+        raise OptionError(
+            f"--devices={num_devices}: the processes of --strategy={name} share out the GPUs that they see among "
+            "themselves. Start another number of processes, or say which GPUs are seen with CUDA_VISIBLE_DEVICES."
+        )
     devices = choose_devices(num_devices, _devices_of_a_process(mesh, alone=name == "mirrored"))
     try:
         return makers[name]()

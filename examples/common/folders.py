@@ -9,41 +9,77 @@ import os
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
+import strategies
+from common.files import write_whole
 from common.options import OptionError
 
 #: Options that change neither numbers nor what they mean, so that a run may go on with others.
-_FREE = ("run_dir", "checkpoint_steps", "profile", "verbose")
-#: Options that decide where numbers are computed, not which.
-_PLACES = ("strategy", "mesh", "devices")
+_FREE = ("run_dir", "checkpoint_steps", "profile", "verbose", "save", "sample_length", "prompt", "temperature")
+#: Options that decide where numbers are computed, not which: to rounding, and but for what looks at several rows.
+_PLACES = ("strategy", "mesh", "devices", "microbatches", "schedule", "partition", "remat")
+
+_OPTIONS, _DATA = "options.json", "data.txt"
 
 
 def run_folder(example: str, options: Any, runs: str = "runs") -> Path:
     """The folder of the run that `options`, a dataclass, describe; one of the same options is the same.
 
     With `run_dir` it is that folder. A run there with other options is refused, those excepted that change no numbers:
-    it may go on under another strategy or mesh.
+    it may go on under another strategy or mesh. What a run is of is written down by `keep_run`.
 
     Raises:
         OptionError: the folder cannot be made, or is that of another run.
     """
-    values = dataclasses.asdict(options)
-    deciding = {name: value for name, value in values.items() if name not in _FREE}
     if options.run_dir is None:
+        deciding = {name: value for name, value in dataclasses.asdict(options).items() if name not in _FREE}
         digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:8]
         folder = Path(runs) / f"{example}-{digest}"
     else:
         folder = Path(options.run_dir)
     make_folder("--run_dir", folder)
-    record = folder / "options.json"
-    numbers = {name: value for name, value in deciding.items() if name not in _PLACES}
-    if record.is_file():
-        _check(record, numbers)
-        return folder
-    # Whole or not at all, and of whichever process comes first.
-    unfinished = folder / f".options.{os.getpid()}.json"
-    unfinished.write_text(json.dumps(numbers, indent=1, sort_keys=True) + "\n")
-    unfinished.replace(record)
+    if (folder / _OPTIONS).is_file():
+        _check(folder / _OPTIONS, _numbers(options))
     return folder
+
+
+def keep_run(folder: Path, options: Any, data_digest: str, strategy: tf.distribute.Strategy) -> None:
+    """Writes down what the run in `folder` is of, now that all is well and training begins; all processes call it.
+
+    Args:
+        folder: of `run_folder`.
+        options: as given to it.
+        data_digest: tells the data that this process has from others.
+        strategy: joins the processes.
+
+    Raises:
+        OptionError: this process has other data than rank 0, or the run in the folder was of other data.
+    """
+
+    def of_rank_0() -> str:
+        kept = folder / _DATA
+        if kept.is_file() and kept.read_text() != data_digest:
+            raise ValueError(
+                f"--run_dir: {folder} is a run with other data than there is now. Put the data back as they were, or "
+                "name another folder."
+            )
+        write_whole(folder / _OPTIONS, json.dumps(_numbers(options), indent=1, sort_keys=True) + "\n")
+        write_whole(kept, data_digest)
+        return data_digest
+
+    try:
+        told = strategies.load_on_all(strategy, of_rank_0, [])
+    except OSError as error:
+        raise OptionError(f"--run_dir: {folder} cannot be written ({error.strerror}).") from error
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    if told != data_digest:
+        raise OptionError("The data here are not those of rank 0: give all processes the same files.")
+
+
+def _numbers(options: Any) -> dict[str, Any]:
+    return {k: v for k, v in dataclasses.asdict(options).items() if k not in (*_FREE, *_PLACES)}
 
 
 def _check(record: Path, numbers: dict[str, Any]) -> None:

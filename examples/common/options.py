@@ -50,8 +50,8 @@ def define_run_flags() -> None:
     flags.DEFINE_integer(
         "devices",
         RunOptions.devices,
-        "Number of GPUs of a process, or of logical CPU devices where there is none. Default: all GPUs; on CPUs as "
-        "many as the mesh asks for, else one.",
+        "Number of GPUs, with --strategy=mirrored; where there is none, of logical CPU devices of a process. Default: "
+        "all GPUs; on CPUs as many as the mesh takes in one process, or one replica takes in many.",
         lower_bound=1,
     )
     flags.DEFINE_string(

@@ -16,8 +16,8 @@ from common.options import RunOptions
 
 _log = logging.getLogger(__name__)
 
-#: Steps of this run that a profile records: late enough for caches to be warm, few enough to look at.
-_PROFILED_STEPS = (10, 14)
+#: Of this run, the first step that a profile records, when caches are warm, and how many it records.
+_FIRST_PROFILED, _NUM_PROFILED = 10, 5
 
 
 def reports_for(
@@ -25,12 +25,22 @@ def reports_for(
     folder: Path,
     batches_from: Callable[[int, int], tf.data.Dataset],
     options: RunOptions,
+    num_steps: int,
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks that write for TensorBoard into `folder`; none, and a line that says so, where it is missing."""
+    """The callbacks that write for TensorBoard into `folder`; none, and a line that says so, where it is missing.
+
+    Args:
+        model: compiled.
+        folder: for the logs.
+        batches_from: as for `common.training.train`.
+        options: whether to profile.
+        num_steps: of the next `fit`, in which a profile is made.
+    """
     if importlib.util.find_spec("tensorboard") is None:
         _log.info("no logs for TensorBoard: it is not installed (pip install tensorboard)")
         return []
-    profiled = _PROFILED_STEPS if options.profile else 0
+    last = min(num_steps, _FIRST_PROFILED + _NUM_PROFILED - 1)
+    profiled = (max(1, last - _NUM_PROFILED + 1), last) if options.profile and num_steps else 0
     reports: list[keras.callbacks.Callback] = [
         keras.callbacks.TensorBoard(str(folder), write_graph=False, profile_batch=profiled),
         DeviceMemory(folder / "devices"),

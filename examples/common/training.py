@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +15,15 @@ import keras
 import tensorflow as tf
 
 import keras_ext
+from common.files import write_whole
+from common.folders import keep_run
 from common.options import OptionError, RunOptions
 from common.reports import reports_for
 
 _log = logging.getLogger(__name__)
+
+#: The loss curve, in the folder of a run.
+CURVE_FILE = "history.csv"
 
 #: Global batches from a step on, counted over all epochs: `batches_from(first_step, num_steps)`.
 BatchesFrom = Callable[[int, int], tf.data.Dataset]
@@ -75,6 +81,7 @@ def train(
     unit: str,
     folder: Path,
     options: RunOptions,
+    data_digest: str,
     validation_data: tf.data.Dataset | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Outcome:
@@ -90,13 +97,15 @@ def train(
         unit: what is counted, in the plural, as in "images".
         folder: of the run.
         options: for checkpoints, the profile, and what is printed.
+        data_digest: tells the data from others: the run goes on with the same only, on all processes.
         validation_data: evaluated after each epoch.
         callbacks: further ones.
 
     Raises:
-        OptionError: the checkpoints in `folder` are of another model or data set.
+        OptionError: the run in `folder` is of another model or data set, or this process has other data than rank 0.
     """
     start = time.perf_counter()
+    keep_run(folder, options, data_digest, model.distribute_strategy)
     checkpoints = keras_ext.Checkpoints(folder / "checkpoints", steps_per_epoch, every_steps=options.checkpoint_steps)
     try:
         at = checkpoints.restore(model)
@@ -104,12 +113,14 @@ def train(
         raise OptionError(str(error)) from error
     throughput = keras_ext.Throughput(units_per_step, unit=unit)
     is_chief: bool = model.distribute_strategy.extended.should_checkpoint
+    # Of the first `fit` below.
+    num_steps = (steps_per_epoch - at.step) if at.step else max(0, epochs - at.epoch) * steps_per_epoch
     every = [
         throughput,
         *callbacks,
-        *(reports_for(model, folder / "tensorboard", batches_from, options) if is_chief else []),
+        *(reports_for(model, folder / "tensorboard", batches_from, options, num_steps) if is_chief else []),
         checkpoints,
-        *([CurveFile(checkpoints, folder / "history.csv")] if is_chief else []),
+        *([CurveFile(checkpoints, folder / CURVE_FILE)] if is_chief else []),
     ]
     if at.epoch >= epochs:
         _log.info(
@@ -138,6 +149,9 @@ def train(
                 shuffle=False,  # The batches are in their order.
                 verbose=options.verbose,
             )
+    if is_chief:
+        # A kill may have come between the last checkpoint and the table.
+        write_curve(checkpoints.history, folder / CURVE_FILE)
     return Outcome(
         history=checkpoints.history,
         units_per_second=throughput.units_per_second,
@@ -159,10 +173,13 @@ class CurveFile(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the table."""
-        history = self._checkpoints.history
-        unfinished = self._path.with_name(f".{self._path.name}")
-        with unfinished.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["epoch", *history])
-            writer.writerows([epoch + 1, *values] for epoch, values in enumerate(zip(*history.values(), strict=True)))
-        unfinished.replace(self._path)
+        write_curve(self._checkpoints.history, self._path)
+
+
+def write_curve(history: dict[str, list[float]], path: Path) -> None:
+    """Writes logs by name as a table of epochs."""
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    writer.writerow(["epoch", *history])
+    writer.writerows([epoch + 1, *values] for epoch, values in enumerate(zip(*history.values(), strict=True)))
+    write_whole(path, table.getvalue())

@@ -16,7 +16,6 @@ from common.options import define_placing_flags, define_run_flags, from_flags, r
 from gpt import text
 from gpt.options import Options, check
 
-FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "data_file", None, "Any file to train on; <|endoftext|> in it parts documents. Default: this repository's pages."
 )

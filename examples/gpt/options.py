@@ -36,6 +36,10 @@ def check(options: Options) -> None:
     Raises:
         OptionError: naming the flag.
     """
+    try:
+        options.prompt.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"--prompt={options.prompt!r}: expected text in UTF-8. {error}.") from error
     if options.units % options.num_heads:
         raise OptionError(
             f"--units={options.units} is shared out among --num_heads={options.num_heads}: make it a multiple of that."

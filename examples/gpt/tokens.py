@@ -1,14 +1,13 @@
 """Bytes to numbers and back: each byte a token, or byte pairs by the package `sentencepiece`."""
 
 import io
-import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from common.files import write_whole
 
 from gpt.text import DataError, Text
 
@@ -169,11 +168,9 @@ def _kept(path: Path, num_tokens: int) -> Tokenizer:
 
 def _keep(path: Path, model: bytes) -> None:
     """Writes the file whole or not at all. All processes do so, each by way of a file of its own."""
-    part = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(model)
-        part.replace(path)
+        write_whole(path, model)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror}). Name another folder in --run_dir.") from error
 

@@ -1,5 +1,6 @@
 """Trains the language model under a strategy: tokens, model, training, a sample, result."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +9,12 @@ import keras
 from common import devices, training
 from common.folders import run_folder
 from common.placing import place
+from common.rate import WarmUpThenDecay
 
 from gpt import rows
 from gpt.model import Sizes, build_model
 from gpt.options import Options
 from gpt.perplexity import Perplexity
-from gpt.rate import WarmUpThenCosine
 from gpt.sampling import sample
 from gpt.text import Text
 from gpt.tokens import Tokenizer, make_tokenizer
@@ -90,6 +91,7 @@ def run(options: Options, text: Text) -> Result:
         unit="tokens",
         folder=folder,
         options=options,
+        data_digest=hashlib.sha256(packed.tobytes()).hexdigest(),
         validation_data=None if held_out is None else rows.in_order(held_out, options.batch_size),
     )
     return Result(
@@ -109,11 +111,11 @@ def sizes_of(options: Options, num_tokens: int) -> Sizes:
 
 def compiled(model: Any, options: Options) -> Any:
     """The model with AdamW, whose rate warms up and falls to 0 along a cosine; in the scope of its strategy."""
-    rate = WarmUpThenCosine(
+    rate = WarmUpThenDecay(
         options.learning_rate,
         max(1, options.epochs * options.steps_per_epoch // options.accumulation),
         options.warmup_steps,
-        options.accumulation,
+        batches_per_update=options.accumulation,
     )
     optimizer = keras.optimizers.AdamW(
         rate,

@@ -13,7 +13,6 @@ if __name__ == "__main__":
 
 from common import options
 
-FLAGS = flags.FLAGS
 options.define_run_flags()
 options.define_placing_flags()
 flags.DEFINE_string(
@@ -28,9 +27,15 @@ flags.DEFINE_integer("image_size", 224, "Pixels on each side of a picture.", low
 flags.DEFINE_integer("batch_size", 256, "Global batch size: images in one step on all devices.", lower_bound=1)
 flags.DEFINE_integer("epochs", 90, "Times to go through the training images.", lower_bound=1)
 flags.DEFINE_enum("optimizer", "sgd", ["sgd", "adamw", "lamb"], "sgd has Nesterov momentum; lamb is for large batches.")
-flags.DEFINE_float("learning_rate", 0.1, "The highest, for 256 images in a batch; it grows with the batch.", 0.0)
+flags.DEFINE_float(
+    "learning_rate",
+    None,
+    "The highest, for 256 images in an update; it grows with them. Default: 0.1 for sgd, 0.0003 for adamw, 0.0006 for "
+    "lamb.",
+    0.0,
+)
 flags.DEFINE_enum("decay", "cosine", ["cosine", "steps"], "How the learning rate falls: to 0, or to a tenth, thrice.")
-flags.DEFINE_integer("warmup_epochs", 5, "Epochs in which the learning rate rises.", lower_bound=0)
+flags.DEFINE_integer("warmup_epochs", 5, "Epochs in which the learning rate rises, at most half of all.", 0)
 flags.DEFINE_float("momentum", 0.9, "Of sgd.", 0.0, 0.999)
 flags.DEFINE_float("weight_decay", 5e-4, "Of weights, but not of norms and biases, apart from the gradient.", 0.0)
 flags.DEFINE_float("label_smoothing", 0.1, "Part of each label that is spread over all classes.", 0.0, 0.9)

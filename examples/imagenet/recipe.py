@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
 from common.options import OptionError
+from common.rate import Decay, WarmUpThenDecay
 from keras import ops
 
 #: The batch size for which learning rates are given (Goyal et al., arXiv:1706.02677).
 REFERENCE_BATCH = 256
 
-OPTIMIZERS = ("sgd", "adamw", "lamb")
-DECAYS = ("cosine", "steps")
+#: By optimizer, a highest rate for as many images. An update of LAMB moves each layer by that part of its own length.
+RATES = {"sgd": 0.1, "adamw": 3e-4, "lamb": 6e-4}
 
 
 @keras.saving.register_keras_serializable(package="imagenet")
@@ -57,59 +57,35 @@ class SkippedRows(keras.metrics.Metric):
         return ops.convert_to_tensor(self.count)
 
 
-@keras.saving.register_keras_serializable(package="imagenet")
-class WarmupThenSteps(keras.optimizers.schedules.LearningRateSchedule):
-    """Rises from 0 in equal steps, then falls to a tenth at each boundary.
+def learning_rate(
+    name: str,
+    rate: float | None,
+    batch_size: int,
+    *,
+    decay: Decay,
+    warmup_steps: int,
+    num_steps: int,
+    accumulation: int = 1,
+) -> WarmUpThenDecay:
+    """The schedule: linear in the images of an update, warmed up, then falling.
 
     Args:
-        learning_rate: the highest.
-        warmup_steps: number of steps in which it is reached.
-        boundaries: steps after which it is a tenth of what it was.
-    """
-
-    def __init__(self, learning_rate: float, warmup_steps: int, boundaries: list[int]) -> None:
-        super().__init__()
-        self.learning_rate = learning_rate
-        self.warmup_steps = warmup_steps
-        self.boundaries = boundaries
-
-    def __call__(self, step: Any) -> Any:
-        """The rate of a step."""
-        step = ops.cast(step, "float32")
-        rate = self.learning_rate * ops.minimum(1.0, (step + 1) / max(1, self.warmup_steps))
-        for boundary in self.boundaries:
-            rate = ops.where(step >= boundary, rate * 0.1, rate)
-        return rate
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments."""
-        return {
-            "learning_rate": self.learning_rate,
-            "warmup_steps": self.warmup_steps,
-            "boundaries": self.boundaries,
-        }
-
-
-def learning_rate(rate: float, batch_size: int, *, decay: str, warmup_steps: int, num_steps: int) -> Any:
-    """The schedule: linear in the batch size, warmed up, then falling.
-
-    Args:
-        rate: for batches of `REFERENCE_BATCH` images.
-        batch_size: images in one update of the weights.
-        decay: "cosine" to 0, or "steps": a tenth after 1/3, 2/3 and 8/9 of the steps (He et al.: epochs 30, 60, 80).
-        warmup_steps: number of steps in which it rises. Keras counts steps also where several make one update.
+        name: of the optimizer.
+        rate: the highest, for `REFERENCE_BATCH` images; None for what suits the optimizer.
+        batch_size: images in one step.
+        decay: "cosine" to 0, or "steps", each to a tenth.
+        warmup_steps: number of steps in which it rises.
         num_steps: of the whole training.
+        accumulation: steps to one update.
+
+    Raises:
+        OptionError: an unknown optimizer.
     """
-    highest = rate * batch_size / REFERENCE_BATCH
-    warmup = min(warmup_steps, num_steps - 1)
-    if decay == "steps":
-        return WarmupThenSteps(highest, warmup, [math.ceil(num_steps * part) for part in (1 / 3, 2 / 3, 8 / 9)])
-    return keras.optimizers.schedules.CosineDecay(
-        0.0 if warmup else highest,
-        num_steps - warmup,
-        warmup_target=highest if warmup else None,
-        warmup_steps=warmup,
-    )
+    if name not in RATES:
+        raise OptionError(f"--optimizer: expected one of {tuple(RATES)}, received {name!r}.")
+    highest = (RATES[name] if rate is None else rate) * batch_size * accumulation / REFERENCE_BATCH
+    num_updates = max(1, num_steps // accumulation)
+    return WarmUpThenDecay(highest, num_updates, warmup_steps // accumulation, decay, accumulation)
 
 
 def make_optimizer(
@@ -132,7 +108,7 @@ def make_optimizer(
     elif name == "lamb":
         optimizer = keras.optimizers.Lamb(schedule, **common)
     else:
-        raise OptionError(f"--optimizer: expected one of {OPTIMIZERS}, received {name!r}.")
+        raise OptionError(f"--optimizer: expected one of {tuple(RATES)}, received {name!r}.")
     if weight_decay:
-        optimizer.exclude_from_weight_decay(var_names=[r"bias", r"norm", r"gamma", r"beta", r"/scale"])
+        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from common.devices import make_strategy, mesh_of
 from common.folders import check_saved_model, run_folder
 from common.options import OptionError, PlacingOptions, RunOptions
 from common.placing import place
+from common.rate import Decay
 from common.training import Outcome, prepare, train
 
 from imagenet import batches, data, recipe, synthetic
@@ -32,8 +34,8 @@ class Options(PlacingOptions, RunOptions):
     batch_size: int = 256
     epochs: int = 90
     optimizer: str = "sgd"
-    learning_rate: float = 0.1
-    decay: str = "cosine"
+    learning_rate: float | None = None
+    decay: Decay = "cosine"
     warmup_epochs: int = 5
     momentum: float = 0.9
     weight_decay: float = 5e-4
@@ -125,6 +127,7 @@ def run(options: Options) -> Result:
         unit="images",
         folder=folder,
         options=options,
+        data_digest=_digest(training, validation),
         validation_data=batches.evaluation_batches(validation, image_size=options.image_size, batch_size=batch_size),
     )
     if options.save is not None:
@@ -135,13 +138,26 @@ def run(options: Options) -> Result:
     return Result(outcome, options.epochs, strategy.num_replicas_in_sync)
 
 
+def _digest(*splits: data.Split) -> str:
+    """Tells images from others: their names, places and labels, not their pixels."""
+    digest = hashlib.sha256()
+    for split in splits:
+        index = split.index
+        for part in (index.names, index.name_ends, index.files, index.offsets, index.lengths, index.labels):
+            digest.update(part.tobytes())
+        digest.update("\n".join(index.classes).encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
 def _optimizer(options: Options, steps_per_epoch: int, batch_size: int) -> keras.Optimizer:
     schedule = recipe.learning_rate(
+        options.optimizer,
         options.learning_rate,
-        batch_size * options.accumulation,
+        batch_size,
         decay=options.decay,
         warmup_steps=options.warmup_epochs * steps_per_epoch,
         num_steps=options.epochs * steps_per_epoch,
+        accumulation=options.accumulation,
     )
     return recipe.make_optimizer(
         options.optimizer,

@@ -115,7 +115,14 @@ def _telling(parse: Callable[[], Any]) -> Any:
 LAUNCHERS = {
     "python": _python,
     "horovodrun": _horovodrun,
-    "srun": _elsewhere("--nodes|-N", "--ntasks|-n", "--ntasks-per-node", "--cpus-per-task|-c", "--gpus-per-task"),
+    "srun": _elsewhere(
+        "--nodes|-N",
+        "--ntasks|-n",
+        "--ntasks-per-node",
+        "--cpus-per-task|-c",
+        "--gpus-per-task",
+        "--kill-on-bad-exit|-K",
+    ),
     "mpirun": _elsewhere("-np|-n", "-H|--host", "--hostfile", "--bind-to"),
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from common import devices, folders, reports
 from common.options import OptionError, PlacingOptions, RunOptions
 from common.pictures import timeline_image
 from common.placing import place
+
+from tests.examples import EXAMPLES
 
 
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +52,9 @@ def test_mesh(text: str | None, mesh: dict[str, int] | None) -> None:
     assert devices.mesh_of(text) == mesh
 
 
-@pytest.mark.parametrize("text", ["", "2", "data", "data=", "data=0", "data=-2", "rows=2", "data=2,data=2", "data=2 2"])
+@pytest.mark.parametrize(
+    "text", ["", "2", "data", "data=", "data=0", "data=-2", "data=-10", "data=²", "rows=2", "data=2,data=2", "data=2 2"]
+)
 def test_no_mesh(text: str) -> None:
     with pytest.raises(OptionError, match=r"--mesh: expected axes of .* as in data=2,pipe=2, received"):
         devices.mesh_of(text)
@@ -76,15 +82,21 @@ def test_a_folder_for_each_set_of_options(tmp_path: Path) -> None:
     assert folders.run_folder("mnist", Options(verbose=0, profile=True), runs) == first
     assert folders.run_folder("mnist", Options(epochs=2), runs) != first
     assert folders.run_folder("mnist", Options(strategy="horovod"), runs) != first
+    assert not list(first.iterdir())
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     options = Options(run_dir=str(tmp_path / "my run"), epochs=2)
     folder = folders.run_folder("mnist", options)
+    strategy = tf.distribute.get_strategy()
+    folders.keep_run(folder, options, "these images", strategy)
     assert json.loads((folder / "options.json").read_text())["epochs"] == 2
     assert folders.run_folder("mnist", dataclasses.replace(options, strategy="horovod", mesh="data=2")) == folder
     with pytest.raises(OptionError, match=r"is a run with --epochs=2 \(now 3\)\. Give the same"):
         folders.run_folder("mnist", dataclasses.replace(options, epochs=3))
+    folders.keep_run(folder, dataclasses.replace(options, mesh="pipe=2"), "these images", strategy)
+    with pytest.raises(OptionError, match="is a run with other data"):
+        folders.keep_run(folder, options, "others", strategy)
     (folder / "options.json").write_text("{")
     with pytest.raises(OptionError, match="cannot be read"):
         folders.run_folder("mnist", options)
@@ -115,8 +127,16 @@ def test_tensorboard_is_shown_memory_and_timeline(tmp_path: Path) -> None:
     with strategy.scope():
         model: Any = place(_layers, strategy, PlacingOptions(microbatches=2, partition="uniform"))
         model.compile("sgd", "mse")
-    callbacks = reports.reports_for(model, tmp_path / "logs", lambda first, count: dataset.skip(first), RunOptions())
-    model.fit(dataset, callbacks=callbacks, verbose=0, shuffle=False)
+    callbacks = reports.reports_for(
+        # Measured in the midst of `fit`, which goes on.
+        model,
+        tmp_path / "logs",
+        lambda first, count: dataset.repeat().take(count),
+        RunOptions(profile=True),
+        4,
+    )
+    model.fit(dataset, epochs=2, callbacks=callbacks, verbose=0, shuffle=False)
+    assert list((tmp_path / "logs" / "train" / "plugins" / "profile").iterdir())
     written = b"".join(path.read_bytes() for path in (tmp_path / "logs" / "devices").iterdir())
     for told in (b"memory_bytes/CPU:0 weights", b"memory_bytes/CPU:1 optimizer", b"pipeline", b"\x89PNG"):
         assert told in written
@@ -125,3 +145,16 @@ def test_tensorboard_is_shown_memory_and_timeline(tmp_path: Path) -> None:
     assert picture.shape[-1] == 3
     # Blue, orange, and grey where a device waits.
     assert {(0, 114, 178), (230, 159, 0), (238, 238, 238)} <= set(map(tuple, picture.reshape(-1, 3).tolist()))
+
+
+@pytest.mark.parametrize(("example", "module"), [("gpt", "options"), ("imagenet", "train"), ("mnist", "train")])
+def test_every_option_has_a_flag_with_its_default(example: str, module: str) -> None:
+    # In a process of its own: flags are global, and another example's may have the same names.
+    program = (
+        "import dataclasses, sys; sys.path.insert(0, 'examples'); from absl import flags; "
+        f"from {example} import main, {module}; fields = dataclasses.fields({module}.Options); "
+        "print([field.name for field in fields if flags.FLAGS[field.name].default != field.default], len(fields) > 9)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "[] True\n", done.stderr

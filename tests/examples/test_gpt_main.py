@@ -62,14 +62,3 @@ def test_refuses_in_one_line(flag: str, reason: str) -> None:
     assert "result" not in done.stdout
     assert sum(reason in line for line in (done.stderr + done.stdout).splitlines()) == 1
     assert "Traceback" not in done.stderr
-
-
-def test_every_option_has_a_flag_with_its_default() -> None:
-    # In a process of its own: flags are global, and another example's may have the same names.
-    program = (
-        "import dataclasses, sys; sys.path.insert(0, 'examples'); from gpt import main, options; "
-        "fields = dataclasses.fields(options.Options); "
-        "print([field.name for field in fields if main.FLAGS[field.name].default != field.default], len(fields) > 25)"
-    )
-    done = run(["-c", program])
-    assert done.stdout == "[] True\n", done.stderr

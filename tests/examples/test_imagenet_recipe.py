@@ -39,18 +39,25 @@ def _rates(schedule: Any, *steps: int) -> list[float]:
 
 
 def test_learning_rates() -> None:
-    cosine = recipe.learning_rate(0.1, 512, decay="cosine", warmup_steps=10, num_steps=110)
-    assert _rates(cosine, 0, 5, 10, 60, 110) == [0.0, 0.1, 0.2, 0.1, 0.0]
-    steps = recipe.learning_rate(0.1, 512, decay="steps", warmup_steps=10, num_steps=90)
+    cosine = recipe.learning_rate("sgd", None, 512, decay="cosine", warmup_steps=9, num_steps=109)
+    assert _rates(cosine, 0, 4, 9, 59, 109) == [0.02, 0.1, 0.2, 0.1, 0.0]
+    steps = recipe.learning_rate("sgd", 0.1, 512, decay="steps", warmup_steps=9, num_steps=90)
     assert _rates(steps, 0, 9, 29, 30, 59, 60, 79, 80) == [0.02, 0.2, 0.2, 0.02, 0.02, 0.002, 0.002, 0.0002]
-    no_warmup = recipe.learning_rate(0.1, 256, decay="cosine", warmup_steps=0, num_steps=2)
+    no_warmup = recipe.learning_rate("sgd", 0.1, 256, decay="cosine", warmup_steps=0, num_steps=2)
     assert _rates(no_warmup, 0, 1, 2) == [0.1, 0.05, 0.0]
-    # A warm-up that is longer than the training ends with it.
-    short = recipe.learning_rate(0.1, 256, decay="steps", warmup_steps=10, num_steps=3)
-    assert _rates(short, 0) == [0.05]
+    # A warm-up that is longer than the training takes half of it.
+    short = recipe.learning_rate("sgd", 0.1, 256, decay="cosine", warmup_steps=10, num_steps=2)
+    assert _rates(short, 0, 1, 2) == [0.05, 0.1, 0.0]
+    # Two steps to an update, of twice the images.
+    gathered = recipe.learning_rate("lamb", None, 128, decay="cosine", warmup_steps=0, num_steps=4, accumulation=2)
+    assert _rates(gathered, 0, 1, 2, 3, 4) == [0.0006, 0.0006, 0.0003, 0.0003, 0.0]
+    restored = type(gathered).from_config(gathered.get_config())
+    assert _rates(restored, 2) == [0.0003]
+    with pytest.raises(OptionError, match="received 'adagrad'"):
+        recipe.learning_rate("adagrad", None, 128, decay="cosine", warmup_steps=0, num_steps=4)
 
 
-@pytest.mark.parametrize("name", recipe.OPTIMIZERS)
+@pytest.mark.parametrize("name", recipe.RATES)
 def test_norms_and_biases_do_not_decay(name: str) -> None:
     model = models.build_model("ResNet50", 32, 7)
     optimizer = recipe.make_optimizer(name, 0.1, momentum=0.9, weight_decay=0.5)

@@ -83,14 +83,3 @@ def test_refuses_in_one_line(tmp_path: Path, flag: str, reason: str) -> None:
     assert done.stdout.count("result") == 0
     assert sum(reason in line for line in (done.stderr + done.stdout).splitlines()) == 1
     assert "Traceback" not in done.stderr
-
-
-def test_every_option_has_a_flag_with_its_default(tmp_path: Path) -> None:
-    # In a process of its own: flags are global, and another example's may have the same names.
-    program = (
-        "import dataclasses, sys; sys.path.insert(0, 'examples'); from mnist import main, train; "
-        "fields = dataclasses.fields(train.Options); "
-        "print([field.name for field in fields if main.FLAGS[field.name].default != field.default])"
-    )
-    done = run(["-c", program], tmp_path)
-    assert done.stdout == "[]\n", done.stderr
