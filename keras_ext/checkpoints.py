@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,11 +35,15 @@ class Position:
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves what training needs to go on, and goes on from it: the logs are those of a run that nobody killed.
+    """Saves what training needs to go on, and goes on from it, with the logs of a run that nobody killed.
 
     Kept are weights, the optimizer, random seeds of layers, the metrics of an unfinished epoch, the position, and the
     logs of all epochs so far. A checkpoint counts once it is whole: a run may be killed at any moment, also while it
     saves. Weights are in full shapes, as Keras saves them, so that training may go on under another strategy or mesh.
+
+    An epoch that ends early, because a callback stopped it, is not saved: it is gone on with. What other callbacks
+    remember, such as the best loss so far, is not kept; nor is what draws that name no seed come to. Let learning rates
+    follow a schedule: :class:`LearningRateWarmup` counts the steps of an epoch that it has seen.
 
     Keras cannot start in the middle of an epoch, so the program gives the rest of that epoch by itself::
 
@@ -47,7 +52,8 @@ class Checkpoints(keras.callbacks.Callback):
         if at.step:
             rest = batches_from(epoch=at.epoch, step=at.step)
             model.fit(rest, initial_epoch=at.epoch, epochs=at.epoch + 1, callbacks=[checkpoints])
-        model.fit(..., initial_epoch=at.epoch + bool(at.step), epochs=10, callbacks=[checkpoints])
+            at = checkpoints.restore(model)  # With averaged weights, `fit` leaves these behind at its end.
+        model.fit(..., initial_epoch=at.epoch, epochs=10, callbacks=[checkpoints])
 
     Among the callbacks it comes last, behind those that add to the logs. With several processes rank 0 reads and
     writes, and all take part.
@@ -56,7 +62,8 @@ class Checkpoints(keras.callbacks.Callback):
         folder: for the checkpoints; made if it is not there.
         steps_per_epoch: of a whole epoch.
         every_steps: after how many steps of an epoch to save, beside at its end; None for at its end only. It counts
-            from the epoch's first step, and an execution of several steps (``steps_per_execution``) is not cut.
+            from the epoch's first step. An execution of several steps (``steps_per_execution``) is not cut, and none is
+            saved before the last.
         num_kept: how many to keep. The one before the last serves where the last cannot be read.
 
     Raises:
@@ -79,13 +86,14 @@ class Checkpoints(keras.callbacks.Callback):
         self._position = Position()
         self._unfinished: list[Any] = []
         self._to_put_back: list[Any] = []
-        self._seen = 0
+        self._done = 0
 
     def restore(self, model: keras.Model) -> Position:
         """Loads the last checkpoint into a compiled model; returns where training goes on, which may be the start.
 
         Raises:
-            ValueError: the checkpoint is of another model or optimizer, or of epochs of another length.
+            ValueError: the checkpoint is of another model or optimizer, or of epochs of another length; there are
+                checkpoints, none of which can be read.
         """
         strategy = model.distribute_strategy
         optimizer = model.optimizer
@@ -107,25 +115,40 @@ class Checkpoints(keras.callbacks.Callback):
         """Puts back what metrics had counted of an epoch that goes on."""
         here = epoch == self._position.epoch
         self._position = self._position if here else Position(epoch)
-        self._seen = self._position.step
+        self._done = self._position.step
         self._to_put_back = self._unfinished if here and self._position.step else []
         if len(self.model.metrics_variables) == len(self._to_put_back):
             self._put_back(keras.ops.zeros_like)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves, if it is time."""
-        if self._to_put_back:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves what the steps before have come to, if it is time.
+
+        At their end Keras would have to wait for their logs, which it does for no callback of its own.
+        """
+        if self._to_put_back and batch:
             # Without a strategy of ours, Keras has made the metrics only now. Their variables are sums.
             self._put_back(lambda variable: variable)
-        before, self._seen = self._seen, self._position.step + batch + 1
-        every = self._every_steps
-        if every and self._seen < self._steps_per_epoch and self._seen // every > before // every:
-            self._save(Position(self._position.epoch, self._seen))
+        before, self._done = self._done, self._position.step + batch
+        every, execution = self._every_steps, self.model.steps_per_execution
+        is_last = self._done + execution >= self._steps_per_epoch
+        if every and batch and not is_last and self._done // every > before // every:
+            self._save(Position(self._position.epoch, self._done))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, with the epoch's logs."""
-        for name, value in (logs or {}).items():
-            self.history.setdefault(name, []).append(float(value))
+        if self._done + self.model.steps_per_execution < self._steps_per_epoch:
+            _logger.warning(
+                "Epoch %d ended after %d of %d steps: it is not saved as a whole one.",
+                epoch + 1,
+                self._done + self.model.steps_per_execution,
+                self._steps_per_epoch,
+            )
+            return
+        for name in dict.fromkeys([*self.history, *(logs or {})]):
+            values = self.history.setdefault(name, [])
+            # Not all are there in all epochs, as with `validation_freq`.
+            values += [math.nan] * (epoch - len(values))
+            values.append(float((logs or {}).get(name, math.nan)))
         self._save(Position(epoch + 1))
 
     def _put_back(self, counted: Callable[[Any], Any]) -> None:
@@ -144,13 +167,16 @@ class Checkpoints(keras.callbacks.Callback):
         model = self.model
         strategy = model.distribute_strategy
         # Read by all processes: they hold parts of them.
-        metrics = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in model.metrics_variables]
+        counted = model.metrics_variables if position.step else []
+        metrics = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in counted]
         seeds = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in _seeds(model)]
         writes = strategy.extended.should_checkpoint
         name = f"step-{position.epoch * self._steps_per_epoch + position.step:09d}"
         weights = self._folder / f"{name}.weights.h5"
         if writes:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # Of an earlier run, it would make a checkpoint of these weights.
+            (self._folder / f"{name}.json").unlink(missing_ok=True)
         model.save_weights(str(weights), overwrite=True)
         if not writes:
             return
@@ -159,7 +185,7 @@ class Checkpoints(keras.callbacks.Callback):
             "epoch": position.epoch,
             "step": position.step,
             "steps_per_epoch": self._steps_per_epoch,
-            "metrics": metrics if position.step else [],
+            "metrics": metrics,
             "seeds": seeds,
             "history": self.history,
         }
@@ -167,13 +193,16 @@ class Checkpoints(keras.callbacks.Callback):
         unfinished = self._folder / f".{name}.json"
         unfinished.write_text(json.dumps(state))
         unfinished.replace(self._folder / f"{name}.json")
-        kept = sorted(self._folder.glob("step-*.json"))[-self._num_kept :]
+        # What comes later was left by another run, or cannot be read.
+        whole = [path for path in sorted(self._folder.glob("step-*.json")) if path.name <= f"{name}.json"]
+        kept = whole[-self._num_kept :]
         for path in self._folder.glob("step-*"):
             if path.with_name(path.name.split(".")[0] + ".json") not in kept:
                 path.unlink(missing_ok=True)
 
     def _load(self, model: keras.Model) -> dict[str, Any]:
-        for path in sorted(self._folder.glob("step-*.json"), reverse=True):
+        found = sorted(self._folder.glob("step-*.json"), reverse=True)
+        for path in found:
             try:
                 state: dict[str, Any] = json.loads(path.read_text())
                 self._check(state, path)
@@ -193,6 +222,11 @@ class Checkpoints(keras.callbacks.Callback):
                     len(seeds),
                 )
             return state
+        if found:
+            raise ValueError(
+                f"None of the {len(found)} checkpoints in {self._folder} can be read. Put them back from elsewhere, or "
+                "delete the folder to begin anew."
+            )
         return {}
 
     def _check(self, state: dict[str, Any], path: Path) -> None:

@@ -28,7 +28,7 @@ from strategies._tf_internals import (
     TakeDataset,
     tensor_lists,
 )
-from strategies.pipeline_ops import depends_on_its_arguments_only
+from strategies.pipeline_ops import depends_on_its_arguments_only, reads_generator
 from strategies.row_plans import plan_rows
 
 _NAMES = {
@@ -64,7 +64,9 @@ def portions(dataset: tf.data.Dataset, first_replica: int, num_local: int, num_r
         return plan
     batch, source = steps[plan.batch], steps[plan.source]
     size, drop = (tf.get_static_value(value) for value in (batch._batch_size, batch._drop_remainder))
-    if size is None or drop is None or not (_is_plain(source.element_spec) and _is_plain(batch.element_spec)):
+    if size is None or drop is None:
+        return "its batch size is not known beforehand"
+    if not (_is_plain(source.element_spec) and _is_plain(batch.element_spec)):
         return f"its elements are of another kind than tensors: {batch.element_spec}"
 
     local = slice(first_replica, first_replica + num_local + 1)
@@ -81,7 +83,8 @@ def portions(dataset: tf.data.Dataset, first_replica: int, num_local: int, num_r
         total = int(size) if drop else rows[0]
         return inputs.portion_of(element, total, first_replica, num_local, num_replicas)
 
-    own = own.map(portion).with_options(dataset.options())
+    # As in `inputs.map_batches`: left to itself, TensorFlow may read a generator ahead.
+    own = own.map(portion, synchronous=True if reads_generator(dataset) else None).with_options(dataset.options())
     length = dataset.cardinality()
     known = length != tf.data.UNKNOWN_CARDINALITY
     return own.apply(tf.data.experimental.assert_cardinality(length)) if known else own

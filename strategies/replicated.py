@@ -61,6 +61,7 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         self._make_weights()
         self.waits = Waits(self._num_replicas_in_sync)
         if self.crossing is not None:
+            _check_alike(self.crossing, len(columns[0]), len(columns))
             agree_on_seed(self.crossing)
         for launcher in getattr(self._collective_ops, "_launchers", ()):
             # TensorFlow numbers collectives anew at every call of a tf.function, by a placeholder that its loops do
@@ -151,3 +152,14 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
     def should_save_summary(self) -> bool:
         """Whether this process writes summaries: one of them does."""
         return self.should_checkpoint
+
+
+def _check_alike(crossing: Crossing, num_replicas: int, num_parts: int) -> None:
+    """Refuses, on all processes, processes with other numbers of devices: they would share batches out differently."""
+    mine = tf.constant([[num_replicas, num_parts]], tf.int32)
+    held = [tuple(each) for each in crossing.gather(mine).numpy().tolist()]
+    if len(set(held)) > 1:
+        raise ValueError(
+            "All processes must have as many devices. Hide some of them (CUDA_VISIBLE_DEVICES), or start the processes "
+            f"otherwise. Received, by rank: {[replicas * parts for replicas, parts in held]} devices."
+        )

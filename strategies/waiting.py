@@ -114,6 +114,8 @@ class Waits:
         """
         if getattr(dataset, "_clocked_by", None) is self:
             return dataset
+        # A step that failed has not said when it ended.
+        self._idle_since.assign(0.0)
         if _would_be_prefetched(dataset):
             # As TensorFlow would have done behind the last stage. It must not do it behind ours.
             dataset = dataset.prefetch(tf.data.AUTOTUNE)

@@ -132,23 +132,22 @@ def train(
         _log.info("checkpoints, logs for TensorBoard and the loss curve go to %s", folder)
 
     first_step = at.epoch * steps_per_epoch + at.step
-    # Keras begins at the start of an epoch; what is left of one is an epoch of its own.
-    whole_from = at.epoch + bool(at.step)
-    for begin, end, steps, skipped in (
-        (at.epoch, whole_from, steps_per_epoch - at.step, at.step),
-        (whole_from, epochs, steps_per_epoch, 0),
-    ):
-        if begin < end:
-            model.fit(
-                batches_from(begin * steps_per_epoch + skipped, (end - begin) * steps_per_epoch - skipped),
-                steps_per_epoch=steps,
-                initial_epoch=begin,
-                epochs=end,
-                validation_data=validation_data,
-                callbacks=every,
-                shuffle=False,  # The batches are in their order.
-                verbose=options.verbose,
-            )
+    while at.epoch < epochs:
+        # Keras begins at the start of an epoch: what is left of one is trained by itself.
+        end = at.epoch + 1 if at.step else epochs
+        model.fit(
+            batches_from(at.epoch * steps_per_epoch + at.step, (end - at.epoch) * steps_per_epoch - at.step),
+            steps_per_epoch=steps_per_epoch - at.step,
+            initial_epoch=at.epoch,
+            epochs=end,
+            validation_data=validation_data,
+            callbacks=every,
+            shuffle=False,  # The batches are in their order.
+            verbose=options.verbose,
+        )
+        if model.stop_training or end == epochs:
+            break
+        at = checkpoints.restore(model)
     if is_chief:
         # A kill may have come between the last checkpoint and the table.
         write_curve(checkpoints.history, folder / CURVE_FILE)

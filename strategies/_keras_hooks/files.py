@@ -59,6 +59,10 @@ def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, *
         path = pathlib.Path(filepath)
         # Beside the target, so that it can be moved in one go, and named like it: Keras looks at the ending.
         unfinished = path.with_name(f".{os.getpid()}.unfinished.{path.name}")
+        for left in path.parent.glob(".*.unfinished.*"):
+            # By a program that was killed while it wrote this file.
+            if left.name.endswith(f".unfinished.{path.name}") and left.is_file():
+                left.unlink(missing_ok=True)
         try:
             result = original(model, str(unfinished), *args, **kwargs)
             if path.is_dir():

@@ -110,6 +110,37 @@ def test_what_is_not_whole_is_passed_over(tmp_path: Path) -> None:
     assert keras_ext.Checkpoints(tmp_path, _STEPS).restore(_model()) == keras_ext.Position(_EPOCHS - 1)
 
 
+class StopsTraining(keras.callbacks.Callback):
+    """Asks `fit` to end behind a step of its first epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.model.stop_training = self.model.stop_training or batch == 5
+
+
+def test_an_epoch_that_a_callback_stopped_is_gone_on_with(tmp_path: Path) -> None:
+    model = _model()
+    checkpoints = keras_ext.Checkpoints(tmp_path, _STEPS, every_steps=4)
+    model.fit(_batches(0, 0), callbacks=[StopsTraining(), checkpoints], verbose=0, shuffle=False)
+    assert checkpoints.history == {}
+    again = keras_ext.Checkpoints(tmp_path, _STEPS)
+    assert again.restore(_model()) == keras_ext.Position(0, 4)
+
+
+def test_what_another_run_left_does_not_come_first(tmp_path: Path) -> None:
+    _run(tmp_path, 0, None)
+    model = _model()
+    checkpoints = keras_ext.Checkpoints(tmp_path, _STEPS, num_kept=1)
+    # Begun anew without `restore`.
+    model.fit(_batches(0, 0), callbacks=[checkpoints], verbose=0, shuffle=False)
+    assert keras_ext.Checkpoints(tmp_path, _STEPS).restore(_model()) == keras_ext.Position(1)
+
+
+def test_when_none_can_be_read_nothing_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "step-000000004.json").write_text("{")
+    with pytest.raises(ValueError, match="None of the 1 checkpoints in"):
+        keras_ext.Checkpoints(tmp_path, _STEPS).restore(_model())
+
+
 def test_nothing_there_is_the_start(tmp_path: Path) -> None:
     assert keras_ext.Checkpoints(tmp_path / "not there", 5).restore(_model()) == keras_ext.Position()
 
