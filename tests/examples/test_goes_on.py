@@ -102,4 +102,5 @@ def test_a_rank_of_two(tmp_path: Path) -> None:
         ranks[-1].kill()
         assert programs.wait(60) != [None]
     _finish(tmp_path, command)
-    assert _curve(killed) == _curve(calm)
+    # Sums of metrics that ranks hold parts of are put back in equal parts: they round otherwise.
+    assert _curve(killed) == [pytest.approx(row, rel=1e-6) for row in _curve(calm)]
