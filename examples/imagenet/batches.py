@@ -32,7 +32,6 @@ def training_batches(
     seed: int,
     first_step: int,
     num_steps: int,
-    skipped: Skipped | None = None,
 ) -> tf.data.Dataset:
     """The batches of `num_steps` steps of training, beginning with `first_step`, counted from 0 over all epochs.
 
@@ -46,7 +45,6 @@ def training_batches(
         seed: decides about order, crops and flips, together with epoch and place in it.
         first_step: the first step.
         num_steps: how many.
-        skipped: gets the images that cannot be used.
 
     Returns:
         A dataset of (images uint8 `[rows, image_size, image_size, 3]`, labels int32 `[rows]`, weights float32
@@ -65,7 +63,7 @@ def training_batches(
         draws = tf.random.stateless_uniform([crops.NUM_DRAWS], key, alg="philox")
         return [row, draws[-1] < 0.5, *crops.drawn(draws)]
 
-    decode = Decoder(split, image_size, choose, crops.random_box, skipped or Skipped())
+    decode = Decoder(split, image_size, choose, crops.random_box, Skipped())
     numbers = tf.data.Dataset.range(first_step * batch_size, (first_step + num_steps) * batch_size)
     examples = numbers.map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return examples.batch(batch_size, drop_remainder=True).prefetch(PREFETCH_BATCHES)

@@ -6,6 +6,8 @@ missing.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -29,7 +31,8 @@ from imagenet.records import walk
 #: The layout's names of the splits.
 SPLIT_NAMES = {"train": "train", "val": "validation"}
 
-_REQUEST = "conversion.json"
+_REQUEST = "conversion-{split}.json"
+_CLASSES = "classes.txt"
 _POLL_SECONDS = 0.3
 
 
@@ -95,40 +98,57 @@ def plan(split: Split, output_dir: Path, num_shards: int, seed: int) -> list[Sha
 
 
 def claim(output_dir: Path, splits: Sequence[Split], num_shards: Mapping[str, int], seed: int) -> None:
-    """Makes the folder and writes down what it is for, and the list of classes.
+    """Makes the folder and writes down what it is for, and the list of classes; removes what killed runs left.
+
+    Each split has a file of its own for that, so that splits can be converted one by one, on several machines, too.
 
     Raises:
         DataError: it is for something else, or cannot be written.
     """
-    request = {
-        "seed": seed,
-        "splits": {
-            split.name: {
-                "num_shards": num_shards[split.name],
-                "num_images": split.num_rows,
-                # Of names, places and labels: another set of the same size is another request.
-                "images": hashlib.sha256(split.index.names.tobytes() + split.index.labels.tobytes()).hexdigest(),
-            }
-            for split in splits
-        },
+    requests = {
+        output_dir / _REQUEST.format(split=split.name): {
+            "seed": seed,
+            "num_shards": num_shards[split.name],
+            "num_images": split.num_rows,
+            # Of names, places and labels: another set of the same size is another request.
+            "images": hashlib.sha256(split.index.names.tobytes() + split.index.labels.tobytes()).hexdigest(),
+        }
+        for split in splits
     }
-    file = output_dir / _REQUEST
+    contents = {file: json.dumps(request, indent=1).encode() for file, request in requests.items()}
+    # In the bytes of the folders that they are from.
+    contents[output_dir / _CLASSES] = b"".join(os.fsencode(name) + b"\n" for name in splits[0].classes)
+    if len(contents[output_dir / _CLASSES].splitlines()) != splits[0].num_classes:
+        raise DataError(
+            f"{splits[0].root}: a folder's name has a line break: class names are kept in lines. Rename it."
+        )
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            if any(any(output_dir.glob(f"{name}-*-of-*")) for name in SPLIT_NAMES.values()):
+        for name, prefix in SPLIT_NAMES.items():
+            # In this order: who makes shards has written the file before.
+            if any(output_dir.glob(f"{prefix}-*-of-*")) and not (output_dir / _REQUEST.format(split=name)).exists():
                 raise DataError(f"{output_dir}: holds shards that this program has not made. Name another folder.")
-            _write_whole(file, json.dumps(request, indent=1))
-        elif json.loads(file.read_text()) != request:
-            raise DataError(
-                f"{output_dir}: holds shards of another request, or of images that have changed since "
-                f"({file}). Name another folder, or delete this one."
-            )
-        _write_whole(output_dir / "classes.txt", "".join(f"{name}\n" for name in splits[0].classes))
+        for file, content in contents.items():
+            if file.exists() and file.read_bytes() != content:
+                raise DataError(
+                    f"{output_dir}: holds shards of another request, or of images or classes that have changed since "
+                    f"({file}). Name another folder, or delete this one."
+                )
+        for file, content in contents.items():
+            _write_whole(file, content)
+        _remove_left_overs(output_dir)
     except OSError as error:
         raise DataError(f"{output_dir}: cannot be written ({error.strerror}). Name another folder.") from error
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}: damaged ({error}). Delete the folder, or name another one.") from error
+
+
+def _remove_left_overs(output_dir: Path) -> None:
+    """Removes half shards whose writers are dead; those that are being written are locked."""
+    for prefix in SPLIT_NAMES.values():
+        for left_over in output_dir.glob(f".{prefix}-*-of-*"):
+            # Gone in the meantime, locked, or on a file system without locks, where nobody knows: it stays.
+            with contextlib.suppress(OSError), left_over.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left_over.unlink()
 
 
 def finished(shard: Shard) -> int | None:
@@ -217,23 +237,26 @@ def _write_shard(shard: Shard, counts_file: str, number: int) -> Outcome:
 
     from imagenet.decoding import UnusableImageError
 
-    # By process, so that two programs at the same time do not write into one file.
-    temporary = shard.path.with_name(f".{shard.path.name}.{os.getpid()}")
+    # By process and time, so that two programs at the same time, on two machines, do not write into one file.
+    temporary = shard.path.with_name(f".{shard.path.name}.{os.getpid()}.{time.monotonic_ns()}")
     num_encoded, skipped = 0, []
     counts = _counts(counts_file, number + 1)
     try:
-        with tf.io.TFRecordWriter(str(temporary)) as writer:
-            for file, label in zip(shard.files, shard.labels, strict=True):
-                try:
-                    example, is_encoded = _example(Path(file), label, shard)
-                    writer.write(example)
-                    num_encoded += is_encoded
-                except UnusableImageError as error:
-                    skipped.append((file, str(error)))
-                counts[number] += 1
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.rename(shard.path)
+        with temporary.open("wb") as opened:
+            # Tells whoever removes left-overs that this is none, as long as this process lives.
+            with contextlib.suppress(OSError):
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            with tf.io.TFRecordWriter(os.fsencode(temporary)) as writer:
+                for file, label in zip(shard.files, shard.labels, strict=True):
+                    try:
+                        example, is_encoded = _example(Path(file), label, shard)
+                        writer.write(example)
+                        num_encoded += is_encoded
+                    except UnusableImageError as error:
+                        skipped.append((file, str(error)))
+                    counts[number] += 1
+            os.fsync(opened.fileno())
+            temporary.rename(shard.path)
     except tf.errors.OpError as error:
         # TensorFlow's errors do not travel between processes.
         raise OSError(0, error.message.splitlines()[0], str(temporary)) from None
@@ -260,10 +283,10 @@ def _example(file: Path, label: int, shard: Shard) -> tuple[bytes, bool]:
         "image/filename": os.fsencode(file.name),
         # In this layout 0 is for what is of none of the classes.
         "image/class/label": label + 1,
-        "image/class/synset": wnid.encode(),
+        "image/class/synset": os.fsencode(wnid),
     }
     if wnid in shard.texts:
-        values["image/class/text"] = shard.texts[wnid].encode()
+        values["image/class/text"] = os.fsencode(shard.texts[wnid])
     features = {
         name: tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
         if isinstance(value, int)
@@ -285,7 +308,7 @@ def _texts(root: Path) -> dict[str, str]:
     for name in ("LOC_synset_mapping.txt", "synset_words.txt"):
         file = root / name
         if file.is_file():
-            return dict(_pairs(file.read_text(encoding="utf-8")))
+            return dict(_pairs(os.fsdecode(file.read_bytes())))
     return {}
 
 
@@ -296,7 +319,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
             yield wnid, words.strip()
 
 
-def _write_whole(file: Path, text: str) -> None:
+def _write_whole(file: Path, content: bytes) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}.{time.monotonic_ns()}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content)
     temporary.replace(file)

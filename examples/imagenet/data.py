@@ -127,7 +127,8 @@ def _records(root: Path, name: str, shards: Sequence[str]) -> Split:
     if known is None:
         classes = [str(label) for label in range(DEFAULT_NUM_CLASSES)]
     else:
-        classes = known.read_text(encoding="utf-8").split()
+        # As the names of folders are read: spaces belong to them, and not all are in UTF-8.
+        classes = [os.fsdecode(line) for line in known.read_bytes().splitlines() if line]
         if not classes or len(set(classes)) != len(classes):
             raise DataError(
                 f"{known}: expected the names of the classes, each once, in lines. Write them, or delete it."

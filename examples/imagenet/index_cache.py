@@ -38,7 +38,10 @@ def cached(root: Path, name: str, request: object, sources: Iterable[Path], make
         sources: the folders and files that the index is made of. It holds as long as their sizes and times do.
         make: makes the index.
     """
-    files = [folder / f"{name}.npz" for folder in _folders(root)]
+    folders = _folders(root)
+    files = [folder / f"{name}.npz" for folder in folders]
+    # Before the fingerprint is taken, since the data folder may be one of the sources.
+    _make_folder(folders[0])
     # Before the index is made: what changes in the meantime is noticed the next time.
     stats = [(str(path.relative_to(root)), path.stat()) for path in sources]
     seen = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
@@ -57,16 +60,21 @@ def cached(root: Path, name: str, request: object, sources: Iterable[Path], make
 
 
 def _folders(root: Path) -> list[Path]:
-    """Where a cache file may be, the best first; they are there, if they can be made."""
+    """Where a cache file may be, the best first."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
-    folders = [root / FOLDER, home / "keras-strategies" / "imagenet" / place]
-    # Made first: a new folder changes the time of the one that it is in, which may be one of the sources.
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            break
-    return folders
+    return [root / FOLDER, home / "keras-strategies" / "imagenet" / place]
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes the folder in the data folder, if it can be made.
+
+    The data folder keeps its time, which says when its images changed: else it would look as if they changed just now.
+    """
+    with contextlib.suppress(OSError):
+        before = folder.parent.stat()
+        folder.mkdir()
+        os.utime(folder.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def _load(file: Path, key: str) -> Index | None:
@@ -93,6 +101,7 @@ def _save(file: Path, key: str, index: Index) -> bool:
     """Whether the file could be written; it is there whole or not at all."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as stream:
             np.savez(
                 stream,

@@ -21,7 +21,6 @@ class Skipped:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reasons: dict[str, str] = {}
-        self._num_rows = 0
 
     @property
     def count(self) -> int:
@@ -30,21 +29,14 @@ class Skipped:
             return len(self._reasons)
 
     @property
-    def num_rows(self) -> int:
-        """The number of rows, which grows with every epoch."""
-        with self._lock:
-            return self._num_rows
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The first few, in the order in which they were met."""
         with self._lock:
             return tuple(self._reasons)[:MAX_NAMES]
 
     def add(self, name: str, reason: str) -> None:
-        """Counts a row; the first time that an image is met, it is logged."""
+        """Counts an image; the first time that it is met, it is logged."""
         with self._lock:
-            self._num_rows += 1
             if name in self._reasons:
                 return
             self._reasons[name] = reason
@@ -53,9 +45,3 @@ class Skipped:
             _log.warning("skipped: %s: %s", name, reason)
         if number == MAX_NAMES:
             _log.warning("skipped: %d images so far; further ones are only counted", number)
-
-    def __str__(self) -> str:
-        """One line for the end of a run."""
-        names = self.names
-        more = ", ..." if self.count > len(names) else ""
-        return f"{self.count} image(s) skipped" + (f": {', '.join(names)}{more}" if names else "")

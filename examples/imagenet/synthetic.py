@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from imagenet.errors import DataError
 
@@ -70,7 +69,7 @@ def make_synthetic(folder: str | os.PathLike[str], request: Request | None = Non
         The folder.
 
     Raises:
-        DataError: the folder is there and holds something else, or cannot be made.
+        DataError: the folder is there and holds something else, or cannot be made; or Pillow is not installed.
     """
     request = request or Request()
     _check(request)
@@ -79,9 +78,9 @@ def make_synthetic(folder: str | os.PathLike[str], request: Request | None = Non
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
+        with _alone(target) as is_alone:
             if not _is_there(target, request):
-                _make(target, request)
+                _make(target, request, is_alone)
     except OSError as error:
         raise DataError(f"{target}: cannot be made ({error.strerror}). Name a folder that can be written.") from error
     return target
@@ -117,20 +116,23 @@ def _is_there(target: Path, request: Request) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Inside, no other process makes the same folder. Whoever dies lets the next one in."""
+def _alone(target: Path) -> Iterator[bool]:
+    """Inside, no other process makes the same folder, if it gives True. Whoever dies lets the next one in."""
     with (target.parent / f".{target.name}.lock").open("w") as lock:
-        # A file system without locks is no reason to stop: then several may make the set, and the first one stays.
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            is_alone = True
+        except OSError:
+            # A file system without locks is no reason to stop: then several may make the set, and the first one stays.
+            is_alone = False
+        yield is_alone
 
 
-def _make(target: Path, request: Request) -> None:
+def _make(target: Path, request: Request, is_alone: bool) -> None:
     """Makes the set beside `target` and moves it there when it is whole."""
     start = time.monotonic()
     prefix = f".{target.name}.making-"
-    for left_over in target.parent.glob(f"{prefix}*"):
+    for left_over in target.parent.glob(f"{prefix}*") if is_alone else ():
         # Of a process that was killed: while it lived, it would have kept us out.
         shutil.rmtree(left_over, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
@@ -207,6 +209,14 @@ def encoded(image: npt.NDArray[np.uint8], odd: str | None = None) -> bytes:
         return b""
     if odd == "text":
         return b"<!DOCTYPE html><title>404 Not Found</title>\n"
+    # Only here: who has images of their own need not have it.
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(
+            "The synthetic images are made with Pillow, which is not installed: pip install pillow. Or name a folder "
+            "that holds images."
+        ) from error
     picture = Image.fromarray(image)
     if odd in ("greyscale", "cmyk"):
         picture = picture.convert({"greyscale": "L", "cmyk": "CMYK"}[odd])

@@ -119,6 +119,9 @@ def test_shards_as_tfds_names_them_and_a_list_of_classes(tmp_path: Path) -> None
     (tmp_path / "label.labels.txt").write_text(f"{CAT}\n{DOG}\n")
     split = data.open_split(tmp_path, "train")
     assert (split.num_rows, split.classes) == (2, (CAT, DOG))
+    # Of several words, and as Windows ends lines.
+    (tmp_path / "label.labels.txt").write_bytes(b"great white shark\r\nK\xc3\xa4fer\r\n\r\n")
+    assert data.open_split(tmp_path, "train").classes == ("great white shark", "Käfer")
     (tmp_path / "label.labels.txt").write_text(f"{CAT}\n{CAT}\n")
     assert "each once" in refusal(tmp_path)
 
@@ -233,8 +236,8 @@ def test_the_index_of_files_is_kept_until_a_folder_changes(
 ) -> None:
     folder = f"train/{CAT}/" if form == "class folders" else f"{CAT}_"
     write(tmp_path, *[f"{folder}{i}.JPEG" for i in range(3)])
-    data.open_split(tmp_path, "train")
     age(tmp_path)
+    # The first run keeps it, though the folder that it is in is new in the data folder.
     num_rows = data.open_split(tmp_path, "train").num_rows
     with monkeypatch.context() as patched:
         patched.setattr(data, "index_of_files", None)
@@ -243,14 +246,19 @@ def test_the_index_of_files_is_kept_until_a_folder_changes(
     assert data.open_split(tmp_path, "train").num_rows == num_rows + 1
 
 
+@pytest.mark.parametrize("has_folder", [False, True])
 def test_where_the_data_cannot_be_written_the_index_goes_to_the_users_cache(
-    tmp_path: Path, walks: list[Path], cache_home: Path
+    tmp_path: Path, walks: list[Path], cache_home: Path, has_folder: bool
 ) -> None:
     write_shard(tmp_path / "train-00000-of-00001", [b"a"])
-    # For root, too, who may write where others may not: a file where the folder should be.
-    (tmp_path / index_cache.FOLDER).write_bytes(b"")
+    # For root, too, who may write where others may not: a file where the folder should be, or a folder for the file.
+    if has_folder:
+        (tmp_path / index_cache.FOLDER / "train.npz").mkdir(parents=True)
+    else:
+        (tmp_path / index_cache.FOLDER).write_bytes(b"")
     age(tmp_path)
     for _ in range(2):
         data.open_split(tmp_path, "train")
     assert len(walks) == 1
     assert [path.name for path in cache_home.rglob("*.npz")] == ["train.npz"]
+    assert not list(tmp_path.glob(f"{index_cache.FOLDER}/.*"))

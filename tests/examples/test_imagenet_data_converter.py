@@ -1,5 +1,7 @@
 """`python examples/imagenet/to_tfrecords.py`, killed and run again."""
 
+import fcntl
+import os
 import re
 import signal
 import subprocess
@@ -36,7 +38,7 @@ def run(*flags: str) -> tuple[dict[str, float], subprocess.CompletedProcess[str]
 
 
 def examples(shard: Path) -> list[tf.train.Example]:
-    return [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(shard))]
+    return [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(os.fsencode(shard))]
 
 
 def check_shards(folder: Path, output: Path, num_shards: int) -> None:
@@ -81,8 +83,14 @@ def test_a_killed_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     assert psutil.wait_procs(children, 20)[1] == []
     finished = {path: path.stat().st_mtime_ns for path in output.glob("train-*")}
 
-    result, done = run(*flags)
+    # Half shards: of a process that was killed, and of another run that is at work.
+    (output / ".train-00003-of-00024.1.2").write_bytes(b"half")
+    others = output / ".validation-00000-of-00001.3.4"
+    with others.open("wb") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        result, done = run(*flags)
     assert done.returncode == 0, done.stderr
+    assert list(output.glob(".*")) == [others]
     assert f"{25 - result['made']:.0f} kept from a former run" in done.stderr
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert 1 <= len(finished) <= 25 - result["made"]
@@ -115,6 +123,50 @@ def test_a_killed_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     # Classes are mixed in every shard.
     labels = {example.features.feature["image/class/label"].int64_list.value[0] for example in first}
     assert labels == {1, 2, 3, 4}
+
+
+def test_splits_one_by_one_and_names_of_any_kind(tmp_path: Path) -> None:
+    names = ["Käfer", "great white shark", os.fsdecode(b"\xff\xe9")]
+    pixels = np.arange(3, dtype=np.uint8) * 80
+    for name in names:
+        for part in ("train", "val"):
+            folder = tmp_path / "images" / part / name
+            folder.mkdir(parents=True)
+            image = np.broadcast_to(pixels[names.index(name)], (8, 8, 3))
+            (folder / f"{name} ü.JPEG").write_bytes(tf.io.encode_jpeg(image).numpy())
+    output = tmp_path / os.fsdecode(b"shards \xff")
+    (tmp_path / "images" / "synset_words.txt").write_bytes("Käfer schön".encode() + b" \xff\n")
+    val, train = (data.open_split(tmp_path / "images", name) for name in ("val", "train"))
+    one = {"train": 1, "val": 1}
+    converting.claim(output, [val], one, 0)
+    done = converting.convert(converting.plan(val, output, 1, 0), 1, lambda count: None)
+    assert done == converting.Outcome(3, 0, ())
+    records = data.open_split(output, "val")
+    assert records.classes == val.classes == train.classes == tuple(sorted(names))
+    ((images, labels, _),) = batches.evaluation_batches(records, image_size=4, batch_size=9).as_numpy_iterator()
+    found = {records.classes[label]: int(image[0, 0, 0]) for image, label in zip(images, labels, strict=True)}
+    assert found == dict(zip(names, pixels.tolist(), strict=True))
+    features = [example.features.feature for example in examples(output / "validation-00000-of-00001")]
+    of_class = {feature["image/class/synset"].bytes_list.value[0]: feature for feature in features}
+    assert set(of_class) == {os.fsencode(name) for name in names}
+    assert {feature["image/filename"].bytes_list.value[0] for feature in features} == {
+        os.fsencode(f"{name} ü.JPEG") for name in names
+    }
+    assert of_class["Käfer".encode()]["image/class/text"].bytes_list.value[0] == "schön".encode() + b" \xff"
+
+    # The other one later, or on another machine: the same classes for both, and the same request for each.
+    converting.claim(output, [train], one, 0)
+    converting.claim(output, [train, val], one, 0)
+    with pytest.raises(DataError, match=r"of another request.*conversion-val\.json"):
+        converting.claim(output, [val], {"val": 2}, 0)
+    last = tmp_path / "images" / "train" / os.fsdecode(b"\xff\xff")
+    last.mkdir()
+    (last / "a.JPEG").touch()
+    with pytest.raises(DataError, match=r"classes that have changed since.*classes\.txt"):
+        converting.claim(output, [data.open_split(tmp_path / "images", "val")], one, 0)
+    last.rename(last.with_name("two\nlines"))
+    with pytest.raises(DataError, match="a folder's name has a line break"):
+        converting.claim(tmp_path / "other", [data.open_split(tmp_path / "images", "val")], one, 0)
 
 
 def test_plans_and_refusals(folder: Path, tmp_path: Path) -> None:

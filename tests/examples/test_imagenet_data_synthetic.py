@@ -1,5 +1,7 @@
 """The synthetic set: whole or not there, the same each time, made once by whoever calls first."""
 
+import errno
+import fcntl
 import subprocess
 import sys
 import time
@@ -90,6 +92,31 @@ def test_processes_that_call_at_once_make_one_set(tmp_path: Path) -> None:
     assert output.count("data: made 400 synthetic images") == 1
     assert len(files(tmp_path / "set")) == 400
     assert not list(tmp_path.glob(".set.making-*"))
+
+
+def test_where_nothing_can_be_locked_others_work_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = tmp_path / ".set.making-other"
+    others.mkdir()
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert len(files(make_synthetic(tmp_path / "set", SMALL))) == 3 * (8 + 5)
+    assert list(tmp_path.glob(".set.making-*")) == [others]
+
+
+def test_pillow_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
+    # Whoever has images of their own imports the module, too.
+    program = f"import sys; sys.modules['PIL'] = None; {MAKE}"
+    command = [sys.executable, "-c", program, str(EXAMPLES), str(tmp_path / "set"), "20"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "imagenet.errors.DataError: The synthetic images are made with Pillow"
+    )
+    assert "pip install pillow" in done.stderr.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == [".set.lock"]
 
 
 def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(tmp_path: Path) -> None:
