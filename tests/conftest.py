@@ -27,7 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 #: Tests that start several processes. They run one after the other: two worlds at a time would starve each other.
 SEVERAL_PROCESSES = (
     "tests/benchmarks",
-    "tests/examples",
+    "tests/examples/test_goes_on.py",
+    "tests/examples/test_gpt_main.py",
+    "tests/examples/test_imagenet_train.py",
+    "tests/examples/test_mnist_main.py",
+    "tests/examples/test_ports.py",
     "tests/strategies/collectives",
     "tests/strategies/parity/test_processes.py",
     "tests/strategies/processes",
