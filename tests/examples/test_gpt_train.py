@@ -181,13 +181,6 @@ def test_sampling_by_temperature_and_seed() -> None:
 
 
 @pytest.mark.usefixtures("without_rewriting")
-def test_batches_of_one_row_on_two_replicas() -> None:
-    _, one, _ = trained({"data": 1}, batch_size=1, epochs=1)
-    _, several, _ = trained({"data": 2}, batch_size=1, epochs=1)
-    np.testing.assert_allclose(several, one, rtol=0, atol=1e-5)
-
-
-@pytest.mark.usefixtures("without_rewriting")
 @pytest.mark.parametrize(
     ("axes", "change"),
     [
