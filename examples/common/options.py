@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from absl import app, flags, logging
 
@@ -109,13 +110,30 @@ def define_placing_flags() -> None:
     )
 
 
-Options = TypeVar("Options")
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+Options = TypeVar("Options", bound=_Dataclass)
 
 
 def from_flags(kind: type[Options]) -> Options:
     """The dataclass `kind` with the value that each flag of a field's name has."""
-    values: dict[str, Any] = {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(kind)}
     return kind(**values)
+
+
+def start_tensorflow() -> None:
+    """Imports TensorFlow, which takes seconds, and has it say no more than it must.
+
+    What can be refused without it is refused before: a wrong flag or file is answered at once.
+    """
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    # It has a line for every variable that it copies to the devices.
+    tf.get_logger().setLevel("WARNING")
 
 
 def run_program(argv: list[str], run: Callable[[], Any]) -> None:

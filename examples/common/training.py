@@ -6,7 +6,7 @@ import csv
 import io
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ class Outcome:
         units_per_second: of this run of the program, without its first step; 0.0 when too little was run to tell.
         input_share: part of that time in which steps waited for their batch, 0 to 1; None if not known.
         communication_share: part in which they waited for sums over devices and processes.
-        first_step: number of steps that earlier runs have done.
         is_chief: whether this process speaks for all.
         seconds: of this run, validation included.
     """
@@ -47,7 +46,6 @@ class Outcome:
     units_per_second: float
     input_share: float | None
     communication_share: float | None
-    first_step: int
     is_chief: bool
     seconds: float
 
@@ -83,7 +81,6 @@ def train(
     options: RunOptions,
     data_digest: str,
     validation_data: tf.data.Dataset | None = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Outcome:
     """Fits a compiled model, from its last checkpoint in `folder` if there is one.
 
@@ -99,7 +96,6 @@ def train(
         options: for checkpoints, the profile, and what is printed.
         data_digest: tells the data from others: the run goes on with the same only, on all processes.
         validation_data: evaluated after each epoch.
-        callbacks: further ones.
 
     Raises:
         OptionError: the run in `folder` is of another model or data set, or this process has other data than rank 0.
@@ -117,7 +113,6 @@ def train(
     num_steps = (steps_per_epoch - at.step) if at.step else max(0, epochs - at.epoch) * steps_per_epoch
     every = [
         throughput,
-        *callbacks,
         *(reports_for(model, folder / "tensorboard", batches_from, options, num_steps) if is_chief else []),
         checkpoints,
         *([CurveFile(checkpoints, folder / CURVE_FILE)] if is_chief else []),
@@ -131,7 +126,6 @@ def train(
     else:
         _log.info("checkpoints, logs for TensorBoard and the loss curve go to %s", folder)
 
-    first_step = at.epoch * steps_per_epoch + at.step
     while at.epoch < epochs:
         # Keras begins at the start of an epoch: what is left of one is trained by itself.
         end = at.epoch + 1 if at.step else epochs
@@ -156,7 +150,6 @@ def train(
         units_per_second=throughput.units_per_second,
         input_share=throughput.input_share,
         communication_share=throughput.communication_share,
-        first_step=first_step,
         is_chief=is_chief,
         seconds=time.perf_counter() - start,
     )

@@ -1,6 +1,5 @@
 """Trains a language model under a strategy: `python examples/gpt/main.py --mesh=data=2`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from absl import app, flags
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.options import define_placing_flags, define_run_flags, from_flags, run_program
+from common.options import define_placing_flags, define_run_flags, from_flags, run_program, start_tensorflow
 
 from gpt import text
 from gpt.options import Options, check
@@ -54,15 +53,9 @@ def run() -> Any:
     check(options)
     source = text.load(options.data_file)
 
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # TensorFlow takes seconds to import: only now, so that a wrong flag or file is answered at once.
-    import tensorflow as tf
-
+    start_tensorflow()
     from gpt import train
 
-    # TensorFlow has a line for every variable that it copies to the devices.
-    tf.get_logger().setLevel("WARNING")
     return train.run(options, source)
 
 

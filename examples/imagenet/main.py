@@ -1,6 +1,5 @@
 """Trains an image classifier: `python examples/imagenet/main.py --data=/data/imagenet`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,15 +55,9 @@ def main(argv: list[str]) -> None:
 
 
 def _run() -> Any:
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # TensorFlow takes seconds to import: only now, so that a wrong flag is answered at once.
-    import tensorflow as tf
-
+    options.start_tensorflow()
     from imagenet import train
 
-    # TensorFlow has a line for every variable that it copies to the devices.
-    tf.get_logger().setLevel("WARNING")
     return train.run(options.from_flags(train.Options))
 
 

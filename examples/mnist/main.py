@@ -1,6 +1,5 @@
 """Trains a digit classifier under a strategy: `python examples/mnist/main.py --devices=2`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,15 +58,9 @@ def _run() -> Any:
     except idx.DataError as error:
         raise options.OptionError(str(error)) from error
 
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # TensorFlow takes seconds to import: only now, so that a wrong flag or file is answered at once.
-    import tensorflow as tf
-
+    options.start_tensorflow()
     from mnist import train
 
-    # TensorFlow has a line for every variable that it copies to the devices.
-    tf.get_logger().setLevel("WARNING")
     return train.run(options.from_flags(train.Options), digits)
 
 
