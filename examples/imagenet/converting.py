@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from common.files import write_whole
 
 from imagenet.errors import DataError
 from imagenet.index import Split
@@ -135,7 +136,7 @@ def claim(output_dir: Path, splits: Sequence[Split], num_shards: Mapping[str, in
                     f"({file}). Name another folder, or delete this one."
                 )
         for file, content in contents.items():
-            _write_whole(file, content)
+            write_whole(file, content)
         _remove_left_overs(output_dir)
     except OSError as error:
         raise DataError(f"{output_dir}: cannot be written ({error.strerror}). Name another folder.") from error
@@ -317,9 +318,3 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         wnid, _, words = line.partition(" ")
         if words:
             yield wnid, words.strip()
-
-
-def _write_whole(file: Path, content: bytes) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.{time.monotonic_ns()}")
-    temporary.write_bytes(content)
-    temporary.replace(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+from common.files import write_whole
 
 from imagenet.index import Index
 
@@ -99,25 +101,22 @@ def _load(file: Path, key: str) -> Index | None:
 
 def _save(file: Path, key: str, index: Index) -> bool:
     """Whether the file could be written; it is there whole or not at all."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    content = io.BytesIO()
+    np.savez(
+        content,
+        key=np.array(key),
+        class_names=np.frombuffer(json.dumps(index.classes).encode(), np.uint8),
+        names=index.names,
+        name_ends=index.name_ends,
+        files=index.files,
+        offsets=index.offsets,
+        lengths=index.lengths,
+        labels=index.labels,
+    )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            np.savez(
-                stream,
-                key=np.array(key),
-                class_names=np.frombuffer(json.dumps(index.classes).encode(), np.uint8),
-                names=index.names,
-                name_ends=index.name_ends,
-                files=index.files,
-                offsets=index.offsets,
-                lengths=index.lengths,
-                labels=index.labels,
-            )
-        temporary.replace(file)
+        write_whole(file, content.getvalue())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         _log.info("the index is not kept in %s (%s)", file, error.strerror)
         return False
     return True
