@@ -1,5 +1,6 @@
 """Eight logical CPU devices, made before TensorFlow starts: meshes of up to 2 x 2 x 2 fit in this one process."""
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import pytest
 import tensorflow as tf
 
+from tests.graphs import forget_gradients
+
 NUM_LOGICAL_DEVICES = 8
 
 tf.config.set_logical_device_configuration(
@@ -19,9 +22,35 @@ tf.config.set_logical_device_configuration(
 )
 
 
+# What has been imported stays: Python need not look for garbage there, thousands of times.
+gc.collect()
+gc.freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--parity-all", action="store_true", help="run all parity cases, in worlds of four replicas, too")
     parser.addoption("--parity-table", metavar="FILE", help="write what the parity tests measure to this page")
+
+
+class Failures:
+    """Prints a failure when it happens: a run that is cut off before its end has no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called where the terminal is, for each phase of each test."""
+        terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"{report.nodeid} ({report.when}, {report.duration:.0f} s): failed", red=True)
+            terminal.write_line(report.longreprtext)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where the output is nobody's who waits for the summary."""
+    if os.environ.get("CI") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config))
 
 
 #: Tests that start several processes. They run one after the other: two worlds at a time would starve each other.
@@ -59,6 +88,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts first what takes one worker longest."""
     items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL_PROCESSES))
+
+
+@pytest.fixture(autouse=True)
+def _graphs_are_let_go() -> Iterator[None]:
+    yield
+    forget_gradients()
 
 
 @pytest.fixture
