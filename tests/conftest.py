@@ -28,7 +28,7 @@ gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--parity-all", action="store_true", help="run all parity cases, in worlds of four replicas, too")
+    parser.addoption("--parity-all", action="store_true", help="run all parity cases in all worlds")
     parser.addoption("--parity-table", metavar="FILE", help="write what the parity tests measure to this page")
 
 

@@ -10,11 +10,14 @@ import pytest
 import strategies
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.harness import Case, Outcome, compare, execute
+from tests.strategies.parity.selection import parametrize
 from tests.strategies.parity.table import WORLDS, Table, World
 
 
-@pytest.mark.parametrize("world", [world for world in WORLDS if world[1] == 1], ids=lambda world: str(world[2]))
-@pytest.mark.parametrize("case", ALL.values(), ids=list(ALL))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    parametrize(metafunc, [world for world in WORLDS if world[1] == 1])
+
+
 def test_equals_one_device(
     case: Case, world: World, on_one_device: Callable[[str], Outcome], parity_table: Table
 ) -> None:

@@ -14,46 +14,15 @@ import pytest
 from tests.processes import Programs, cluster_environments, horovodrun
 from tests.strategies.parity.cases import ALL
 from tests.strategies.parity.harness import Case, Outcome, compare
-from tests.strategies.parity.table import WORLDS, Table, World, title
+from tests.strategies.parity.selection import cases_of, parametrize
+from tests.strategies.parity.table import WORLDS, Table, World
 
 LIMIT_SECONDS = 900
 WORKER = str(Path(__file__).with_name("worker.py"))
 
-# Worlds of four replicas take a quarter of an hour for all cases: those run with `--parity-all`. Otherwise, those run
-# in which four replicas meet what two do not: empty ones, and each path between processes once.
-WITH_FOUR_REPLICAS = (
-    "arrays, a batch that does not divide, a last batch smaller than the replicas",
-    "batches of 1 row",
-    "batches of 3 rows",
-    "one-pass generator",
-    "train_on_batch, test_on_batch, predict_on_batch",
-    "BatchNormalization(synchronized=True)",
-    "custom train_step with a loss per row",
-    "loss with reduction='mean_with_sample_weight'",
-    "custom loop, loss over the global batch",
-    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "Embedding, sparse gradients, gradient_accumulation_steps",
-    "AUC, Precision, Recall, F1 and other counts",
-    "steps_per_execution=3",
-    "mixed_float16, overflow on one replica only",
-)
-
-
-def cases_of(world: World, config: pytest.Config) -> list[str]:
-    """The names of the cases that run in a world."""
-    everything = world[1] * world[2] == 2 or config.getoption("--parity-all")
-    return list(ALL) if everything else list(WITH_FOUR_REPLICAS)
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "world" in metafunc.fixturenames:
-        pairs = [
-            pytest.param(world, ALL[name], id=f"{title(world)}: {name}")
-            for world in WORLDS
-            if world[1] > 1
-            for name in cases_of(world, metafunc.config)
-        ]
-        metafunc.parametrize(("world", "case"), pairs)
+    parametrize(metafunc, [world for world in WORLDS if world[1] > 1])
 
 
 @pytest.fixture(scope="module")

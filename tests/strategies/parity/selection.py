@@ -1,0 +1,63 @@
+"""Which cases run in which world. All of them in all worlds take more than an hour.
+
+With `--parity-all`, all do. With `--parity-table`, all do where there are two replicas, or one process. Otherwise all
+run on two devices of one process and in two processes of TensorFlow's; elsewhere those that meet there what they do
+not meet in these two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.strategies.parity.cases import ALL, SECTIONS
+from tests.strategies.parity.table import World, title
+
+#: Worlds in which all run.
+ALWAYS: tuple[World, ...] = (("MirroredStrategy", 1, 2), ("MultiWorkerMirroredStrategy", 2, 1))
+
+#: Where four replicas meet what two do not: empty ones, and each path between processes once.
+WITH_FOUR_REPLICAS = (
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "batches of 1 row",
+    "batches of 3 rows",
+    "one-pass generator",
+    "train_on_batch, test_on_batch, predict_on_batch",
+    "BatchNormalization(synchronized=True)",
+    "custom train_step with a loss per row",
+    "loss with reduction='mean_with_sample_weight'",
+    "custom loop, loss over the global batch",
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    "Embedding, sparse gradients, gradient_accumulation_steps",
+    "AUC, Precision, Recall, F1 and other counts",
+    "steps_per_execution=3",
+    "mixed_float16, overflow on one replica only",
+)
+
+#: Where two processes' sums are Horovod's, how batches come and what is summed may matter; what optimizers and layers
+#: do by themselves is the same code as in TensorFlow's two.
+OVER_HOROVOD = (
+    *(case.name for section in ("Data", "Metrics and training options") for case in SECTIONS[section]),
+    *(name for name in ALL if name.startswith(("Embedding, ", "MultiOptimizer", "LossScaleOptimizer"))),
+)
+
+
+def cases_of(world: World, config: pytest.Config) -> list[str]:
+    """The names of the cases that run in a world."""
+    _, num_processes, num_local = world
+    few = num_processes == 1 or num_processes * num_local == 2
+    if world in ALWAYS or config.getoption("--parity-all") or (few and config.getoption("--parity-table")):
+        return list(ALL)
+    return list(OVER_HOROVOD if num_processes * num_local == 2 else WITH_FOUR_REPLICAS)
+
+
+def parametrize(metafunc: pytest.Metafunc, worlds: Iterable[World]) -> None:
+    """Gives a test that asks for `world` and `case` each of these worlds with each of its cases."""
+    if "world" in metafunc.fixturenames:
+        pairs = [
+            pytest.param(world, ALL[name], id=f"{title(world)}: {name}")
+            for world in worlds
+            for name in cases_of(world, metafunc.config)
+        ]
+        metafunc.parametrize(("world", "case"), pairs)
