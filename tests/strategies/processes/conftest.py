@@ -6,9 +6,9 @@ from tests.keras_ext.selecting import leave_to_parity_all
 
 # Of replicas of several devices, one world runs by itself. Horovod's are trained by the ImageNet example's tests, too.
 LEFT_OUT = (
-    "[meshes.py-2-MultiWorkerMirroredStrategy]",
-    "[meshes.py-2-HorovodStrategy]",
-    "[meshes.py-4-HorovodStrategy]",
+    "[meshes-2-MultiWorkerMirroredStrategy]",
+    "[meshes-2-HorovodStrategy]",
+    "[meshes-4-HorovodStrategy]",
 )
 
 

@@ -1,6 +1,6 @@
 """Replicas of several devices in each of two processes: run by `test_suites` in both at once, never collected.
 
-As in `suite`, what one rank finds, the other finds, too.
+As in the other suites, what one rank finds, the other finds, too.
 """
 
 from __future__ import annotations

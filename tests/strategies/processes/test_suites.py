@@ -10,21 +10,30 @@ from tests.processes import Programs, cluster_environments, horovodrun
 LIMIT_SECONDS = 280
 WORKER = str(Path(__file__).with_name("worker.py"))
 
+#: What the worker is told, and devices of each process.
+SUITES = [
+    pytest.param(
+        ("-ptests.strategies.processes.ranks", "suite_data.py", "suite_files.py", "suite_programs.py"), 1, id="suite"
+    ),
+    pytest.param(("meshes.py",), 2, id="meshes-2"),
+    pytest.param(("meshes.py",), 4, id="meshes-4"),
+]
+
 
 @pytest.mark.timeout(LIMIT_SECONDS + 30)
 @pytest.mark.parametrize("strategy", ["MultiWorkerMirroredStrategy", "HorovodStrategy"])
-@pytest.mark.parametrize(("suite", "num_devices"), [("suite.py", 1), ("meshes.py", 2), ("meshes.py", 4)])
-def test_the_suite_passes_on_both_ranks(suite: str, num_devices: int, strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arguments", "num_devices"), SUITES)
+def test_they_pass_on_both_ranks(arguments: tuple[str, ...], num_devices: int, strategy: str, tmp_path: Path) -> None:
     environment = {
         "SUITE_STRATEGY": strategy,
         "SUITE_FOLDER": str(tmp_path / "shared by ranks"),
         "SUITE_DEVICES": str(num_devices),
     }
     if strategy == "HorovodStrategy":
-        programs = Programs(tmp_path, [horovodrun(2, [WORKER, suite])], [environment])
+        programs = Programs(tmp_path, [horovodrun(2, [WORKER, *arguments])], [environment])
     else:
         programs = Programs(
-            tmp_path, [[sys.executable, WORKER, suite]] * 2, [environment | e for e in cluster_environments(2)]
+            tmp_path, [[sys.executable, WORKER, *arguments]] * 2, [environment | e for e in cluster_environments(2)]
         )
     with programs:
         codes = programs.wait(LIMIT_SECONDS)

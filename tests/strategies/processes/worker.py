@@ -1,4 +1,4 @@
-"""One of the processes that run a suite together; arguments are the suite's file and pytest's."""
+"""One of the processes that run suites together; arguments are the suites' files and pytest's options."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 if __name__ == "__main__":
-    suite = Path(__file__).with_name(sys.argv[1])
+    arguments = [str(Path(__file__).with_name(word)) if word.endswith(".py") else word for word in sys.argv[1:]]
     num_devices = int(os.environ.get("SUITE_DEVICES", "1"))
     if num_devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
     # Not the conftest's: it makes eight devices.
-    sys.exit(pytest.main([str(suite), "-x", "-q", "-p", "no:cacheprovider", "--noconftest", *sys.argv[2:]]))
+    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--noconftest", *arguments]))

@@ -1,0 +1,153 @@
+"""What the suites have in common, and their fixtures; in each of the processes that run them together.
+
+The environment names the strategy and a folder that both processes see. Assertions look at what both ranks have: what
+one of them finds, the other finds, too, and neither waits for one that has failed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from tests.graphs import forget_gradients
+
+FOLDER = Path(os.environ.get("SUITE_FOLDER", "."))
+Policy = tf.data.experimental.AutoShardPolicy
+
+
+@functools.cache
+def strategy() -> Any:
+    return getattr(strategies, os.environ["SUITE_STRATEGY"])()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_first() -> None:
+    strategy()
+
+
+def crossing() -> Any:
+    return strategy().extended.crossing
+
+
+def rank() -> int:
+    return int(crossing().rank)
+
+
+def all_ranks(value: Any) -> list[Any]:
+    """What each rank has; numbers only."""
+    return list(crossing().gather(tf.convert_to_tensor([value])).numpy().tolist())
+
+
+@pytest.fixture(autouse=True)
+def _graphs_are_let_go() -> Iterator[None]:
+    yield
+    forget_gradients()
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest) -> Path:
+    """A folder of this test, the same on both ranks."""
+    folder = FOLDER / request.node.name
+    folder.mkdir(parents=True, exist_ok=True)
+    crossing().barrier()
+    return folder
+
+
+class Rows(keras.Model):
+    """Counts rows: its loss is the sum of its inputs over their number, and its one weight does not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        self.seen = keras.metrics.Sum(name="seen")
+        self.total = keras.metrics.Sum(name="total")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        self.seen.update_state(tf.ones_like(x))
+        self.total.update_state(x)
+        return {"seen": self.seen.result(), "total": self.total.result(), "loss": self._loss_tracker.result()}
+
+
+def counter(**kwargs: Any) -> Rows:
+    with strategy().scope():
+        model = Rows()
+        model.compile(keras.optimizers.SGD(0.0), "mse", **kwargs)
+    return model
+
+
+def numbers(count: int, first: int = 0) -> tf.data.Dataset:
+    """`first`, `first + 1`, ... as rows of a regression whose answer is 0."""
+    x = np.arange(first, first + count, dtype="float32")[:, None]
+    return tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x)))
+
+
+def with_policy(dataset: tf.data.Dataset, policy: Any) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    return dataset.with_options(options)
+
+
+def fit(dataset: Any, **kwargs: Any) -> dict[str, list[float]]:
+    history = counter().fit(dataset, verbose=0, shuffle=False, **kwargs).history
+    seen = [float(value) for name in sorted(history) for value in history[name]]
+    first, second = all_ranks(seen)
+    assert first == second
+    return {name: [float(value) for value in values] for name, values in history.items()}
+
+
+def records(shared: Path, counts: list[int]) -> list[str]:
+    """TFRecord files with that many numbers each, made by rank 0: 0, 1, ... in all."""
+    paths = [str(shared / f"{i}.tfrecord") for i in range(len(counts))]
+    if rank() == 0:
+        value = 0
+        for path, count in zip(paths, counts, strict=True):
+            with tf.io.TFRecordWriter(path) as writer:
+                for _ in range(count):
+                    writer.write(np.float32(value).tobytes())
+                    value += 1
+    crossing().barrier()
+    return paths
+
+
+def read(paths: list[str]) -> tf.data.Dataset:
+    def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        x = tf.reshape(tf.io.decode_raw(record, tf.float32), [1])
+        return x, tf.zeros([1])
+
+    return tf.data.TFRecordDataset(paths).map(parse)
+
+
+def regression() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(1).standard_normal((30, 4)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def dense(seed: int = 5, **settings: Any) -> keras.Model:
+    """A model with a built optimizer."""
+    keras.utils.set_random_seed(seed)
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05, **settings), "mse", metrics=["mae"])
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def files_in(folder: Path) -> list[str]:
+    crossing().barrier()
+    return sorted(path.name for path in folder.iterdir())
+
+
+def digest(model: keras.Model) -> float:
+    return float(sum(np.abs(np.asarray(weight)).sum() for weight in model.get_weights()))

@@ -1,0 +1,131 @@
+"""Files and callbacks of several processes: run by `test_suites` in two processes at once, never collected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.strategies.processes.ranks import all_ranks, dense, digest, files_in, rank, regression, strategy
+
+
+class TestFiles:
+    @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "model.h5", "a folder"])
+    def test_one_writes_and_all_can_read(self, shared: Path, name: str) -> None:
+        x, y = regression()
+        model = dense()
+        model.fit(x, y, verbose=0, shuffle=False)
+        path = shared / name
+        if name.endswith(".weights.h5"):
+            model.save_weights(path)
+        elif name == "a folder":
+            model.save(path, zipped=False)
+        else:
+            model.save(path)
+        assert files_in(shared) == [name]
+        if name.endswith(".weights.h5"):
+            again = dense(seed=6)
+            again.load_weights(path)
+        else:
+            with strategy().scope():
+                # The old format cannot find the loss by its name.
+                again = keras.models.load_model(path, compile=name != "model.h5")
+        assert all_ranks(digest(again)) == [digest(model)] * 2
+        if rank() == 0 and name == "model.keras":
+            plain = keras.models.load_model(path)
+            assert np.array_equal(plain.get_weights()[0], model.get_weights()[0])
+
+    def test_rank_0_alone_may_save(self, shared: Path) -> None:
+        model = dense()
+        if rank() == 0:
+            model.save(shared / "model.keras")
+        assert files_in(shared) == ["model.keras"]
+        model.load_weights(shared / "model.keras")
+
+    def test_gathered_gradients_are_saved_whole(self, shared: Path) -> None:
+        x, y = regression()
+        model = dense(gradient_accumulation_steps=4)
+        model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
+        model.save(shared / "model.keras")
+        with strategy().scope():
+            again = keras.models.load_model(shared / "model.keras")
+        for one, other in zip(model.optimizer.variables, again.optimizer.variables, strict=True):
+            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
+        again.fit(x, y, batch_size=10, verbose=0, shuffle=False)
+        model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
+        np.testing.assert_allclose(digest(again), digest(model), rtol=1e-6)
+
+    def test_export(self, shared: Path) -> None:
+        model = dense()
+        model.export(shared / "exported", verbose=False)
+        assert files_in(shared) == ["exported"]
+
+
+class TestCallbacks:
+    def test_rank_0_writes(self, shared: Path) -> None:
+        x, y = regression()
+        callbacks = [
+            keras.callbacks.CSVLogger(str(shared / "log.csv")),
+            keras.callbacks.ModelCheckpoint(str(shared / "{epoch}.keras"), save_best_only=True, monitor="loss"),
+            keras.callbacks.TensorBoard(str(shared / "board")),
+            keras.callbacks.BackupAndRestore(str(shared / "backup"), delete_checkpoint=False),
+        ]
+        dense().fit(x, y, epochs=2, verbose=0, callbacks=callbacks)
+        assert files_in(shared) == ["1.keras", "2.keras", "backup", "board", "log.csv"]
+        assert len((shared / "log.csv").read_text().splitlines()) == 3
+        assert len(list((shared / "board").rglob("events*"))) == 1
+
+    def test_others_are_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
+        x, y = regression()
+        model = dense()
+        model.fit(x, y, verbose=2, callbacks=[keras.callbacks.EarlyStopping("loss", verbose=1)])
+        model.evaluate(x, y, verbose=2)
+        model.predict(x, verbose=2)
+        out, _ = capfd.readouterr()
+        assert bool(out.strip()) == (rank() == 0)
+
+    def test_a_run_goes_on_from_its_backup(self, shared: Path) -> None:
+        x, y = regression()
+
+        class Dies(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if epoch == 2:
+                    raise KeyboardInterrupt
+
+        def backup() -> keras.callbacks.Callback:
+            return keras.callbacks.BackupAndRestore(str(shared / "backup"))
+
+        settings = {"epochs": 4, "verbose": 0, "shuffle": False, "batch_size": 10}
+        whole = dense()
+        whole.fit(x, y, **settings)
+        with pytest.raises(KeyboardInterrupt):
+            dense().fit(x, y, callbacks=[backup(), Dies()], **settings)
+        resumed = dense(seed=9)
+        history = resumed.fit(x, y, callbacks=[backup()], **settings)
+        assert history.epoch == [2, 3]
+        assert all_ranks(digest(resumed)) == [digest(resumed)] * 2
+        np.testing.assert_allclose(digest(resumed), digest(whole), rtol=1e-6)
+        assert files_in(shared) == []
+
+    def test_all_stop_with_the_one_that_stops(self) -> None:
+        class Stops(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                self.model.stop_training = epoch == 1 and rank() == 1
+
+        x, y = regression()
+        assert dense().fit(x, y, epochs=5, verbose=0, callbacks=[Stops()]).epoch == [0, 1]
+
+    def test_deciding_by_logs_is_deciding_alike(self) -> None:
+        x, y = regression()
+        callbacks = [
+            keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5),
+            keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5, restore_best_weights=True),
+        ]
+        model = dense()
+        epochs = len(model.fit(x, y, epochs=9, verbose=0, callbacks=callbacks).epoch)
+        assert all_ranks(float(epochs)) == [float(epochs)] * 2
+        assert all_ranks(float(model.optimizer.learning_rate)) == [float(model.optimizer.learning_rate)] * 2
+        assert all_ranks(digest(model)) == [digest(model)] * 2

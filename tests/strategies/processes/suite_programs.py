@@ -1,0 +1,206 @@
+"""What programs may do, and what they wait for: run by `test_suites` in two processes at once, never collected."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies._keras_hooks import callbacks as hooked
+from strategies._keras_hooks.input_watch import InputWatch
+from tests.strategies.processes.ranks import (
+    Policy,
+    all_ranks,
+    counter,
+    dense,
+    digest,
+    rank,
+    regression,
+    strategy,
+    with_policy,
+)
+
+# Keras says so of every dataset of unknown length, with or without us.
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("policy", [Policy.AUTO, Policy.OFF])
+    def test_for_input(self, policy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        monkeypatch.setattr(hooked, "InputWatch", functools.partial(InputWatch, share=0.05, seconds=0.1, steps=2))
+
+        def slow() -> Iterator[Any]:
+            for _ in range(6):
+                time.sleep(0.15)
+                yield np.ones([4, 1], "float32"), np.zeros([4, 1], "float32")
+
+        spec = (tf.TensorSpec([4, 1]), tf.TensorSpec([4, 1]))
+        dataset = tf.data.Dataset.from_generator(slow, output_signature=spec)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(6))
+        before = strategies.seconds_waited(strategy()).input
+        begin = time.perf_counter()
+        # In the first epoch batches come while the step is traced.
+        counter().fit(with_policy(dataset, policy), epochs=2, verbose=0, shuffle=False)
+        elapsed = time.perf_counter() - begin
+        waited = strategies.seconds_waited(strategy()).input - before
+        assert all(0.3 < each < limit for each, limit in zip(all_ranks(waited), all_ranks(elapsed), strict=True))
+        lines = [record for record in caplog.records if "Input is the bottleneck" in record.getMessage()]
+        assert all_ranks(len(lines)) == [1, 0]
+
+    def test_for_others(self) -> None:
+        """Rank 1 comes late to every sum; that it is seen changes no number."""
+
+        class Late(keras.layers.Layer):
+            def call(self, x: Any) -> Any:
+                if isinstance(x, keras.KerasTensor):
+                    return x
+
+                def sleep(value: Any) -> Any:
+                    time.sleep(0.05 * rank())
+                    return value
+
+                @tf.custom_gradient
+                def identity(value: tf.Tensor) -> Any:
+                    return tf.ensure_shape(tf.numpy_function(sleep, [value], tf.float32), value.shape), lambda d: d
+
+                return identity(x)
+
+        def weights() -> list[np.ndarray]:
+            keras.utils.set_random_seed(4)
+            with strategy().scope():
+                model = keras.Sequential([keras.Input((4,)), Late(), keras.layers.Dense(8), keras.layers.Dense(1)])
+                optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
+                model.compile(optimizer, "mse", steps_per_execution=3)
+            x, y = regression()
+            model.fit(x, y, batch_size=3, verbose=0, shuffle=False)
+            return [np.asarray(weight) for weight in model.get_weights()]
+
+        expected = weights()
+        strategies.watch_communication(strategy())
+        for one, other in zip(weights(), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
+        waited = strategies.seconds_waited(strategy()).communication
+        assert waited is not None
+        first, second = all_ranks(waited)
+        # Ten steps, two for each sum; what rank 1 slept for the last, rank 0 waits for.
+        assert first > 5 * 0.05 * 0.8
+        assert second < first
+
+
+class TestPrograms:
+    def test_initial_weights_are_rank_0s(self) -> None:
+        keras.utils.set_random_seed(10 + rank())
+        with strategy().scope():
+            layer = keras.layers.Dense(3)
+            layer.build((None, 4))
+        assert all_ranks(float(np.asarray(layer.kernel).sum())) == [float(np.asarray(layer.kernel).sum())] * 2
+
+    def test_a_custom_loop(self) -> None:
+        x, y = regression()
+        model = dense()
+        dataset = strategy().experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(7))
+        with strategy().scope():
+            optimizer = keras.optimizers.SGD(0.1)
+
+        @tf.function
+        def step(features: Any, targets: Any) -> tf.Tensor:
+            def replica(features: Any, targets: Any) -> tf.Tensor:
+                with tf.GradientTape() as tape:
+                    loss = keras.losses.MeanSquaredError()(targets, model(features, training=True))
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+                return loss
+
+            return strategy().reduce("SUM", strategy().run(replica, args=(features, targets)), axis=None)
+
+        losses = [float(step(features, targets)) for features, targets in dataset]
+        assert all_ranks(losses[-1]) == [losses[-1]] * 2
+        assert losses[-1] < losses[0]
+        assert all_ranks(digest(model)) == [digest(model)] * 2
+
+    def test_steps_are_traced_alike_when_one_rank_keeps_its_number_of_rows(self) -> None:
+        x = np.arange(15, dtype="float32")[:, None]
+        dataset = tf.data.Dataset.from_tensor_slices(x).batch(7)
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(x[:8]))  # 7, 7, 1 and 8 rows: rank 0 has 4, 4, 1, 4
+
+        @tf.function
+        def step(features: Any) -> tf.Tensor:
+            return strategy().reduce("SUM", strategy().run(tf.reduce_sum, args=(features,)), axis=None)
+
+        assert sum(len(batch.values) for batch in strategy().experimental_distribute_dataset(dataset)) == 4
+        totals = [float(step(features)) for features in strategy().experimental_distribute_dataset(dataset)]
+        assert totals[:2] == [21.0, 70.0]
+        assert totals[3] == 28.0
+        prediction = dense().predict(np.zeros((15, 4), "float32"), batch_size=8, verbose=0)
+        assert prediction.shape == (15, 1)
+
+    def test_reduce_and_gather(self) -> None:
+        def replica() -> tf.Tensor:
+            index = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return tf.fill([int(index) + 1], float(index))
+
+        values = strategy().run(replica)
+        assert strategy().gather(values, axis=0).numpy().tolist() == [0.0, 1.0, 1.0]
+        assert float(strategy().reduce("SUM", values, axis=0)) == 2.0
+        one = strategy().experimental_distribute_values_from_function(lambda c: tf.constant(c.replica_id_in_sync_group))
+        assert int(strategy().reduce("SUM", one, axis=None)) == 1
+
+    def test_no_step_leaves_threads_behind(self) -> None:
+        x, y = regression()
+        model = dense()
+
+        def num_threads() -> int:
+            return len(list(Path("/proc/self/task").iterdir()))
+
+        model.fit(x, y, batch_size=6, epochs=4, verbose=0)
+        before = num_threads()
+        # 150 steps, of two sums each.
+        model.fit(x, y, batch_size=6, epochs=30, verbose=0)
+        assert num_threads() < before + 30
+
+    def test_a_learning_rate_is_a_number(self) -> None:
+        assert float(dense().optimizer.learning_rate) == pytest.approx(0.05)
+
+    def test_a_second_strategy(self) -> None:
+        second = type(strategy())()
+        with second.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        x, y = regression()
+        model.fit(x, y, verbose=0)
+        assert all_ranks(digest(model)) == [digest(model)] * 2
+
+    @pytest.mark.parametrize("compression", ["fp16", "bf16"])
+    def test_gradients_rounded_on_their_way(self, compression: Any) -> None:
+        if os.environ["SUITE_STRATEGY"] != "HorovodStrategy":
+            with pytest.raises(TypeError, match="compression"):
+                strategies.MultiWorkerMirroredStrategy(compression=compression)  # type: ignore[call-arg]
+            return
+        x, y = regression()
+        exact = dense()
+        with strategies.HorovodStrategy(compression=compression).scope():
+            layers = [keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+            rounded = keras.Sequential(layers)
+            rounded.compile(keras.optimizers.SGD(0.05), "mse")
+        rounded.set_weights(exact.get_weights())
+        with strategy().scope():
+            exact.compile(keras.optimizers.SGD(0.05), "mse")
+        for model in (rounded, exact):
+            model.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False)
+        assert all_ranks(digest(rounded)) == [digest(rounded)] * 2
+        difference = abs(digest(rounded) - digest(exact)) / digest(exact)
+        assert 0 < difference < 1e-2
+
+    def test_adasum_needs_mpi(self) -> None:
+        if os.environ["SUITE_STRATEGY"] == "HorovodStrategy":
+            with pytest.raises(ValueError, match="--mpi"):
+                strategies.HorovodStrategy(reduction="adasum")
