@@ -11,14 +11,14 @@ from harness.workers import Contender, Report, Workers
 
 from tests.benchmarks import run_benchmark
 
-KERAS = ("independent", "multi_worker", "horovod", "raw_horovod", "stock")
+KERAS = ("independent", "multi_worker", "horovod")
 
 
 run = functools.partial(run_benchmark, "data_parallel")
 
 
 @pytest.mark.timeout(600)
-def test_prints_ratios_of_all_that_keras_trains() -> None:
+def test_prints_ratios() -> None:
     pytest.importorskip("horovod")
     chosen = [f"--contender={name}" for name in KERAS]
     done = run("--model=small_cnn", "--cnn_rounds=1", "--cnn_steps=2", "--cnn_batch_size=4", *chosen)
@@ -30,10 +30,6 @@ def test_prints_ratios_of_all_that_keras_trains() -> None:
     assert list(ratios)[2:] == [
         "horovod / independent",
         "multi_worker / independent",
-        "horovod / raw_horovod",
-        "multi_worker / stock",
-        "raw_horovod / independent",
-        "stock / independent",
     ]
     assert ratios["horovod / independent"][2] == ">= 0.85"
     assert ratios["multi_worker / independent"][2] == ">= 0.75"
