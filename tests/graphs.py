@@ -1,19 +1,21 @@
 """Graphs that TensorFlow would keep until the process ends.
 
-`tf.custom_gradient` in a graph puts a function into TensorFlow's registry of gradients, under a name of its own, and
-nothing ever takes it out. The function holds the graph: of every step that was traced with a loss or a layer that uses
-`tf.custom_gradient`, as Keras' crossentropies do, all operations stay. A thousand models in one process are 10 GB,
-and the more objects there are, the longer each of Python's collections takes.
+Two things put a function into TensorFlow's registry of gradients, under a name of its own, and nothing ever takes it
+out: `tf.custom_gradient` in a graph, as Keras' crossentropies use it, and a traced function that is called in another.
+The registered function holds the graph: all operations of every step that was ever traced stay. A thousand models in
+one process are 10 GB, and the more objects there are, the longer each of Python's collections takes.
 """
+
+import re
 
 from tensorflow.python.framework.ops import gradient_registry
 
-_PREFIX = "CustomGradient-"
+_OF_ONE_GRAPH = re.compile(r"(CustomGradient|PartitionedCall)-\d+")
 
 
 def forget_gradients() -> None:
     """Lets go of them. Gradients of functions that were traced before cannot be traced afterwards."""
     # A public way does not exist: a registry of TensorFlow's only grows.
     registered = gradient_registry._registry
-    for name in [name for name in registered if name.startswith(_PREFIX)]:
+    for name in [name for name in registered if _OF_ONE_GRAPH.fullmatch(name)]:
         del registered[name]
