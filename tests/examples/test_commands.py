@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,10 @@ def _python(words: Sequence[str]) -> list[str]:
 
 def _horovodrun(words: Sequence[str]) -> list[str]:
     """By its own parser, which reads the command line of its process."""
-    from horovod.runner.launch import parse_args
+    with warnings.catch_warnings():
+        # It imports distutils, of which Python 3.11 warns whoever comes first.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from horovod.runner.launch import parse_args
 
     with mock.patch.object(sys, "argv", ["horovodrun", *words]):
         return list(_telling(parse_args).command)

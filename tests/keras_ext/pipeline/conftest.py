@@ -5,14 +5,19 @@ import pytest
 from tests.keras_ext.pipeline.test_parity import SELDOM
 from tests.keras_ext.selecting import leave_to_parity_all
 
-# Of parity, one of two meshes. Beside the others run ResNet50 with micro-batches accumulated, the language model on one
-# mesh, and one block of it on the first of these meshes.
+# Of parity, one of two meshes. Beside the others run ResNet50 with micro-batches accumulated, one block of the language
+# model on the first of these meshes, and all of the GPT example; and of each kind of loop in stages one.
 LEFT_OUT = (
     "-pipe=2]",
     "test_architectures.py::test_resnet50_with_frozen_statistics_equals_whole_batches",
     "test_architectures.py::test_a_language_model_trains_alike[data=2,pipe=2,tensor=2]",
     "test_architectures.py::test_a_language_model_trains_alike[pipe=4,tensor=2]",
     "test_architectures.py::test_a_language_model_trains_alike[data=4,pipe=1,tensor=2]",
+    "test_architectures.py::test_a_language_model_trains_alike[pipe=4]",
+    "test_losses.py::test_masked_sequences[sum_over_batch_size-data=2,pipe=2]",
+    "test_model.py::test_parity_with_whole_batches[masks]",
+    "test_remat.py::test_to_the_bit[recurrent-one]",
+    "test_remat.py::test_to_the_bit[recurrent-all_but_last]",
 )
 
 
