@@ -18,8 +18,8 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
+from tests.strategies.processes.ranks import shared_folder
 
-FOLDER = Path(os.environ.get("SUITE_FOLDER", "."))
 NUM_LOCAL = int(os.environ.get("SUITE_DEVICES", "1"))
 
 #: A mesh over both processes.
@@ -61,11 +61,7 @@ def assert_same_on_all_ranks(values: Any) -> None:
 
 @pytest.fixture
 def shared(request: pytest.FixtureRequest) -> Path:
-    """A folder of this test, the same on both ranks."""
-    folder = FOLDER / request.node.name
-    folder.mkdir(parents=True, exist_ok=True)
-    crossing().barrier()
-    return folder
+    return shared_folder(request.node.name, crossing())
 
 
 def tokens() -> np.ndarray:

@@ -53,13 +53,17 @@ def _graphs_are_let_go() -> Iterator[None]:
     forget_gradients()
 
 
+def shared_folder(test: str, crossing: Any) -> Path:
+    """A folder of a test, the same on both ranks."""
+    folder = FOLDER / test
+    folder.mkdir(parents=True, exist_ok=True)
+    crossing.barrier()
+    return folder
+
+
 @pytest.fixture
 def shared(request: pytest.FixtureRequest) -> Path:
-    """A folder of this test, the same on both ranks."""
-    folder = FOLDER / request.node.name
-    folder.mkdir(parents=True, exist_ok=True)
-    crossing().barrier()
-    return folder
+    return shared_folder(request.node.name, crossing())
 
 
 class Rows(keras.Model):
