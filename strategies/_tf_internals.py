@@ -72,6 +72,9 @@ from tensorflow.python.eager import context as eager_context
 # tf.function's class: tf.types.experimental.PolymorphicFunction is its base, without python_function and _clone.
 from tensorflow.python.eager.def_function import Function
 
+# What is called for each operation that runs as it is called: nothing else tells how a tensor was made there.
+from tensorflow.python.framework import op_callbacks
+
 # Whether an operation keeps state, by its type: a graph's libraries of functions hold nothing but types.
 from tensorflow.python.framework import op_def_registry as op_definitions
 
@@ -108,6 +111,7 @@ __all__ = [
     "get_current_replica_id_as_int",
     "get_update_replica_id",
     "is_mirrored",
+    "op_callbacks",
     "op_definitions",
     "regroup",
     "select_replica",

@@ -104,15 +104,17 @@ def if_present(present: bool | tf.Tensor, values: list[Any]) -> list[Any]:
     if present is True:
         return values
 
-    def zeros() -> list[Any]:
-        return [
-            tf.IndexedSlices(tf.zeros_like(v.values), v.indices, v.dense_shape)
-            if isinstance(v, tf.IndexedSlices)
-            else tf.zeros_like(v)
-            for v in values
-        ]
+    # Of slices the values only: their indices say of themselves where they come from.
+    tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
 
-    return zeros() if present is False else list(tf.cond(present, lambda: values, zeros))
+    def zeros() -> list[Any]:
+        return [tf.zeros_like(tensor) for tensor in tensors]
+
+    kept = zeros() if present is False else tf.cond(present, lambda: tensors, zeros)
+    return [
+        tf.IndexedSlices(own, v.indices, v.dense_shape) if isinstance(v, tf.IndexedSlices) else own
+        for v, own in zip(values, kept, strict=True)
+    ]
 
 
 # Collectives know few kinds of integers. The same bits travel as another, or a wider one.

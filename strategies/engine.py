@@ -34,6 +34,7 @@ from strategies._tf_internals import (
     tf_convert,
 )
 from strategies.reductions import Column, ReducingExtended
+from strategies.row_dependence import marking
 from strategies.splitting import SplitWeight
 
 _MEAN = tf.distribute.ReduceOp.MEAN
@@ -166,13 +167,24 @@ class DataParallelExtended(ReducingExtended):
 
         def replica(share: shares.Share, args: Any, kwargs: Any) -> Any:
             shares.attach(share)
-            return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
+            if share.num_replicas == 1:
+                return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
+            with marking((args, kwargs), share.num_rows):
+                outputs = tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
+                return tf.nest.map_structure(self._in_mean_form, outputs) if share.combination == "mean" else outputs
 
         if len(self.worker_devices) > 1:
             return call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
         # Alone here, the replica needs no thread of its own to meet others from.
         with tf.device(self.worker_devices[0]), ReplicaContext(strategy, self.first_replica):
             return replica(self._shares[0], *select_replica(0, (args, kwargs)))
+
+    def _in_mean_form(self, value: Any) -> Any:
+        """Keras' trainer takes means of what training and test steps return: a sum over rows is to come out as one."""
+        share = shares.current()
+        if share is None or not _is_scalar(value) or any(value is known for known in self._agreed):
+            return value
+        return share.as_mean(value)
 
     def note_agreed(self, values: Any) -> None:
         """Remembers that the tensors in ``values`` are the same on all replicas, in the running step."""
@@ -356,6 +368,10 @@ def _as_tensor(value: Any) -> Any:
 def _dense(value: Any, device: str) -> tf.Tensor:
     with tf.device(device):
         return tf.convert_to_tensor(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating and value.shape.rank == 0
 
 
 def _is_floating(value: Any) -> bool:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies import _keras_hooks
+from strategies import _keras_hooks, shares
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
 from strategies.crossing import Crossing
 from strategies.devices import full_name, short_name
 from strategies.local_replicas import local_grid
 from strategies.mesh import DeviceMesh
 from strategies.passes import Again, Passes
+from strategies.row_dependence import mark
+from strategies.row_kinds import Kind
 from strategies.traced_passes import added
 
 
@@ -194,6 +196,37 @@ class ReplicaParts:
         """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""
         with self.on(part):
             return added(gradients)
+
+    def in_microbatches(self, batch: Any, num_rows: Collection[int]) -> contextlib.AbstractContextManager[None]:
+        """Inside, this replica computes its batch, a nest of tensors, in micro-batches.
+
+        Args:
+            batch: of the replica.
+            num_rows: of the micro-batches, as far as they are known beforehand.
+        """
+        return shares.in_microbatches(batch, num_rows)
+
+    def as_constant(self, value: Any) -> Any:
+        """Says that a tensor is a factor that does not depend on what is in the rows, as their number; returns it."""
+        return mark(value, Kind.SAME)
+
+    def as_weighed(self, upstream: Any) -> Any:
+        """Returns the gradient of a loss, times what this replica's rows weigh in the batch of Keras' trainer."""
+        share = shares.current()
+        return upstream if share is None or not share.in_trainer else share.weigh(upstream)
+
+    def as_mean(self, loss: Any, rows_share: Any) -> Any:
+        """Returns what a layer added to the loss in a micro-batch, as a term of a mean that is weighed by rows.
+
+        Args:
+            loss: if a sum over rows, it is divided by the micro-batch's share of them.
+            rows_share: of the micro-batch in those of this replica; float or float scalar.
+        """
+        kind = shares.dependence_here().kind(loss)
+        _keras_hooks.warn_of(kind, "A loss that a layer adds")
+        if kind is not Kind.SUM:
+            return mark(tf.identity(loss), Kind.MEAN)
+        return mark(tf.math.divide_no_nan(loss, tf.cast(rows_share, loss.dtype)), Kind.SUM)
 
     def sum_over_replicas(self, value: Any) -> tf.Tensor:
         """Returns the sum of what all replicas have, which has no gradient; `value` itself outside of replicas."""

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from strategies.traced_passes import TracedPasses, added, is_floating
+from strategies import shares
+from strategies.slices import accumulated
+from strategies.traced_passes import TracedPasses, is_floating
 
 #: Takes a gradient, or None, for each output, tensors that are to be there before, and totals, to which the gradients
 #: of the variables are added; None, for all or for one of them, is nothing. Gives the gradients of the inputs, and the
@@ -103,7 +105,10 @@ class Passes:
         def differentiate(upstream: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             found = gradients_of(upstream)
             number = len(inputs)
-            return found[:number], [added(pair) for pair in zip(totals, found[number:], strict=True)]
+            dependence = shares.dependence_here()
+            return found[:number], [
+                accumulated(total, own, dependence) for total, own in zip(totals, found[number:], strict=True)
+            ]
 
         return outputs, differentiate
 

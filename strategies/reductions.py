@@ -20,6 +20,7 @@ import tensorflow as tf
 from strategies import shares
 from strategies._tf_internals import DistributedVariable, PerReplica, is_mirrored
 from strategies.crossing import Crossing, if_present
+from strategies.slices import Lookups, of_batch, side_by_side
 from strategies.waiting import Waits
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
@@ -156,9 +157,22 @@ class ReducingExtended:
         """Inside, TensorFlow's cross-device ops are those of `devices`, one for each local replica."""
         return contextlib.nullcontext()
 
-    def _sum_sparse(self, pairs: list[tuple[Any, Any]]) -> Any:
+    def _sum_sparse(self, pairs: list[tuple[Any, Any]]) -> list[Any]:
         # As many slices as the batch has rows: collectives, which are bound to one shape, cannot carry them.
-        return tf.distribute.ReductionToOneDevice().batch_reduce(_SUM, pairs)
+        totals = []
+        for value, where in pairs:
+            column = self._column_of(where)
+            with tf.device(self.columns[column].devices[0]):
+                total = self._lookups(value).joined()
+            totals.append(self._on_column(total, column))
+        return totals
+
+    def _lookups(self, value: Any) -> Lookups:
+        """Returns the slices that the local replicas have together."""
+        local = self._local_values(value)
+        if len(local) != len(self._shares):
+            return Lookups((), tuple(local))
+        return of_batch([Lookups.of(each, s.dependence) for each, s in zip(local, self._shares, strict=True)])
 
     def _without_borrowed(self, values: Sequence[Any]) -> list[Any]:
         """Zeroes what replicas without rows would add to sums; the rest passes through uncopied."""
@@ -234,20 +248,23 @@ class ReducingExtended:
         self, crossing: Crossing, values: Sequence[Any], present: bool | tf.Tensor, gradients: bool
     ) -> list[Any]:
         sum_dense = crossing.sum_gradients if gradients else crossing.sum
-        totals: list[Any] = [_add_up(self._local_values(value)) for value in values]
+        sparse = [i for i, value in enumerate(values) if isinstance(self._local_values(value)[0], tf.IndexedSlices)]
+        lookups = {i: self._lookups(values[i]) for i in sparse}
+        totals: list[Any] = [
+            None if i in lookups else _add_up(self._local_values(value)) for i, value in enumerate(values)
+        ]
         if gradients and crossing.combines_means and self._shares:
             # Of the rows of all local replicas.
             weight = tf.add_n([tf.convert_to_tensor(share.weight_here(), tf.float32) for share in self._shares])
-            dense_totals = [tf.convert_to_tensor(total) for total in totals]
-            totals = [tf.math.divide_no_nan(total, tf.cast(weight, total.dtype)) for total in dense_totals]
-        sparse = [i for i, total in enumerate(totals) if isinstance(total, tf.IndexedSlices)]
-        dense = [i for i in range(len(totals)) if i not in sparse]
+            for i, own in lookups.items():
+                totals[i] = tf.convert_to_tensor(own.joined())
+            totals = [tf.math.divide_no_nan(total, tf.cast(weight, total.dtype)) for total in totals]
+            lookups = {}
+        dense = [i for i in range(len(totals)) if i not in lookups]
         for i, total in zip(dense, sum_dense([totals[i] for i in dense], present), strict=True):
             totals[i] = total
-        for i in sparse:
-            slices = if_present(present, [totals[i]])[0]
-            gathered = crossing.gather(slices.values), crossing.gather(slices.indices)
-            totals[i] = tf.IndexedSlices(*gathered, slices.dense_shape)
+        for i, own in lookups.items():
+            totals[i] = _slices_across(crossing, own, present)
         return totals
 
     @contextlib.contextmanager
@@ -293,15 +310,29 @@ def _joined(crossing: Crossing | None) -> Crossing:
     return crossing
 
 
-def _add_up(values: Sequence[Any]) -> Any:
-    """Returns the sum of a local value per replica; of slices, all of them end to end."""
-    values = [tf.convert_to_tensor(v) if not isinstance(v, tf.IndexedSlices) else v for v in values]
-    if len(values) == 1:
-        return values[0]
-    if isinstance(values[0], tf.IndexedSlices):
-        slices = [tf.concat(parts, axis=0) for parts in zip(*((v.values, v.indices) for v in values), strict=True)]
-        return tf.IndexedSlices(*slices, values[0].dense_shape)
-    total = values[0]
-    for value in values[1:]:
-        total += value
+def _slices_across(crossing: Crossing, local: Lookups, present: bool | tf.Tensor) -> tf.IndexedSlices:
+    """Returns the slices of all processes."""
+    num_shared = len(local.shared)
+    mine = if_present(present, [*local.shared, *([side_by_side(local.own)] if local.own else [])])
+    all_slices = []
+    for i, slices in enumerate(mine):
+        if i >= num_shared:
+            gathered = crossing.gather(slices.values), crossing.gather(slices.indices)
+            all_slices.append(tf.IndexedSlices(*gathered, slices.dense_shape))
+            continue
+        if slices.values.shape.is_fully_defined():
+            total = crossing.sum([slices.values])[0]
+        else:
+            # A sum is bound to one shape.
+            gathered_values = crossing.gather(slices.values[tf.newaxis])
+            total = tf.reduce_sum(gathered_values, 0)
+        all_slices.append(tf.IndexedSlices(total, slices.indices, slices.dense_shape))
+    return side_by_side(all_slices)
+
+
+def _add_up(values: Sequence[Any]) -> tf.Tensor:
+    """Returns the sum of a local value per replica."""
+    total, *others = map(tf.convert_to_tensor, values)
+    for other in others:
+        total += other
     return total

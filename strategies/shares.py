@@ -10,15 +10,19 @@ program. It borrows one row from replica 0, votes with weight 0, and what it wri
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 from strategies.portions import Portion
+from strategies.row_dependence import RowDependence, mark, marking
+from strategies.row_kinds import Kind
 
 _ATTRIBUTE = "_keras_strategies_share"
 
@@ -38,6 +42,8 @@ class Share:
         combination: how Keras' trainer (``fit``, ``evaluate``, ...) combines what the step returns; None where the
             user's own loop drives the step.
         read_weight: returns the weight as the running step has it, in a graph that outlives the step.
+        num_rows: that the replica sees, if known beforehand: one number, or none.
+        dependence: tells how tensors of the step depend on the replica's rows.
         raw_losses: whether losses are left as they are, because the caller weighs their total.
         graph: the graph in which the replica's function began.
     """
@@ -48,6 +54,8 @@ class Share:
     has_rows: bool | tf.Tensor
     combination: Combination
     read_weight: Callable[[tf.Graph], tf.Tensor]
+    num_rows: Collection[int]
+    dependence: RowDependence
     raw_losses: bool = False
     graph: tf.Graph | None = None
 
@@ -99,6 +107,12 @@ class Share:
         """Returns ``value * weight``, in the dtype of ``value``."""
         return value * tf.cast(self.weight_here(), value.dtype)
 
+    def as_mean(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns ``value``; of a sum over the replica's rows, what gives that of the batch when it is weighed."""
+        if self.num_replicas == 1 or self.dependence.kind(value) not in (Kind.SUM, Kind.COUNT):
+            return value
+        return mark(self.unweigh(value), Kind.MEAN)
+
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value / weight``, and 0 where the weight is 0."""
         return tf.math.divide_no_nan(value, tf.cast(self.weight_here(), value.dtype))
@@ -118,6 +132,34 @@ def attach(share: Share) -> None:
 def current() -> Share | None:
     """Returns the share of the replica that is running, or None outside ``Strategy.run`` of this package."""
     return getattr(tf.distribute.get_replica_context(), _ATTRIBUTE, None)
+
+
+def dependence_here() -> RowDependence:
+    """Returns what tells how tensors depend on rows: those of micro-batches, inside of :func:`in_microbatches`."""
+    share = current()
+    return _of_microbatches.get() or (RowDependence() if share is None else share.dependence)
+
+
+# What tells how tensors depend on the rows of the micro-batches that are being computed.
+_of_microbatches: contextvars.ContextVar[RowDependence | None] = contextvars.ContextVar(
+    "keras_strategies_of_microbatches", default=None
+)
+
+
+@contextlib.contextmanager
+def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
+    """Inside, the replica computes a batch, a nest of tensors, in micro-batches of so many rows, where known."""
+    token = _of_microbatches.set(RowDependence(num_rows))
+    try:
+        with marking(batch, num_rows):
+            yield
+    finally:
+        _of_microbatches.reset(token)
+
+
+def is_in_microbatches() -> bool:
+    """Whether rows are those of a micro-batch: a sum over them is a part of the replica's."""
+    return _of_microbatches.get() is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +218,27 @@ def divide(
             total = tf.cast(total, tf.float32)
             weights = [tf.math.divide_no_nan(tf.cast(n, tf.float32), total) for n in rows.local]
             present = [n > 0 if isinstance(n, int) else tf.greater(n, 0) for n in rows.local]
+    own: list[Collection[int]] = [()] * num_local if rows is None else [_seen(n) for n in rows.local]
     return [
-        Share(first_replica + r, num_replicas, weights[r], present[r], combination, functools.partial(read_weight, r))
+        Share(
+            first_replica + r,
+            num_replicas,
+            weights[r],
+            present[r],
+            combination,
+            functools.partial(read_weight, r),
+            own[r],
+            RowDependence(own[r], is_marked=num_replicas > 1),
+        )
         for r in range(num_local)
     ]
+
+
+def _seen(number: int | tf.Tensor) -> Collection[int]:
+    """The number of rows that a replica sees, if it is known now: one where it has none, which is lent."""
+    if isinstance(number, int) or hasattr(number, "numpy"):
+        return (max(int(number), 1),)
+    return ()
 
 
 def num_rows(value: Any) -> int | tf.Tensor | None:

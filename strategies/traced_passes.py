@@ -13,6 +13,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from strategies import shares
+from strategies.row_dependence import mark
+from strategies.row_kinds import Kind
+from strategies.slices import Lookups, accumulated
+
 #: Takes inputs. Gives the outputs, and what gives gradients of inputs and variables, of those of the outputs, None for
 #: those not wanted; may be asked several times.
 Record = Callable[[Sequence[Any]], tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]]
@@ -110,13 +115,12 @@ class TracedPasses:
         made = iter(function(*(dy for dy in upstream if dy is not None), *given))
         gradients = [next(made) if has_one else None for has_one in has_gradient]
         new = [
-            gradient
-            if dense or gradient is None
-            else tf.IndexedSlices(*gradient, tf.constant(variable.shape.as_list()))
+            gradient if dense or gradient is None else _slices(variable, *gradient)
             for variable, gradient, dense in zip(self._variables, gradients[len(inputs) :], is_dense, strict=True)
         ]
+        dependence = shares.dependence_here()
         return gradients[: len(inputs)], [
-            gradient if dense else added((total, gradient))
+            gradient if dense else accumulated(total, gradient, dependence)
             for total, gradient, dense in zip(totals, new, is_dense, strict=True)
         ]
 
@@ -150,7 +154,7 @@ class TracedPasses:
             # Of slices no shape: nobody takes it, and for calls of which something is not taken TensorFlow makes
             # another function.
             return [
-                (gradient.values, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else gradient
+                _by_lookups(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
                 for gradient in found
                 if gradient is not None
             ]
@@ -164,6 +168,23 @@ class TracedPasses:
         if id(value) in self._places:
             return (*inputs, *kept)[self._places[id(value)]]
         return self._from_outside.get(id(value), value)
+
+
+def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], list[Any]]:
+    """Values and indices of slices, those that all micro-batches share, and the others: told apart while traced."""
+    found = Lookups.of(gradient, shares.dependence_here())
+    return tuple(  # type: ignore[return-value]
+        [(each.values, each.indices) for each in some] for some in (found.shared, found.own)
+    )
+
+
+def _slices(variable: Any, shared: Sequence[Any], own: Sequence[Any]) -> tf.IndexedSlices:
+    """The gradient of which these are values and indices."""
+    shape = tf.constant(variable.shape.as_list())
+    return Lookups(
+        tuple(tf.IndexedSlices(values, mark(indices, Kind.SAME), shape) for values, indices in shared),
+        tuple(tf.IndexedSlices(values, mark(indices, Kind.ROWS), shape) for values, indices in own),
+    ).joined()
 
 
 def _function(function: Callable[..., Any]) -> Any:

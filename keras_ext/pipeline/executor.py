@@ -188,7 +188,7 @@ class Run:
 
         given = [*predicted, *added, *penalties, *not_none(logits)]
         [loss], pull = self._parts.passes(self._devices[-1], compute, [])(given)
-        gradients, _ = pull([ops.ones_like(loss)])
+        gradients, _ = pull([self._parts.as_weighed(ops.ones_like(loss))])
         upstream = iter(gradients)
         for tensor in outputs:
             self._note((i, id(tensor)), next(upstream))

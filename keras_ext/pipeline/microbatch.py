@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.evenly import even_bounds
+from keras_ext.evenly import even_bounds, even_sizes_of
 from keras_ext.pipeline.hung import LOGITS, MASK, hang, hung
 
 
@@ -75,6 +75,11 @@ class Microbatches:
         if isinstance(self.num_rows, int):
             return [size / self.num_rows for size in sizes]
         return [ops.divide(ops.cast(size, "float32"), ops.cast(self.num_rows, "float32")) for size in sizes]
+
+    @property
+    def sizes(self) -> frozenset[int]:
+        """The numbers of rows that micro-batches have, if they are known beforehand; else none."""
+        return frozenset(even_sizes_of(self.num_rows, self.number)) if isinstance(self.num_rows, int) else frozenset()
 
     def join(self, structures: Sequence[Any]) -> Any:
         """Returns the batch of what `split` made, or of what was computed of it, with all that hangs on tensors."""

@@ -193,13 +193,12 @@ class PipelineModel(keras.Model):
         """The outputs, computed forward only, micro-batch by micro-batch: devices compute at the same time."""
         cut_up = Microbatches.of(flat, self.num_microbatches)
         made, added = [], []
-        for piece in cut_up.split(list(flat)):
+        shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
+        for i, piece in enumerate(cut_up.split(list(flat))):
             made.append(self._computed(piece, training=False))
-            added.append(self._take_added_losses())
-        weighed = [
-            [each * ops.cast(w, each.dtype) for each in own] for own, w in zip(added, cut_up.weights(), strict=True)
-        ]
-        self._local.added = [sum(each) for each in zip(*weighed, strict=True)]
+            added.append([self._parts.as_mean(loss, shares[i]) for loss in self._take_added_losses()])
+        weighed = [[each * ops.cast(w, each.dtype) for each in own] for own, w in zip(added, shares, strict=True)]
+        self._local.added = [sum(each[1:], each[0]) for each in zip(*weighed, strict=True)]
         joined: list[Any] = cut_up.join(made)
         return joined
 
@@ -208,7 +207,8 @@ class PipelineModel(keras.Model):
 
     def test_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
-        with self._flowing():
+        x, *_ = keras.utils.unpack_x_y_sample_weight(data)
+        with self._flowing(), self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes):
             return super().test_step(data)
 
     def predict_step(self, data: Any) -> Any:
@@ -218,20 +218,27 @@ class PipelineModel(keras.Model):
 
     def train_step(self, data: Any) -> Any:
         """As Keras' own, with the forward and backward passes of the schedule."""
+        # Arrays, in a step that runs as it is called, would not be known for what comes from rows.
+        data = keras.tree.map_structure(lambda each: None if each is None else ops.convert_to_tensor(each), data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        cut_up = Microbatches.of(x, self.num_microbatches)
+        with self._parts.in_microbatches(data, cut_up.sizes):
+            return self._train_step(cut_up, x, y, sample_weight)
+
+    def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:
         if self._compile_loss is not None and not self._compile_loss.built:
             self._symbolic_build(data_batch=(x, y, sample_weight))
         flat = self._standardize_inputs(x)
-        cut_up = Microbatches.of(flat, self.num_microbatches)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
         of_loss = [cut_up.split(each) for each in (x, y, sample_weight)]
-        shares = cut_up.weights()
+        shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
         of_batch = MicrobatchLosses(self, self._parts, y, self._masks_of_outputs(flat), sample_weight, shares)
         losses: list[Any] = []
 
         def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
             own_x, own_y, own_weight = (each[i] for each in of_loss)
-            with self._showing(list(added)), of_batch.of(i):
+            own_added = [self._parts.as_mean(loss, shares[i]) for loss in added]
+            with self._showing(own_added), of_batch.of(i):
                 loss = self._compute_loss(
                     x=own_x, y=own_y, y_pred=self._packed(predicted), sample_weight=own_weight, training=True
                 )

@@ -10,6 +10,7 @@ reaches a saved file.
 from strategies._keras_hooks import (
     callbacks,
     files,
+    gradients,
     losses,
     norms,
     optimizers,
@@ -19,12 +20,14 @@ from strategies._keras_hooks import (
     weights,
     whole_updates,
 )
+from strategies._keras_hooks.gradients import warn_of
 
 
 def install() -> None:
     """Wraps Keras' functions. Called by every strategy's constructor; again does nothing."""
     callbacks.install()
     files.install()
+    gradients.install()
     losses.install()
     norms.install()
     optimizers.install()
@@ -35,4 +38,4 @@ def install() -> None:
     whole_updates.install()
 
 
-__all__ = ["install"]
+__all__ = ["install", "warn_of"]

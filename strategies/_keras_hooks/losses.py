@@ -4,14 +4,14 @@ Keras divides a loss by the replica's own count (of rows, of unmasked entries, o
 number of replicas. Summed over replicas, that is the loss of the global batch only if all counts are equal. Here
 
 * every loss value ``m_r`` of replica r is formed such that ``sum over r of weight_r * m_r`` is the global value;
-* its gradient is multiplied by ``weight_r``, so that the sum of gradients over replicas is the global gradient;
 * in a step of Keras' trainer, the program sees ``m_r``, as on one device. What it does with it is weighed where
-  replicas come together: in means of scalars (below) and in what the step returns (``shares.combinable``);
+  replicas come together: in gradients (``gradients``), so that their sum is the global gradient, in means of scalars
+  (below) and in what the step returns (``shares.combinable``);
 * in a custom loop the program sees ``weight_r * m_r``, as TensorFlow's convention for ``strategy.run`` has it:
   ``strategy.reduce("SUM", loss, axis=None)`` is the global value.
 
-``Model.compute_loss`` forms its total from raw ``m_r`` and is weighed once, at the end, so terms that a subclass
-adds to it are weighed alike.
+``Model.compute_loss`` forms its total from raw ``m_r``, so terms that a subclass adds to it count alike. What layers
+add to the loss may be a sum over rows: it is divided by the weight first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.losses import loss as keras_loss
 from keras.src.metrics import reduction_metrics as keras_mean
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies import shares
+from strategies._keras_hooks.gradients import warn_of
 from strategies._keras_hooks.wrapping import wrap
+from strategies.row_dependence import mark
+from strategies.row_kinds import Kind
 
 _BY_COUNT = ("sum_over_batch_size", "mean")
 
@@ -40,7 +44,8 @@ def install() -> None:
     wrap(keras_loss, "reduce_weighted_values", _reduce)
     wrap(keras_mean.Mean, "update_state", _update_mean)
     wrap(keras_trainer.Trainer, "compute_loss", _compute_loss)
-    wrap(keras_trainer.Trainer, "_compute_loss", _compute_loss_for_keras)
+    wrap(keras_trainer.Trainer, "_compute_loss", _compute_loss)
+    wrap(keras_tf_trainer.TensorFlowTrainer, "_aggregate_additional_loss", _added_loss)
 
 
 def watch(model_class: type) -> None:
@@ -59,20 +64,13 @@ def _raw(share: shares.Share) -> Iterator[None]:
         shares.attach(share)
 
 
-def _with_weighed_gradient(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
-    """Returns ``value``, with the gradient of ``weight * value``."""
-
-    @tf.custom_gradient
-    def show(value: tf.Tensor) -> Any:
-        return tf.identity(value), share.weigh
-
-    return show(value)
-
-
 def _emit(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
-    if share.raw_losses:
+    """Returns ``m_r`` as the program is to see it."""
+    if share.num_replicas == 1:
         return value
-    return _with_weighed_gradient(value, share) if share.in_trainer else share.weigh(value)
+    if share.raw_losses or share.in_trainer:
+        return mark(tf.identity(value), Kind.MEAN)
+    return mark(share.weigh(value), Kind.SUM)
 
 
 def _scale(original: Callable[..., Any], value: Any) -> Any:
@@ -89,7 +87,10 @@ def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_
     """A mean of scalars in the trainer's steps, one per step: each replica's counts by its rows."""
     share = shares.current()
     rank = len(values.shape) if hasattr(values, "shape") else np.ndim(values)
-    if share is None or not share.in_trainer or share.is_even or sample_weight is not None or rank:
+    if share is None or not share.in_trainer or share.num_replicas == 1 or sample_weight is not None or rank:
+        return original(metric, values, sample_weight)
+    values = share.as_mean(values)
+    if share.is_even:
         return original(metric, values, sample_weight)
     return original(metric, values, share.weigh(tf.constant(float(share.num_replicas))))
 
@@ -107,9 +108,12 @@ def _reduce(
         return original(values, sample_weight, mask, reduction, dtype)
     with _raw(share):
         value = original(values, sample_weight, mask, reduction, dtype)
+    if len(values.shape) == 0:
+        # A function of the user's has reduced it.
+        return _emit(share.as_mean(value), share)
     if reduction == "sum":
         # A sum over rows needs no weight. A program outside compute_loss sees it as it is in a custom loop.
-        if not share.raw_losses and not share.in_trainer:
+        if not share.raw_losses and (not share.in_trainer or shares.is_in_microbatches()):
             return value
         value = share.unweigh(value)
     else:
@@ -142,14 +146,15 @@ def _compute_loss(original: Callable[..., Any], model: Any, *args: Any, **kwargs
     if share is None or share.raw_losses:
         return original(model, *args, **kwargs)
     with _raw(share):
-        value = original(model, *args, **kwargs)
-    return _emit(tf.convert_to_tensor(value), share)
-
-
-def _compute_loss_for_keras(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    share = shares.current()
-    if share is None or share.raw_losses:
-        return original(model, *args, **kwargs)
-    with _raw(share):
         value = tf.convert_to_tensor(original(model, *args, **kwargs))
-    return _with_weighed_gradient(value, share)
+    if share.num_replicas > 1:
+        warn_of(share.dependence.kind(value), f"What compute_loss of {type(model).__name__} returns")
+    return _emit(share.as_mean(value), share)
+
+
+def _added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
+    share = shares.current()
+    if share is None or share.num_replicas == 1:
+        return original(model, loss)
+    warn_of(share.dependence.kind(loss), f"A loss that a layer of {model.name!r} adds")
+    return original(model, share.as_mean(loss))

@@ -1,10 +1,18 @@
 """All parity cases, by section of the page and by name."""
 
-from tests.strategies.parity import cases_data, cases_layers, cases_models, cases_optimizers, cases_training
+from tests.strategies.parity import (
+    cases_data,
+    cases_layers,
+    cases_losses,
+    cases_models,
+    cases_optimizers,
+    cases_training,
+)
 
 SECTIONS = {
     "Data": cases_data.CASES,
     "Models and losses": cases_models.CASES,
+    "Losses of one's own, and tables": cases_losses.CASES,
     "Optimizers": cases_optimizers.CASES,
     "Metrics and training options": cases_training.CASES,
     "Layers": cases_layers.CASES,

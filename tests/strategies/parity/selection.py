@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.strategies.parity.cases import ALL, SECTIONS
+from tests.strategies.parity.cases_losses import EVERY_OPTIMIZER
 from tests.strategies.parity.table import World, title
 
 #: Worlds in which all run.
@@ -30,6 +31,9 @@ WITH_FOUR_REPLICAS = (
     "custom loop, loss over the global batch",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "Embedding, sparse gradients, gradient_accumulation_steps",
+    "losses that layers add, of each kind",
+    "losses averaged by hand in train_step",
+    "table looked up by positions and by rows, Adam",
     "AUC, Precision, Recall, F1 and other counts",
     "steps_per_execution=3",
     "mixed_float16, overflow on one replica only",
@@ -40,7 +44,11 @@ WITH_FOUR_REPLICAS = (
 OVER_HOROVOD = (
     *(case.name for section in ("Data", "Metrics and training options") for case in SECTIONS[section]),
     *(name for name in ALL if name.startswith(("Embedding, ", "MultiOptimizer", "LossScaleOptimizer"))),
+    *(name for name in ALL if name.startswith(("losses ", "table ")) and name != EVERY_OPTIMIZER),
 )
+
+#: Like another, but that it takes a minute.
+FOR_THE_TABLE = (EVERY_OPTIMIZER,)
 
 
 #: How four processes share work out is the same for both, and what Horovod does between four is tested as collectives.
@@ -52,8 +60,10 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
     _, num_processes, num_local = world
     for_table = config.getoption("--parity-table") is not None
     few = num_processes == 1 or num_processes * num_local == 2
-    if world in ALWAYS or config.getoption("--parity-all") or (for_table and few):
+    if config.getoption("--parity-all") or (for_table and few):
         return list(ALL)
+    if world in ALWAYS:
+        return [name for name in ALL if name not in FOR_THE_TABLE]
     if world in SELDOM and not for_table:
         return []
     return list(OVER_HOROVOD if num_processes * num_local == 2 else WITH_FOUR_REPLICAS)

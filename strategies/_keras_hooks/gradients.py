@@ -1,0 +1,95 @@
+"""Gradients: a step's own loss is one over the rows of the batch.
+
+A step of a model's own, written for one device, takes the gradient of a loss of its rows, and replicas' gradients are
+summed. The sum is that of the batch if each is the gradient of ``weight_r * m_r`` for a mean over rows ``m_r``, and of
+a sum over rows as it is. Which of the two a loss is shows in how it was made (``row_dependence``). Penalties of
+weights, the same on all replicas, count as means: the weights of all replicas add up to 1.
+
+Only in steps of Keras' trainer. In a loop of the user's own, TensorFlow's convention holds: losses are to add up.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies import shares
+from strategies._keras_hooks.wrapping import wrap
+from strategies.row_kinds import Kind
+
+#: Weighed. The last two, too, which is nearest to what is meant, but a warning says so.
+_AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.MIXED, Kind.OTHER)
+
+_RULE = (
+    "{subject} is {fault}, so that under a strategy it is not that of one device: each replica computes it from its "
+    "own rows, and replicas are put together as a mean over rows is, or a sum. Write it as a mean, or as a sum, over "
+    "rows, of terms joined by + and by factors that do not depend on the batch; or put it together over replicas "
+    "yourself, with tf.distribute.get_replica_context().all_reduce. README says what is computed per replica."
+)
+_FAULTS = {
+    Kind.MIXED: "a sum over rows plus a term that is none",
+    Kind.OTHER: "neither a mean nor a sum over rows",
+}
+
+_LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
+
+# The lines of programs that were warned of: each of them is once, however many replicas and traces there are.
+_warned: set[tuple[str, int, str]] = set()
+
+
+def install() -> None:
+    """Wraps TensorFlow's way to ask for a gradient: on it, Keras has none of its own."""
+    wrap(tf.GradientTape, "gradient", _gradient)
+
+
+def _gradient(
+    original: Callable[..., Any],
+    tape: tf.GradientTape,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    share = shares.current()
+    if share is None or not share.in_trainer or share.num_replicas == 1 or output_gradients is not None:
+        return original(tape, target, sources, output_gradients, *args, **kwargs)
+    flat = tf.nest.flatten(target)
+    if any(not isinstance(leaf, tf.Tensor) for leaf in flat):
+        return original(tape, target, sources, None, *args, **kwargs)
+    kinds = [share.dependence.kind(leaf) for leaf in flat]
+    for kind in kinds:
+        warn_of(kind, "The loss of which a gradient is taken here")
+    if not any(kind in _AS_MEANS for kind in kinds):
+        return original(tape, target, sources, None, *args, **kwargs)
+    upstream = [
+        share.weigh(tf.ones_like(leaf)) if kind in _AS_MEANS else tf.ones_like(leaf)
+        for leaf, kind in zip(flat, kinds, strict=True)
+    ]
+    return original(tape, target, sources, tf.nest.pack_sequence_as(target, upstream), *args, **kwargs)
+
+
+def warn_of(kind: Kind, subject: str) -> None:
+    """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas."""
+    if kind not in _FAULTS:
+        return
+    file, line = _line_of_program()
+    if (file, line, subject) not in _warned:
+        _warned.add((file, line, subject))
+        warnings.warn_explicit(_RULE.format(subject=subject, fault=_FAULTS[kind]), UserWarning, file, line)
+
+
+def _line_of_program() -> tuple[str, int]:
+    """Returns file and line of the first caller that is not of a library; of the caller, if all are."""
+    frame: Any = sys._getframe(1)
+    found = frame
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+            found = frame
+            break
+        frame = frame.f_back
+    return found.f_code.co_filename, found.f_lineno
