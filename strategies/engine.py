@@ -34,6 +34,7 @@ from strategies._tf_internals import (
     tf_convert,
 )
 from strategies.reductions import Column, ReducingExtended
+from strategies.replica_attributes import ReplicaAttributes
 from strategies.splitting import SplitWeight
 
 _MEAN = tf.distribute.ReduceOp.MEAN
@@ -168,8 +169,16 @@ class DataParallelExtended(ReducingExtended):
             shares.attach(share)
             return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
 
+        def replica_of_several(share: shares.Share, attributes: ReplicaAttributes, args: Any, kwargs: Any) -> Any:
+            with attributes.running():
+                return replica(share, args, kwargs)
+
         if len(self.worker_devices) > 1:
-            return call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
+            own = [ReplicaAttributes() for _ in self._shares]
+            states = PerReplica(tuple(self._shares)), PerReplica(tuple(own))
+            outputs = call_for_each_replica(strategy, replica_of_several, (*states, args, kwargs))
+            own[0].put_back()
+            return outputs
         # Alone here, the replica needs no thread of its own to meet others from.
         with tf.device(self.worker_devices[0]), ReplicaContext(strategy, self.first_replica):
             return replica(self._shares[0], *select_replica(0, (args, kwargs)))

@@ -98,6 +98,7 @@ ROOMS = (
             "strategies.portions",
             "strategies.read_ahead",
             "strategies.reductions",
+            "strategies.replica_attributes",
             "strategies.replicated",
             "strategies.restoring",
             "strategies.seeds",

@@ -15,6 +15,7 @@ from strategies._keras_hooks import (
     optimizers,
     random,
     remat,
+    replica_attributes,
     trainer,
     weights,
     whole_updates,
@@ -30,6 +31,7 @@ def install() -> None:
     optimizers.install()
     random.install()
     remat.install()
+    replica_attributes.install()
     trainer.install()
     weights.install()
     whole_updates.install()
