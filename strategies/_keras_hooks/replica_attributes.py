@@ -48,4 +48,5 @@ def _holds_tensor(value: Any) -> bool:
         return any(_holds_tensor(item) for item in value.values())
     if isinstance(value, (list, tuple, set)):
         return any(_holds_tensor(item) for item in value)
-    return shares.is_tensor(value)
+    # Pieces in several parts of a replica stand for a tensor; so do variables, which all replicas share.
+    return shares.is_tensor(value) or (hasattr(value, "__tf_tensor__") and not hasattr(value, "assign"))

@@ -176,7 +176,7 @@ def remembering() -> keras.Model:
     return model
 
 
-class Normalising(L.Layer):
+class Normalising(keras.layers.Layer):
     """A recurrent cell in which replicas meet."""
 
     state_size = 4
@@ -192,7 +192,7 @@ class Normalising(L.Layer):
         return self.statistics(inputs, training=training), states
 
 
-class Late(L.Layer):
+class Late(keras.layers.Layer):
     """Makes a tensor while it is built, and replicas meet after that."""
 
     def __init__(self) -> None:
