@@ -75,6 +75,9 @@ from tensorflow.python.eager.def_function import Function
 # Whether an operation keeps state, by its type: a graph's libraries of functions hold nothing but types.
 from tensorflow.python.framework import op_def_registry as op_definitions
 
+# Where the gradients of graphs are registered, by name and for good. The public name of the class is the same class.
+from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
+
 # What restoring a checkpoint puts in place of the initial value of a variable that is made later.
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
@@ -96,6 +99,7 @@ __all__ = [
     "PerReplica",
     "PerReplicaSpec",
     "PrefetchDataset",
+    "RegisterGradient",
     "RepeatDataset",
     "ReplicaContext",
     "SkipDataset",
@@ -107,6 +111,7 @@ __all__ = [
     "eager_context",
     "get_current_replica_id_as_int",
     "get_update_replica_id",
+    "gradient_registry",
     "is_mirrored",
     "op_definitions",
     "regroup",

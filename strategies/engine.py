@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies import inputs, shares, variables
+from strategies import graph_lifetimes, inputs, shares, variables
 from strategies._tf_internals import (
     Function,
     PerReplica,
@@ -56,6 +56,7 @@ class DataParallelExtended(ReducingExtended):
     _draws_beside: bool
 
     def _start_engine(self, columns: Sequence[Column]) -> None:
+        graph_lifetimes.install(_is_ours)
         self._start_reductions(columns)
         self._combination = None
         self._weights = []
@@ -355,6 +356,11 @@ class DataParallelExtended(ReducingExtended):
         component = var._get_replica(r)
         with tf.device(component.device):
             return fn(component, *select_replica(r, args), **select_replica(r, kwargs))
+
+
+def _is_ours() -> bool:
+    """Whether the caller is under a strategy of this package."""
+    return isinstance(tf.distribute.get_strategy().extended, DataParallelExtended)
 
 
 def _as_tensor(value: Any) -> Any:

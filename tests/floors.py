@@ -88,6 +88,7 @@ ROOMS = (
             "strategies.crossing",
             "strategies.devices",
             "strategies.engine",
+            "strategies.graph_lifetimes",
             "strategies.inputs",
             "strategies.local_replicas",
             "strategies.memory",
