@@ -51,7 +51,9 @@ ROOMS = (
         ("schedule",),
     ),
     Room("setup", 0, ("strategies.install_horovod", "strategies._horovod_recipe"), rooms=("setup",)),
-    Room("launcher", 0, ("strategies.launch", "strategies.launching"), rooms=("launcher",)),
+    # The launcher starts without numpy, too.
+    Room("cores", 0, ("strategies.cores",)),
+    Room("launcher", 0, ("strategies.launch", "strategies.launching"), rooms=("cores", "launcher")),
     Room("internals", 1, ("strategies._tf_internals",), ("numpy", "tensorflow")),
     Room(
         "horovod",
@@ -106,12 +108,13 @@ ROOMS = (
             "strategies.sharding",
             "strategies.shares",
             "strategies.splitting",
+            "strategies.threads",
             "strategies.traced_passes",
             "strategies.variables",
             "strategies.waiting",
         ),
         ("numpy", "tensorflow"),
-        ("pure", "internals", "interface", "transport", "keras hooks", "engine"),
+        ("pure", "cores", "internals", "interface", "transport", "keras hooks", "engine"),
     ),
     Room(
         "strategy",
