@@ -78,6 +78,9 @@ from tensorflow.python.framework import op_callbacks
 # Whether an operation keeps state, by its type: a graph's libraries of functions hold nothing but types.
 from tensorflow.python.framework import op_def_registry as op_definitions
 
+# Where the gradients of graphs are registered, by name and for good. The public name of the class is the same class.
+from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
+
 # What restoring a checkpoint puts in place of the initial value of a variable that is made later.
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
@@ -99,6 +102,7 @@ __all__ = [
     "PerReplica",
     "PerReplicaSpec",
     "PrefetchDataset",
+    "RegisterGradient",
     "RepeatDataset",
     "ReplicaContext",
     "SkipDataset",
@@ -110,6 +114,7 @@ __all__ = [
     "eager_context",
     "get_current_replica_id_as_int",
     "get_update_replica_id",
+    "gradient_registry",
     "is_mirrored",
     "op_callbacks",
     "op_definitions",

@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies import inputs, shares, variables
+from strategies import graph_lifetimes, inputs, shares, variables
 from strategies._tf_internals import (
     Function,
     PerReplica,
@@ -34,6 +34,7 @@ from strategies._tf_internals import (
     tf_convert,
 )
 from strategies.reductions import Column, ReducingExtended
+from strategies.replica_attributes import ReplicaAttributes
 from strategies.row_dependence import marking
 from strategies.splitting import SplitWeight
 
@@ -56,6 +57,7 @@ class DataParallelExtended(ReducingExtended):
     _draws_beside: bool
 
     def _start_engine(self, columns: Sequence[Column]) -> None:
+        graph_lifetimes.install(_is_ours)
         self._start_reductions(columns)
         self._combination = None
         self._weights = []
@@ -173,8 +175,16 @@ class DataParallelExtended(ReducingExtended):
                 outputs = tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
                 return tf.nest.map_structure(self._in_mean_form, outputs) if share.combination == "mean" else outputs
 
+        def replica_of_several(share: shares.Share, attributes: ReplicaAttributes, args: Any, kwargs: Any) -> Any:
+            with attributes.running():
+                return replica(share, args, kwargs)
+
         if len(self.worker_devices) > 1:
-            return call_for_each_replica(strategy, replica, (PerReplica(tuple(self._shares)), args, kwargs))
+            own = [ReplicaAttributes() for _ in self._shares]
+            states = PerReplica(tuple(self._shares)), PerReplica(tuple(own))
+            outputs = call_for_each_replica(strategy, replica_of_several, (*states, args, kwargs))
+            own[0].put_back()
+            return outputs
         # Alone here, the replica needs no thread of its own to meet others from.
         with tf.device(self.worker_devices[0]), ReplicaContext(strategy, self.first_replica):
             return replica(self._shares[0], *select_replica(0, (args, kwargs)))
@@ -358,6 +368,11 @@ class DataParallelExtended(ReducingExtended):
         component = var._get_replica(r)
         with tf.device(component.device):
             return fn(component, *select_replica(r, args), **select_replica(r, kwargs))
+
+
+def _is_ours() -> bool:
+    """Whether the caller is under a strategy of this package."""
+    return isinstance(tf.distribute.get_strategy().extended, DataParallelExtended)
 
 
 def _as_tensor(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Literal
 import tensorflow as tf
 
 from strategies import _keras_hooks
+from strategies._tf_internals import eager_context
 from strategies.cluster import Cluster
 from strategies.crossing import DEFAULT_BUCKET_BYTES, Crossing
 from strategies.devices import default_reduction, own_devices, pin_gpus, short_name
@@ -15,6 +16,7 @@ from strategies.local_replicas import has_model_axes, local_grid, mesh_of_local_
 from strategies.mesh import DeviceMesh
 from strategies.parts import ReplicaParts
 from strategies.replicated import ReplicatedExtended
+from strategies.threads import deal_threads
 
 
 class HorovodStrategy(tf.distribute.Strategy):
@@ -27,6 +29,8 @@ class HorovodStrategy(tf.distribute.Strategy):
 
     Start the program with ``horovodrun``, or with ``mpirun`` where Horovod was built for MPI; by itself it is one
     process. The strategy initialises Horovod; a program that has called ``hvd.init()`` before is served as well.
+    Processes of one node share its cores: made before TensorFlow has run anything, the strategy gives TensorFlow as
+    many threads as the process has cores, unless a number is set, in the environment or with ``tf.config.threading``.
 
     Args:
         mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, "what is left". With ``"pipe"`` or
@@ -68,6 +72,7 @@ class HorovodStrategy(tf.distribute.Strategy):
         from strategies.collectives import horovod
 
         cluster = Cluster.from_environment()
+        deal_threads(cluster, has_started=eager_context.context()._initialized)
         pin_gpus(cluster.local_rank, cluster.local_size)
         devices = own_devices() if has_model_axes(mesh) else own_devices()[:1]
         self._mesh = mesh_of_local_replicas(cluster.world_size, mesh, [short_name(device) for device in devices])

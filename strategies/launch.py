@@ -25,13 +25,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from strategies.cores import deal_cores, usable_cores
 from strategies.launching.environment import (
     World,
     check_single_launcher,
-    deal_cores,
     environment_of,
     num_processes,
-    usable_cores,
 )
 from strategies.launching.nodes import meet
 from strategies.launching.ports import HeldPorts, LaunchError

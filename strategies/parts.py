@@ -19,6 +19,7 @@ from strategies import _keras_hooks, shares
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
 from strategies.crossing import Crossing
 from strategies.devices import full_name, short_name
+from strategies.graph_lifetimes import numpy_functions_held
 from strategies.local_replicas import local_grid
 from strategies.mesh import DeviceMesh
 from strategies.passes import Again, Passes
@@ -186,7 +187,7 @@ class ReplicaParts:
 
         # A value of each: without one, TensorFlow would drop the edges, or not wait for a device that works behind.
         firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
-        with tf.device("CPU:0"):
+        with tf.device("CPU:0"), numpy_functions_held():
             # Not stateful: TensorFlow would have all such calls wait for each other.
             told = tf.numpy_function(tell, firsts, tf.float32, stateful=False)
         told.set_shape([])

@@ -1,16 +1,16 @@
-"""Graphs that TensorFlow would keep until the process ends.
+"""Graphs of plain Keras that TensorFlow would keep until the process ends.
 
-Two things put a function into TensorFlow's registry of gradients, under a name of its own, and nothing ever takes it
-out: `tf.custom_gradient` in a graph, as Keras' crossentropies use it, and a traced function that is called in another.
-The registered function holds the graph: all operations of every step that was ever traced stay. A thousand models in
-one process are 10 GB, and the more objects there are, the longer each of Python's collections takes.
+`tf.custom_gradient` in a graph, as Keras' crossentropies use it, puts a function into TensorFlow's registry of
+gradients, under a name of its own, and nothing ever takes it out. It holds the graph: all operations of every step that
+was ever traced stay. A thousand models in one process are 10 GB, and the more objects there are, the longer each of
+Python's collections takes. Under the strategies graphs go with their models; what they are compared with would stay.
 """
 
 import re
 
 from tensorflow.python.framework.ops import gradient_registry
 
-_OF_ONE_GRAPH = re.compile(r"(CustomGradient|PartitionedCall)-\d+")
+_OF_ONE_GRAPH = re.compile(r"CustomGradient-\d+")
 
 
 def forget_gradients() -> None:

@@ -16,6 +16,7 @@ from strategies._keras_hooks import (
     optimizers,
     random,
     remat,
+    replica_attributes,
     trainer,
     weights,
     whole_updates,
@@ -33,6 +34,7 @@ def install() -> None:
     optimizers.install()
     random.install()
     remat.install()
+    replica_attributes.install()
     trainer.install()
     weights.install()
     whole_updates.install()

@@ -1,11 +1,11 @@
 """What the launcher gives each process of a node: its cores and its environment. Plain data, standard library only."""
 
-import itertools
 import json
-import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from strategies.cores import Threads, usable_cores
 
 _OTHER_LAUNCHERS = {"HOROVOD_RANK": "horovodrun", "OMPI_COMM_WORLD_RANK": "mpirun"}
 _NVIDIA_SMI_TIMEOUT_SECONDS = 30
@@ -50,11 +50,11 @@ def environment_of(world: World, local_rank: int, num_cores: int, environment: M
     rank = world.first_rank + local_rank
     addresses = world.addresses
     config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
+    dealt = Threads.for_cores(num_cores)
     threads = {
-        "TF_NUM_INTRAOP_THREADS": str(num_cores),
-        # With one inter-op thread, a collective that waits for other ranks keeps the computation waiting too.
-        "TF_NUM_INTEROP_THREADS": str(max(2, num_cores)),
-        "OMP_NUM_THREADS": str(num_cores),
+        "TF_NUM_INTRAOP_THREADS": str(dealt.intra_op),
+        "TF_NUM_INTEROP_THREADS": str(dealt.inter_op),
+        "OMP_NUM_THREADS": str(dealt.intra_op),
         # Python buffers what goes into a pipe: a line would show up minutes late, or never if the process dies.
         "PYTHONUNBUFFERED": "1",
     }
@@ -70,21 +70,6 @@ def environment_of(world: World, local_rank: int, num_cores: int, environment: M
         "MASTER_ADDR": world.master_addr,
         "MASTER_PORT": str(world.master_port),
     }
-
-
-def deal_cores(cores: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
-    """The cores of each process: consecutive runs, as even as they come; one each in turn if there are too few."""
-    if num_processes > len(cores):
-        return [(cores[i % len(cores)],) for i in range(num_processes)]
-    ends = [i * len(cores) // num_processes for i in range(num_processes + 1)]
-    return [tuple(cores[start:end]) for start, end in itertools.pairwise(ends)]
-
-
-def usable_cores() -> tuple[int, ...]:
-    """The cores that this process may use, in rising order; simply all of them where the system cannot say."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def num_processes(text: str, environment: Mapping[str, str]) -> int:

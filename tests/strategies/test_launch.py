@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.cluster import Cluster
-from strategies.launching.environment import deal_cores
+from strategies.cores import deal_cores
 from strategies.launching.ports import HeldPorts
 from tests.strategies.launching import ENVIRONMENT, LAUNCHER, TIMEOUT_SECONDS, Running, launched, written
 

@@ -13,13 +13,12 @@ import pytest
 
 from strategies import launch
 from strategies.cluster import Cluster
+from strategies.cores import deal_cores, usable_cores
 from strategies.launching.environment import (
     World,
     check_single_launcher,
-    deal_cores,
     environment_of,
     num_processes,
-    usable_cores,
 )
 from strategies.launching.nodes import Node, meet
 from strategies.launching.output import MAX_LINE_BYTES, Lines

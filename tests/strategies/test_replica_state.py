@@ -1,6 +1,9 @@
-"""State that replicas write for themselves, and masks that they draw for themselves."""
+"""State that replicas write for themselves, masks that they draw, attributes of layers that they set."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from tests.strategies.parity.harness import features
+from tests.strategies.parity.harness import Case, compare, execute, features, fit_arrays
 
 
 @pytest.fixture(params=[2, 4])
@@ -112,3 +115,167 @@ class TestDropout:
             each.fit(features(8, 5), features(8, 1), batch_size=4, verbose=0)
         for replica in components(model.layers[0].seed_generator.state):
             np.testing.assert_array_equal(replica, plain.layers[0].seed_generator.state.numpy())
+
+
+L = keras.layers
+
+
+def penalised_before_statistics() -> keras.Model:
+    """Replicas meet between the layer that adds a loss and the total."""
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            L.Dense(8, activity_regularizer=keras.regularizers.L2(0.1)),
+            L.BatchNormalization(synchronized=True),
+            L.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def penalised_before_masked_loss() -> keras.Model:
+    """Replicas meet in the loss, which divides by a count over all of them."""
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            L.Lambda(lambda x: tf.cast(tf.abs(x) * 2, "int32"), output_shape=(5,)),
+            L.Embedding(11, 4, mask_zero=True, activity_regularizer=keras.regularizers.L2(0.1)),
+            L.SimpleRNN(1, return_sequences=True),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+class Remembering(keras.Model):
+    """Sets attributes in ``call`` and reads them in ``compute_loss``, as variational autoencoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = L.Dense(8, activation="tanh")
+        self.statistics = L.BatchNormalization(synchronized=True)
+        self.head = L.Dense(1)
+        self.code: Any = None
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        self.code = self.hidden(x)
+        self.all = [self.code, x]
+        return self.head(self.statistics(self.code, training=training))
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
+        code, given = self.all
+        return super().compute_loss(x, y, y_pred, *args, **kwargs) + keras.ops.mean(
+            keras.ops.square(self.code) * keras.ops.abs(code - given[:, :1])
+        )
+
+
+def remembering() -> keras.Model:
+    model = Remembering()
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+class Normalising(keras.layers.Layer):
+    """A recurrent cell in which replicas meet."""
+
+    state_size = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics = L.BatchNormalization(synchronized=True)
+
+    def build(self, input_shape: Any) -> None:
+        self.statistics.build(input_shape)
+
+    def call(self, inputs: Any, states: Any, training: Any = None) -> Any:
+        return self.statistics(inputs, training=training), states
+
+
+class Late(keras.layers.Layer):
+    """Makes a tensor while it is built, and replicas meet after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics = L.BatchNormalization(synchronized=True)
+        self.offset: Any = None
+
+    def build(self, input_shape: Any) -> None:
+        self.offset = keras.ops.ones(input_shape[-1])
+
+    def call(self, x: Any) -> Any:
+        self.seen = x
+        return self.statistics(x, training=True) + self.offset
+
+
+class TestAttributes:
+    # 13 rows in batches of 7: replicas with unlike numbers of rows.
+    x, y = features(13, 5), features(13, 1, seed=1)
+
+    @pytest.mark.parametrize("make", [penalised_before_statistics, penalised_before_masked_loss, remembering])
+    def test_a_replica_finds_what_it_set(
+        self, strategy: strategies.MirroredStrategy, make: Callable[[], keras.Model]
+    ) -> None:
+        y = np.repeat(self.y[:, None], 5, axis=1) if make is penalised_before_masked_loss else self.y
+        case = Case("", make, fit_arrays(self.x, y, batch_size=7, predict=False))
+        difference = compare(execute(case, None), execute(case, strategy))
+        assert difference.largest <= case.tolerance, difference
+
+    def test_of_a_step_that_ran_eagerly_the_first_replicas_stay(self, strategy: strategies.MirroredStrategy) -> None:
+        with strategy.scope():
+            layer, before = Late(), L.Dense(2, activity_regularizer="l2")
+            before.build((None, 5))
+
+        def step(x: tf.Tensor) -> Any:
+            layer(x)
+            before(x)
+            # Replicas meet once more.
+            tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(x))
+            return layer.seen, before.losses[0]
+
+        given = tf.reshape(tf.range(20.0), (4, 5))
+        parts = [given[: r + 1] for r in range(strategy.num_replicas_in_sync)]
+        per_replica = strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group]
+        )
+        seen, losses = map(strategy.experimental_local_results, strategy.run(step, args=(per_replica,)))
+        for part, own in zip(parts, seen, strict=True):
+            np.testing.assert_array_equal(own, part)
+        assert len({float(loss) for loss in losses}) == len(losses)
+        assert layer.seen is seen[0]
+        assert [float(loss) for loss in before.losses] == [float(losses[0])]
+
+    def test_losses_of_a_stateless_call(self, strategy: strategies.MirroredStrategy) -> None:
+        with strategy.scope():
+            model = penalised_before_statistics()
+        state = model.trainable_variables, model.non_trainable_variables
+
+        @tf.function
+        def step(x: tf.Tensor) -> Any:
+            # Variables are cast to a replica's values by adding nothing.
+            given = [[variable + 0 for variable in variables] for variables in state]
+            return model.stateless_call(*given, x, training=True, return_losses=True)[2]
+
+        x = self.x[:4] if strategy.num_replicas_in_sync == 4 else self.x[:2]
+        rows = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(x).rebatch(len(x)))))
+        (losses,) = strategy.run(step, args=(rows,))
+        received = [float(value) for value in strategy.experimental_local_results(losses)]
+        hidden = model.layers[0](x).numpy()
+        np.testing.assert_allclose(received, 0.1 * np.square(hidden).sum(axis=1), rtol=1e-6)
+
+    def test_each_replica_drops_of_its_own_rows_at_every_step_of_a_cell(
+        self, strategy: strategies.MirroredStrategy
+    ) -> None:
+        with strategy.scope():
+            cells = [L.SimpleRNNCell(4, dropout=0.5, recurrent_dropout=0.5, seed=1), Normalising()]
+            layer = L.RNN(cells, unroll=True, return_sequences=True)
+            layer.build((None, 3, 4))
+
+        @tf.function
+        def step(x: tf.Tensor) -> tf.Tensor:
+            return layer(x, training=True)
+
+        # 5 rows: replicas with unlike numbers of rows.
+        rows = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(features(5, 3, 4)))))
+        outputs = strategy.experimental_local_results(strategy.run(step, args=(rows,)))
+        assert sum(len(output) for output in outputs) == 5

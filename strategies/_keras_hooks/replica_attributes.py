@@ -1,0 +1,52 @@
+"""Attributes that layers are given while a replica runs: the losses that they add, and tensors.
+
+Keras keeps both on the layer, which all replicas of a process share. See ``strategies.replica_attributes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from strategies import replica_attributes, shares
+from strategies._keras_hooks.wrapping import wrap
+
+# Keras changes these in place.
+_COLLECTIONS = ("_losses", "_loss_ids")
+
+
+def install() -> None:
+    """Wraps what collects losses, and the setting of attributes."""
+    wrap(keras.Layer, "add_loss", _with_own_losses)
+    wrap(keras.Layer, "_clear_losses", _with_own_losses)
+    wrap(keras.Layer, "__setattr__", _set_attribute, in_step=False)
+
+
+def _with_own_losses(original: Callable[..., Any], layer: Any, *args: Any) -> Any:
+    attributes = replica_attributes.current()
+    if attributes is not None:
+        for name in _COLLECTIONS:
+            if attributes.claim(layer, name):
+                vars(layer)[name] = type(vars(layer)[name])(vars(layer)[name])
+    return original(layer, *args)
+
+
+def _set_attribute(original: Callable[..., Any], layer: Any, name: str, value: Any) -> None:
+    attributes = replica_attributes.current()
+    # What a layer is given while it is built is made once, for all replicas.
+    if attributes is not None and getattr(layer, "built", False):
+        before = vars(layer).get(name)
+        if _holds_tensor(value) or _holds_tensor(before):
+            attributes.claim(layer, name)
+    original(layer, name, value)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_tensor(item) for item in value.values())
+    if isinstance(value, (list, tuple, set)):
+        return any(_holds_tensor(item) for item in value)
+    # Pieces in several parts of a replica stand for a tensor; so do variables, which all replicas share.
+    return shares.is_tensor(value) or (hasattr(value, "__tf_tensor__") and not hasattr(value, "assign"))
