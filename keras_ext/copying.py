@@ -122,7 +122,7 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
             return
         found[id(one)] = (one, other)
         if is_graph(one) and is_graph(other):
-            walk_all(_layers_of(one), _layers_of(other))
+            walk_all(one.layers, other.layers)
         if type(one) is type(other):
             walk_all(_layers_beside(one), _layers_beside(other))
 
@@ -134,17 +134,10 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     return list(found.values())
 
 
-def _layers_of(graph: Any) -> list[Any]:
-    """The layers of a Sequential or Functional model, but for its inputs."""
-    return [layer for layer in graph.layers if not isinstance(layer, keras.layers.InputLayer)]
-
-
 def _layers_beside(layer: Any) -> list[Any]:
     """The layers inside that are in no graph, in the order in which they were made attributes."""
     of_graph = {id(inner) for inner in layer.layers} if is_graph(layer) else set()
-    return [
-        inner for inner in layer._layers if id(inner) not in of_graph and not isinstance(inner, keras.layers.InputLayer)
-    ]
+    return [inner for inner in layer._layers if id(inner) not in of_graph]
 
 
 def _inputs(graph: Any) -> list[Any]:
@@ -196,7 +189,7 @@ def _remade(layer: Any) -> Any:
     raise ValueError(
         f"The layer {layer.name!r} is copied by its config, and cannot be made of it: implement get_config() of {name} "
         "with all that its __init__ takes, and from_config() where these are not plain values. Received: "
-        f"{layer!r}, of which came {type(reason).__name__}: {reason}"
+        f"{layer!r}, of which came {type(reason).__name__}: {str(reason).strip().partition('Example:')[0].strip()}"
     ) from reason
 
 

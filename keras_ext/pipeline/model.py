@@ -45,10 +45,10 @@ class PipelineModel(keras.Model):
         num_microbatches: into how many a batch is cut. A batch that does not divide has larger ones first; one that has
             fewer rows has fewer.
         schedule: ``"gpipe"``, ``"1f1b"`` or ``"interleaved_1f1b"``.
-        partition: ``"time"``, stages that take equally long, where each layer's passes are timed with zeros;
-            ``"parameters"``, as many weights; ``"uniform"``, as many layers; the names of the layers at which stages
-            begin, the first one's left out; or a :class:`~keras_ext.PartitionByTime`, with a sample of one's own, or a
-            limit of memory. Without meaning where stages are given.
+        partition: ``"time"``, stages that take equally long, where each layer's passes are timed with zeros, or
+            words that it knows; ``"parameters"``, as many weights; ``"uniform"``, as many layers; the names of the
+            layers at which stages begin, the first one's left out; or a :class:`~keras_ext.PartitionByTime`, with a
+            sample of one's own, or a limit of memory. Without meaning where stages are given.
         remat: stages that hold only their inputs for the backward pass, and compute the rest again: ``"all"``,
             ``"all_but_last"``, or their numbers. Single layers can be made under a ``keras.RematScope`` instead.
         name: of the model.

@@ -99,6 +99,21 @@ def _made_here(layer: Any) -> Any:
     made = remade(layer)
     if layer.built:
         if not made.built:
-            made.build_from_config(layer.get_build_config())
+            _build_like(made, layer)
         copy_state(layer, made)
     return made
+
+
+def _build_like(made: Any, layer: Any) -> None:
+    nodes = layer._inbound_nodes
+    # Keras marks its own `build`, which layers have that make all in `__init__`, and builds nothing inside.
+    if not nodes or not getattr(made.build, "_is_default", False):
+        made.build_from_config(layer.get_build_config())
+        return
+
+    def fresh(value: Any) -> Any:
+        return keras.KerasTensor(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
+
+    args, kwargs = keras.tree.map_structure(fresh, (nodes[0].arguments.args, nodes[0].arguments.kwargs))
+    made(*args, **kwargs)
+    made._inbound_nodes.clear()
