@@ -89,6 +89,7 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
         if getattr(model, "compiled", False):
             split.compile_from_config(model.get_compile_config())
             if model.optimizer.built:
+                # Counted in the order of the weights, which Keras' own copy would not have yet.
                 split.optimizer.build(split.trainable_variables)
                 _copy_slots(model.optimizer, split.optimizer)
             # As its weights, which need not be the same on all processes.
@@ -128,7 +129,13 @@ def _cloned(model: Any, plan: Plan, prefix: str, sequence_parallel: bool, adopte
             adopted.callback(adopt(inner, old, path, replaced))
             return inner
         choice = plan[path]
-        return _split(choice) if choice.kind or choice.pieces else inner
+        if not choice.kind and not choice.pieces:
+            return inner
+        new = _split(choice)
+        if inner.built:
+            # The layer around it builds those inside of it when it is made, as one of KerasHub's decoders does.
+            new.build_from_config(inner.get_build_config())
+        return new
 
     def clone(layer: Any) -> Any:
         if not isinstance(layer, keras.Layer):
