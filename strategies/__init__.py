@@ -6,6 +6,7 @@ from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from strategies.parts import ReplicaParts, replica_parts
 from strategies.restoring import load_on_all
+from strategies.seeds import global_state_kept
 from strategies.splitting import SplitWeight, joined, saved_as
 from strategies.waiting import SecondsWaited, seconds_waited, watch_communication
 
@@ -17,6 +18,7 @@ __all__ = [
     "SecondsWaited",
     "SplitWeight",
     "bytes_per_device",
+    "global_state_kept",
     "joined",
     "load_on_all",
     "replica_parts",

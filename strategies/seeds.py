@@ -1,11 +1,16 @@
-"""One random seed for all processes: what they draw at random must be the same wherever they share it out."""
+"""Random seeds: one for all processes, which share out what they draw, and none used up where a model is copied."""
 
 from __future__ import annotations
 
+import contextlib
+import random
 import secrets
+from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
+from strategies._keras_hooks import global_state
 from strategies._tf_internals import eager_context
 from strategies.crossing import Crossing
 
@@ -22,3 +27,26 @@ def agree_on_seed(crossing: Crossing) -> None:
         return
     drawn = tf.constant(secrets.randbelow(2**31) if own is None else own, tf.int64)
     tf.random.set_seed(int(crossing.broadcast(drawn)))
+
+
+@contextlib.contextmanager
+def global_state_kept() -> Iterator[None]:
+    """Inside, layers can be made without a trace in the global state of Python, NumPy and Keras.
+
+    Afterwards their random generators are where they were, so that a model that is made next starts with the weights
+    with which it would have started, and Keras goes on counting automatic names, which appear in logs and paths, where
+    it was. What is made inside, and outlives it, has to be given names of its own.
+
+    Example:
+
+        with strategies.global_state_kept():
+            copy = keras.models.clone_model(model)
+            copy.set_weights(model.get_weights())
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with global_state.kept():
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

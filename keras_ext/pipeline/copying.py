@@ -9,9 +9,9 @@ from typing import Any
 import keras
 
 import strategies
+from keras_ext.copying import cloned, copy_state, input_of, put_in_order, remade
 from keras_ext.pipeline.stage import nodes_of
 from keras_ext.tensor.custom import is_custom
-from keras_ext.tensor.graphs import copy_seeds
 from keras_ext.tensor.layer import SplitLayer
 
 #: What a class of a user's own may do in its own way, and a pipeline would not.
@@ -42,6 +42,7 @@ def graph_of(given: Any) -> Any:
             "A pipeline trains in its own way, and would not use a model's own one. Put a loss of your own into "
             f"compile, or into a layer's add_loss. Received: {type(given).__name__}, which has {', '.join(own)}."
         )
+    put_in_order(graph, given._layers)
     _check(graph)
     return graph
 
@@ -66,22 +67,16 @@ def _with_input(layers: Sequence[Any]) -> list[Any]:
     return [*([] if isinstance(first, keras.layers.InputLayer) else input_of(first)), *layers]
 
 
-def input_of(model: Any) -> list[Any]:
-    """An input like the first one of a model; nothing if it has none yet, or is no model."""
-    inputs = getattr(model, "inputs", None) or ()
-    return [keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype) for tensor in inputs[:1]]
-
-
 def copied(graph: Any, parts: strategies.ReplicaParts, part_of: Mapping[str, int]) -> Any:
-    """The same model with the variables of each layer in its part.
+    """The same model, weights in the same order, with the variables of each layer in its part.
 
     Raises:
-        ValueError: a layer cannot be copied by its config.
+        ValueError: a layer cannot be copied.
     """
+    made: dict[int, Any] = {}
+    parts_of_copies: dict[int, int] = {}
 
     def clone(layer: Any) -> Any:
-        if not isinstance(layer, keras.Layer):
-            return layer
         if is_custom(layer) and any(isinstance(inner, SplitLayer) for inner in layer._flatten_layers()):
             raise ValueError(
                 f"The layer {layer.name!r} is of a class of its own, and what it holds is split; a pipeline's copy of "
@@ -89,63 +84,19 @@ def copied(graph: Any, parts: strategies.ReplicaParts, part_of: Mapping[str, int
                 f"{layer!r}."
             )
         with parts.creating(part_of[layer.name]), _remat_of(layer):
-            return remade(layer)
+            made[id(layer)] = new = remade(layer)
+        parts_of_copies[id(new)] = part_of[layer.name]
+        return new
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        with parts.creating(part_of[layer.name]), _remat_of(layer):
+        with parts.creating(parts_of_copies[id(layer)]), _remat_of(layer):
             return layer(*args, **kwargs)
 
-    # Keras forgets which of them are optional.
-    inputs = [
-        keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=layer.name, optional=layer.optional)
-        for tensor, layer in ((tensor, tensor._keras_history.operation) for tensor in graph.inputs)
-    ]
-    copy = keras.models.clone_model(
-        graph,
-        input_tensors=keras.tree.pack_sequence_as(graph.input, inputs),
-        clone_function=clone,
-        call_function=call,
-    )
-    copy.set_weights(graph.get_weights())
-    copy_seeds(graph, copy)
-    # The model that is copied need not be the same on all processes: it may be made outside of the strategy's scope.
-    parts.agree_on(copy.variables)
-    for layer in copy._flatten_layers(include_self=False):
-        finish(layer)
-    names = [[node.operation.name for node in nodes_of(each)] for each in (graph, copy)]
-    if names[0] != names[1]:
+    copy = cloned(graph, clone, call)
+    copy_state(graph, copy)
+    if [id(made[id(node.operation)]) for node in nodes_of(graph)] != [id(node.operation) for node in nodes_of(copy)]:
         raise ValueError(f"The copy of {graph.name!r} has its layers in another order. Please report this.")
     return copy
-
-
-def remade(layer: Any) -> Any:
-    """A layer like the given one, without its weights; itself if it holds what is not in its config, and no weights.
-
-    Raises:
-        ValueError: it cannot be made of its config.
-    """
-    if type(layer) is keras.layers.Lambda:
-        # From a config Keras makes them of functions that are in files only.
-        config = {name: value for name, value in layer.get_config().items() if name in ("name", "trainable", "dtype")}
-        given = {"output_shape": layer._output_shape, "mask": layer.mask, "arguments": layer.arguments}
-        return keras.layers.Lambda(layer.function, **given, **config)
-    if hasattr(layer, "save_assets") and not layer.weights:
-        # Such as a vocabulary that was learnt.
-        return layer
-    try:
-        return type(layer).from_config(layer.get_config())
-    # The second for a class that has none of its own, and other arguments than Keras' classes.
-    except (NotImplementedError, TypeError) as error:
-        raise ValueError(
-            f"The layer {layer.name!r} is copied to the device of its stage by its config: implement get_config() of "
-            f"{type(layer).__name__}. Received: {layer!r}."
-        ) from error
-
-
-def finish(layer: Any) -> None:
-    """Has a layer that was given weights compute what it makes of them beforehand."""
-    if isinstance(layer, keras.layers.Normalization):
-        layer.finalize_state()
 
 
 def _remat_of(layer: Any) -> contextlib.AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ import strategies
 from keras_ext.pipeline.partition import Cost, Partition, at, balanced, uniform
 from keras_ext.pipeline.stage import Stage, nodes_of
 from keras_ext.pipeline.stage_layer import PipelineStage
+from keras_ext.tensor.custom import is_graph
 
 #: What a stage holds of a weight: itself, its gradient, and two slots of an optimizer such as Adam.
 NUM_HELD_OF_WEIGHTS = 4
@@ -31,7 +32,8 @@ class PartitionByTime:
     Where the model is when it is made into a pipeline: build it on devices such as it will run on.
 
     Attributes:
-        sample_input: a micro-batch as the model takes it, arrays or tensors; zeros if left out.
+        sample_input: a micro-batch as the model takes it, arrays or tensors. If left out, zeros, or empty strings, and
+            words of its vocabulary for a lookup that takes no others.
         num_rows: of a micro-batch, if `sample_input` is left out. Other sizes that are not known are 16.
         max_stage_bytes: of the weights of a stage, their gradients and two slots of an optimizer for each, and the
             activations of as many micro-batches as the schedule has it hold. For each stage, or for all alike.
@@ -138,6 +140,8 @@ def _costs(graph: Any, wanted: PartitionByTime) -> list[tuple[float, int]]:
         inputs = list({id(tensor): tensor for tensor in node.input_tensors}.values())
         stage = Stage(0, (node,), tuple(inputs), tuple(node.outputs))
         given = [values[id(tensor)] for tensor in inputs]
+        if wanted.sample_input is None:
+            given = [_as_words(value, _words_for(node, tensor)) for value, tensor in zip(given, inputs, strict=True)]
 
         def compute(*tensors: Any, stage: Stage = stage) -> list[Any]:
             return stage.compute(tensors, training=True)
@@ -149,7 +153,7 @@ def _costs(graph: Any, wanted: PartitionByTime) -> list[tuple[float, int]]:
             seconds = []
             for _ in range(NUM_TIMED + 1):
                 start = time.perf_counter()
-                outputs, pull = passes(given)
+                outputs, pull = _computed(passes, given, node.operation, wanted)
                 upstream = [ops.ones_like(y) if keras.backend.is_float_dtype(y.dtype) else None for y in outputs]
                 _wait_for(pull(upstream))
                 seconds.append(time.perf_counter() - start)
@@ -158,6 +162,43 @@ def _costs(graph: Any, wanted: PartitionByTime) -> list[tuple[float, int]]:
         costs.append((float(np.median(seconds[1:])), held))
         values.update(zip(map(id, node.outputs), outputs, strict=True))
     return costs
+
+
+def _computed(passes: Any, given: Sequence[Any], layer: Any, wanted: PartitionByTime) -> Any:
+    try:
+        return passes(given)
+    # Whatever a layer checks of its inputs.
+    except Exception as error:
+        what = "zeros" if wanted.sample_input is None else "your sample_input"
+        raise ValueError(
+            f"The passes of {layer.name!r}, a {type(layer).__name__}, cannot be timed: it refuses what {what} have "
+            "become there. Give inputs that it takes, partition=keras_ext.PartitionByTime(sample_input=...), or a "
+            f"partition that is not timed, such as 'parameters'. Received: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _words_for(node: Any, tensor: Any) -> Sequence[Any]:
+    """The vocabulary of a lookup that refuses other words, and takes a tensor at a node, or first in a model there."""
+    layer = node.operation
+    if isinstance(layer, (keras.layers.StringLookup, keras.layers.IntegerLookup)):
+        is_strict = layer.num_oov_indices == 0 and not layer.invert
+        return layer.get_vocabulary(include_special_tokens=False) if is_strict else ()
+    if not is_graph(layer):
+        return ()
+    taken = [inner for outer, inner in zip(node.input_tensors, layer.inputs, strict=True) if outer is tensor]
+    for inner in nodes_of(getattr(layer, "_functional", layer)):
+        for own in inner.input_tensors:
+            words = _words_for(inner, own) if any(own is each for each in taken) else ()
+            if len(words):
+                return words
+    return ()
+
+
+def _as_words(value: Any, words: Sequence[Any]) -> Any:
+    """A tensor of the same shape and dtype, of words; as it is if there are none."""
+    if not len(words):
+        return value
+    return ops.cast(ops.convert_to_tensor(np.resize(words, value.shape)), value.dtype)
 
 
 def _wait_for(values: Any) -> None:

@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 import strategies
+from keras_ext.copying import put_in_order
 from keras_ext.pipeline.copying import copied, graph_of
 from keras_ext.pipeline.cutting import Wanted, num_stages_of, partition_of
 from keras_ext.pipeline.executor import Run, Watch
@@ -38,15 +39,16 @@ class PipelineModel(keras.Model):
 
     Args:
         model: a Sequential or Functional model, built, or a list of layers that begins with a ``keras.Input``, in which
-            :class:`~keras_ext.PipelineStage` layers say where stages begin. It is copied with its weights.
+            :class:`~keras_ext.PipelineStage` layers say where stages begin. It is copied with its weights, which stay
+            in the same order, and with what was learnt beside them, such as vocabularies.
         num_stages: a multiple of the size of "pipe"; that size if left out, twice that for ``"interleaved_1f1b"``.
         num_microbatches: into how many a batch is cut. A batch that does not divide has larger ones first; one that has
             fewer rows has fewer.
         schedule: ``"gpipe"``, ``"1f1b"`` or ``"interleaved_1f1b"``.
-        partition: ``"time"``, stages that take equally long, where each layer's passes are timed with zeros;
-            ``"parameters"``, as many weights; ``"uniform"``, as many layers; the names of the layers at which stages
-            begin, the first one's left out; or a :class:`~keras_ext.PartitionByTime`, with a sample of one's own, or a
-            limit of memory. Without meaning where stages are given.
+        partition: ``"time"``, stages that take equally long, where each layer's passes are timed with zeros, or
+            words that it knows; ``"parameters"``, as many weights; ``"uniform"``, as many layers; the names of the
+            layers at which stages begin, the first one's left out; or a :class:`~keras_ext.PartitionByTime`, with a
+            sample of one's own, or a limit of memory. Without meaning where stages are given.
         remat: stages that hold only their inputs for the backward pass, and compute the rest again: ``"all"``,
             ``"all_but_last"``, or their numbers. Single layers can be made under a ``keras.RematScope`` instead.
         name: of the model.
@@ -79,10 +81,12 @@ class PipelineModel(keras.Model):
         num_stages = _num_stages(num_stages, num_stages_of(graph), len(along), schedule)
         again = _rematerialized(remat, num_stages)
         table = _table(schedule, len(along), num_stages, num_microbatches)
-        made = partition_of(graph, num_stages, partition, lambda k: 1 if k in again else table.num_held(k))
-        stage_of = stage_of_operations(graph, made)
-        copy = copied(graph, parts, {name: along[k % len(along)] for name, k in stage_of.items()})
+        with strategies.global_state_kept():
+            made = partition_of(graph, num_stages, partition, lambda k: 1 if k in again else table.num_held(k))
+            stage_of = stage_of_operations(graph, made)
+            copy = copied(graph, parts, {name: along[k % len(along)] for name, k in stage_of.items()})
         super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
+        put_in_order(self, copy._layers)
         self.num_microbatches = num_microbatches
         #: Which layers are in which stage; prints as a table.
         self.partition = made

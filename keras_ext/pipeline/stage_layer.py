@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 import strategies
-from keras_ext.pipeline.copying import finish, input_of, remade
+from keras_ext.copying import copy_state, input_of, remade
 
 
 @strategies.saved_as(keras.Sequential)
@@ -50,7 +50,9 @@ class PipelineStage(keras.Sequential):
         self._part = along[stage % len(along)]
         self.stage = stage
         with self._parts.creating(self._part):
-            super().__init__([_made_here(layer) for layer in given], name=name, **kwargs)
+            with strategies.global_state_kept():
+                here = [_made_here(layer) for layer in given]
+            super().__init__(here, name=name, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables that are not there yet."""
@@ -61,6 +63,10 @@ class PipelineStage(keras.Sequential):
         """Computes the layers on the stage's device."""
         with self._parts.on(self._part):
             return super().call(inputs, training=training, mask=mask, **kwargs)
+
+    def made_of(self, layers: list[Any]) -> PipelineStage:
+        """Returns a stage of other layers, for a copy of the model that this one is in."""
+        return type(self)([*input_of(self), *layers], self.stage, name=self.name)
 
     @classmethod
     def plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
@@ -91,10 +97,23 @@ def _made_here(layer: Any) -> Any:
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.InputLayer) or not layer.variables:
         return layer
     made = remade(layer)
-    if layer.built and layer.weights and made is not layer:
-        made.build_from_config(layer.get_build_config())
-        made.set_weights(layer.get_weights())
-        strategies.replica_parts().agree_on(made.variables)
-        for inner in made._flatten_layers():
-            finish(inner)
+    if layer.built:
+        if not made.built:
+            _build_like(made, layer)
+        copy_state(layer, made)
     return made
+
+
+def _build_like(made: Any, layer: Any) -> None:
+    nodes = layer._inbound_nodes
+    # Keras marks its own `build`, which layers have that make all in `__init__`, and builds nothing inside.
+    if not nodes or not getattr(made.build, "_is_default", False):
+        made.build_from_config(layer.get_build_config())
+        return
+
+    def fresh(value: Any) -> Any:
+        return keras.KerasTensor(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
+
+    args, kwargs = keras.tree.map_structure(fresh, (nodes[0].arguments.args, nodes[0].arguments.kwargs))
+    made(*args, **kwargs)
+    made._inbound_nodes.clear()

@@ -81,19 +81,3 @@ def followers_inside(layer: Any, paths: Mapping[int, str]) -> dict[str, str]:
             for inner_graph in graphs_of(inner) if is_graph(inner) and inner.built else ():
                 found |= followers_in(inner_graph, paths)
     return found
-
-
-def copy_seeds(old: Any, new: Any) -> None:
-    """Has random draws of a model go on where another's were; those of layers that draw in pieces begin anew."""
-    others = dict(layers_of(new))
-    for path, layer in layers_of(old):
-        if type(layer) is type(others[path]):
-            for one, other in zip(_states(layer), _states(others[path]), strict=True):
-                other.assign(one.numpy())
-
-
-def _states(layer: Any) -> list[Any]:
-    """A layer's variables that are no weights, nor those of a layer that has a path of its own."""
-    inside = [inner for _, inner in layers_inside(layer)] if is_custom(layer) else []
-    left_out = {id(variable) for variable in layer.weights} | {id(v) for inner in inside for v in inner.variables}
-    return [variable for variable in layer.variables if id(variable) not in left_out]

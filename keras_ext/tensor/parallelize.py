@@ -10,13 +10,13 @@ from typing import Any
 import keras
 
 import strategies
+from keras_ext.copying import cloned, copy_state, pairs, remade
 from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
 from keras_ext.tensor.custom import adopt, is_custom, is_graph
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding
-from keras_ext.tensor.graphs import copy_seeds, layers_of
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.plan import Choice, Plan, make_plan
@@ -81,20 +81,19 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
     chosen = make_plan(model, Shards.present().count, plan, sequence_parallel=sequence_parallel)
     if chosen.num_shards == 1:
         _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
-    with contextlib.ExitStack() as adopted:
-        split = _cloned(model, chosen, "", sequence_parallel and chosen.num_shards > 1, adopted)
-    _check(chosen, dict(layers_of(split)))
-    split.set_weights(model.get_weights())
-    copy_seeds(model, split)
-    if getattr(model, "compiled", False):
-        if not split.compiled:
+    with strategies.global_state_kept():
+        with contextlib.ExitStack() as adopted:
+            split = _cloned(model, chosen, "", sequence_parallel and chosen.num_shards > 1, adopted)
+        _check(chosen, {id(one): other for one, other in pairs(model, split)})
+        copy_state(model, split)
+        if getattr(model, "compiled", False):
             split.compile_from_config(model.get_compile_config())
-        if model.optimizer.built:
-            split.optimizer.build(split.trainable_variables)
-            _copy_slots(model.optimizer, split.optimizer)
-    # The old model need not be the same on all processes: it may be made outside of the strategy's scope.
-    optimizer = getattr(split, "optimizer", None)
-    strategies.replica_parts().agree_on([*split.variables, *getattr(optimizer, "variables", ())])
+            if model.optimizer.built:
+                # Counted in the order of the weights, which Keras' own copy would not have yet.
+                split.optimizer.build(split.trainable_variables)
+                _copy_slots(model.optimizer, split.optimizer)
+            # As its weights, which need not be the same on all processes.
+            strategies.replica_parts().agree_on(split.optimizer.variables)
     return split
 
 
@@ -130,7 +129,13 @@ def _cloned(model: Any, plan: Plan, prefix: str, sequence_parallel: bool, adopte
             adopted.callback(adopt(inner, old, path, replaced))
             return inner
         choice = plan[path]
-        return _split(choice) if choice.kind or choice.pieces else inner
+        if not choice.kind and not choice.pieces:
+            return inner
+        new = _split(choice)
+        if inner.built:
+            # The layer around it builds those inside of it when it is made, as one of KerasHub's decoders does.
+            new.build_from_config(inner.get_build_config())
+        return new
 
     def clone(layer: Any) -> Any:
         if not isinstance(layer, keras.Layer):
@@ -143,12 +148,14 @@ def _cloned(model: Any, plan: Plan, prefix: str, sequence_parallel: bool, adopte
             adopted.callback(adopt(new, layer, path, replaced))
         return new
 
-    return keras.models.clone_model(model, clone_function=clone)
+    return cloned(model, clone)
 
 
-def _check(plan: Plan, made: Mapping[str, Any]) -> None:
+def _check(plan: Plan, made: Mapping[int, Any]) -> None:
     """Refuses a model in which a custom layer has made layers where they could not be replaced."""
-    whole = [path for path, choice in plan.items() if choice.kind and not isinstance(made.get(path), SplitLayer)]
+    whole = [
+        path for path, choice in plan.items() if choice.kind and not isinstance(made.get(id(choice.layer)), SplitLayer)
+    ]
     if whole:
         raise ValueError(
             f"The layers {whole} are put into a list while the custom layer around them is built, where they cannot be "
@@ -158,13 +165,13 @@ def _check(plan: Plan, made: Mapping[str, Any]) -> None:
 
 
 def _split(choice: Choice) -> Any:
-    layer, config = choice.layer, choice.layer.get_config()
+    layer = choice.layer
     if choice.kind is not None:
         own: dict[str, Any] = {"gather_output": not choice.pieces} if choice.kind == "column" else {}
         own |= {"sequence_parallel": True} if choice.sequence else {}
-        return _SPLIT[type(layer), choice.kind].from_config(config | own)
+        return remade(layer, _SPLIT[type(layer), choice.kind], **own)
     kept = _PIECEWISE if choice.pieces else _POSITIONWISE if choice.sequence else {}
-    return kept.get(type(layer), type(layer)).from_config(config)
+    return remade(layer, kept.get(type(layer)))
 
 
 def _copy_slots(old: Any, new: Any) -> None:

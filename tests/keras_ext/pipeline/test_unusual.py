@@ -161,12 +161,12 @@ class OwnStep(keras.Model):
 
 @keras.saving.register_keras_serializable("tests")
 class WithoutConfig(keras.Layer):
-    def __init__(self, size: int) -> None:
+    def __init__(self, sizes: Any) -> None:
         super().__init__()
-        self.size = size
+        self.sizes = sizes
 
     def call(self, x: Any) -> Any:
-        return x * self.size
+        return x * self.sizes
 
 
 def sequential(*layers: Any, **given: Any) -> Any:
@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "sparse and ragged ones": (lambda: sequential(L.Dense(2), sparse=True), {}),
     "stateful=True": (lambda: sequential(L.LSTM(2, stateful=True), batch_size=4, shape=(3, 2)), {}),
     "OwnStep, which has train_step": (own_step, {}),
-    r"implement get_config\(\) of WithoutConfig": (lambda: sequential(WithoutConfig(2)), {}),
+    r"implement get_config\(\) of WithoutConfig": (lambda: sequential(WithoutConfig(np.ones(6))), {}),
     "speaks to other replicas": (synchronized, {"remat": "all"}),
     "num_microbatches=True": (skipping, {"num_microbatches": True}),
     "num_stages=0": (skipping, {"num_stages": 0}),

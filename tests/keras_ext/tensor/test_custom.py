@@ -180,6 +180,29 @@ def test_without_a_graph_each_layer_is_split_for_itself() -> None:
 
 
 @keras.saving.register_keras_serializable("tests")
+class BuiltAtOnce(Block):
+    """Is built when it is made of its config."""
+
+    def __init__(self, *args: Any, built_for: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if built_for:
+            self.build(built_for)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "built_for": [None, LENGTH, UNITS]}
+
+
+def test_layers_that_are_built_when_the_one_around_them_is_made() -> None:
+    plain = classifier(BuiltAtOnce(2, 12, name="block"))
+    with mesh_strategy({"tensor": 2}).scope():
+        split = keras_ext.parallelize(plain)
+    [layer] = [layer for layer in split.layers if isinstance(layer, BuiltAtOnce)]
+    assert isinstance(layer._attention, keras_ext.ParallelMultiHeadAttention)
+    assert isinstance(layer._up, keras_ext.ColumnParallelDense)
+    np.testing.assert_allclose(split(sequences()), plain(sequences()), rtol=0, atol=1e-6)
+
+
+@keras.saving.register_keras_serializable("tests")
 class Hidden(keras.Layer):
     """Puts layers into a list while it is built."""
 

@@ -1,0 +1,394 @@
+"""The copies that `parallelize` and `PipelineModel` make of a model have all that it has, and leave no other trace."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+import strategies
+from tests.keras_ext.tensor.harness import mesh_strategy
+from tests.strategies.parity.harness import vectors
+
+L = keras.layers
+
+
+def parallelized(model: Any) -> Any:
+    """With shards, where something can be split."""
+    with mesh_strategy({"tensor": 2}).scope():
+        return keras_ext.parallelize(model)
+
+
+def staged(model: Any, **arguments: Any) -> Any:
+    with mesh_strategy({"pipe": 2}).scope():
+        return keras_ext.PipelineModel(model, **dict[str, Any](partition="uniform") | arguments)
+
+
+COPIES: Mapping[str, Callable[[Any], Any]] = {"parallelize": parallelized, "PipelineModel": staged}
+each_copy = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+
+
+def assert_like(copy: Any, model: Any, x: Any) -> None:
+    """Weights, by path and order, and outputs."""
+    assert [weight.shape for weight in copy.get_weights()] == [weight.shape for weight in model.get_weights()]
+    for mine, theirs in zip(copy.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_allclose(copy(x), model(x), rtol=0, atol=1e-6)
+
+
+# Of each class in keras.layers one layer, on inputs of a kind.
+TEXT = np.array([["a b"], ["b c"], ["c q"]])
+WORDS = np.array([["a", "b"], ["b", "c"], ["c", "q"]])
+IDS = np.array([[1, 2], [2, 3], [3, 1]])
+ROWS = np.random.default_rng(0).uniform(0.1, 0.9, (3, 4)).astype("float32")
+SERIES = np.random.default_rng(1).uniform(0.1, 0.9, (3, 8, 4)).astype("float32")
+IMAGES = np.random.default_rng(2).uniform(0.1, 0.9, (3, 8, 8, 3)).astype("float32")
+VOLUMES = np.random.default_rng(3).uniform(0.1, 0.9, (3, 4, 4, 4, 2)).astype("float32")
+FILMS = np.random.default_rng(4).uniform(0.1, 0.9, (3, 2, 8, 8, 3)).astype("float32")
+
+
+def adapted(layer: Any, data: Any) -> Any:
+    layer.adapt(data)
+    return layer
+
+
+def set_to(layer: Any, vocabulary: Any) -> Any:
+    layer.set_vocabulary(vocabulary)
+    return layer
+
+
+LAYERS: Sequence[tuple[Any, Callable[[], Sequence[Any]]]] = (
+    (
+        ROWS,
+        lambda: [
+            *(getattr(L, name)() for name in ("ELU", "LeakyReLU", "PReLU", "ReLU", "Softmax", "Identity", "Masking")),
+            *(getattr(L, name)() for name in ("BatchNormalization", "LayerNormalization", "RMSNormalization")),
+            *(getattr(L, name)(0.5) for name in ("AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise")),
+            *(L.UnitNormalization(), L.GroupNormalization(2), L.SpectralNormalization(L.Dense(3))),
+            *(L.Activation("tanh"), L.Dense(3), L.EinsumDense("ab,bc->ac", 3), L.Lambda(lambda x: 2 * x)),
+            *(L.Flatten(), L.Reshape((2, 2)), L.Permute((1,)), L.RepeatVector(2), L.ActivityRegularization(0.1)),
+            *(L.Rescaling(2.0), L.Pipeline([L.Rescaling(2.0), L.Dropout(0.5)])),
+            *(L.Discretization([0.3, 0.6]), adapted(L.Discretization(num_bins=3), ROWS)),
+            *(L.Normalization(mean=3.0, variance=2.0), adapted(L.Normalization(), 100 * ROWS + 300)),
+            # Where what was learnt is not at the top.
+            keras.Sequential([keras.Input((4,)), adapted(L.Normalization(), 9 * ROWS), L.Dense(2)]),
+        ],
+    ),
+    (
+        SERIES,
+        lambda: [
+            *(L.Conv1D(3, 2), L.SeparableConv1D(3, 2)),
+            *(L.Conv1DTranspose(3, 2), L.DepthwiseConv1D(2), L.SpatialDropout1D(0.5), L.UpSampling1D(), L.Cropping1D()),
+            *(L.ZeroPadding1D(), L.AveragePooling1D(2), L.MaxPooling1D(2), L.GlobalMaxPooling1D()),
+            *(L.GlobalAveragePooling1D(), L.AdaptiveAveragePooling1D(2), L.AdaptiveMaxPooling1D(2)),
+            *(L.LSTM(3, dropout=0.5), L.GRU(3), L.SimpleRNN(3), L.RNN([L.GRUCell(3), L.LSTMCell(2)])),
+            *(L.RNN(L.StackedRNNCells([L.SimpleRNNCell(2)])), L.Bidirectional(L.LSTM(3, recurrent_dropout=0.5))),
+            *(L.TimeDistributed(L.Dense(3)), L.STFTSpectrogram("magnitude", 4, 2)),
+        ],
+    ),
+    (
+        IMAGES,
+        lambda: [
+            *(L.Conv2D(3, 2), L.SeparableConv2D(3, 2), L.Conv2DTranspose(3, 2), L.DepthwiseConv2D(2)),
+            *(L.SpatialDropout2D(0.5), L.UpSampling2D(), L.Cropping2D(), L.ZeroPadding2D(), L.AveragePooling2D(2)),
+            *(L.MaxPooling2D(2), L.GlobalMaxPooling2D(), L.GlobalAveragePooling2D(), L.AdaptiveMaxPooling2D(2)),
+            *(L.AdaptiveAveragePooling2D(2), L.CenterCrop(4, 4), L.Resizing(4, 4), L.Equalization((0, 1))),
+            *(L.AutoContrast(value_range=(0, 1)), L.Solarization(value_range=(0, 1)), L.RandomCrop(4, 4)),
+            L.ContrastLimitedAdaptiveHistogramEqualization(value_range=(0, 1), tile_grid_size=(2, 2)),
+            *(L.RandomBrightness(0.5, (0, 1)), L.RandomColorDegeneration(0.5, (0, 1)), L.RandomContrast(0.5, (0, 1))),
+            *(L.RandomColorJitter((0, 1), 0.5), L.RandomElasticTransform(value_range=(0, 1)), L.RandomErasing()),
+            *(L.RandomFlip(), L.RandomGaussianBlur(value_range=(0, 1)), L.RandomGrayscale(0.5)),
+            *(L.RandomHue(0.5, (0, 1)), L.RandomInvert(0.5, (0, 1)), L.RandomPerspective(), L.RandomRotation(0.5)),
+            *(L.RandomPosterization(4, value_range=(0, 1)), L.RandomSaturation(0.5, (0, 1)), L.RandomShear(0.5, 0.5)),
+            *(L.RandomSharpness(0.5, (0, 1)), L.RandomTranslation(0.5, 0.5), L.RandomZoom(0.5)),
+            *(L.RandAugment((0, 1)), L.AugMix((0, 1))),
+        ],
+    ),
+    (
+        VOLUMES,
+        lambda: [
+            *(L.Conv3D(3, 2), L.Conv3DTranspose(3, 2), L.SpatialDropout3D(0.5), L.UpSampling3D(), L.Cropping3D()),
+            *(L.ZeroPadding3D(), L.AveragePooling3D(2), L.MaxPooling3D(2), L.GlobalMaxPooling3D()),
+            *(L.GlobalAveragePooling3D(), L.AdaptiveAveragePooling3D(2), L.AdaptiveMaxPooling3D(2)),
+            L.ConvLSTM2D(2, 2),
+        ],
+    ),
+    (SERIES[:, None], lambda: [L.ConvLSTM1D(2, 2)]),
+    (VOLUMES[:, None], lambda: [L.ConvLSTM3D(2, 2)]),
+    (SERIES[:, :, 0], lambda: [L.MelSpectrogram(4, 2, 4, sampling_rate=8)]),
+    (
+        IDS,
+        lambda: [
+            *(L.Embedding(5, 3), L.ReversibleEmbedding(5, 3), L.Hashing(3), L.CategoryEncoding(5, "count")),
+            *(L.IntegerLookup(vocabulary=[3, 2, 1]), adapted(L.IntegerLookup(), [3, 2])),
+            *(set_to(L.IntegerLookup(num_oov_indices=2), [3, 2]), set_to(L.IntegerLookup(vocabulary=[1, 2]), [2, 1])),
+        ],
+    ),
+    (
+        WORDS,
+        lambda: [
+            *(L.Hashing(3, salt=1), L.StringLookup(vocabulary=["a", "b"]), adapted(L.StringLookup(), ["b", "c"])),
+            adapted(
+                L.StringLookup(output_mode="tf_idf", max_tokens=9, pad_to_max_tokens=True), [["b", "b"], ["c", "b"]]
+            ),
+            adapted(L.StringLookup(output_mode="multi_hot", mask_token="a"), ["b", "c"]),
+            keras.Sequential([keras.Input((2,), dtype="string"), adapted(L.StringLookup(), ["c"]), L.Embedding(5, 2)]),
+        ],
+    ),
+    (
+        TEXT,
+        lambda: [
+            L.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot"),
+            adapted(L.TextVectorization(output_mode="tf_idf", standardize=lambda x: tf.strings.lower(x)), TEXT),
+        ],
+    ),
+)
+# On several inputs.
+MERGING = ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract", "Attention")
+# Of other backends; files of TensorFlow's; bases of others; and what takes images with boxes and labels.
+LEFT_OUT = {"FlaxLayer", "JaxLayer", "TorchModuleWrapper", "TFSMLayer", "Layer", "Wrapper"}
+LEFT_OUT |= {"CutMix", "MixUp", "MaxNumBoundingBoxes", "HashedCrossing"}
+
+
+def one_of_each(dropout: float) -> tuple[Any, list[Any], set[type]]:
+    """A model with a branch for each layer, its inputs, and the classes of the layers; `dropout` is of attentions."""
+    keras.utils.set_random_seed(1)
+    inputs, values, outputs, seen = [], [], [], set()
+    for value, make in LAYERS:
+        inputs.append(keras.Input(value.shape[1:], dtype="string" if value.dtype.kind == "U" else str(value.dtype)))
+        values.append(keras.ops.convert_to_tensor(value))
+        for layer in make():
+            # Of some, Keras makes no graph: their output is their input to it.
+            is_whole = layer.compute_output_spec(inputs[-1]) is not inputs[-1]
+            outputs.append((layer if is_whole else L.Pipeline([layer]))(inputs[-1]))
+            seen |= {type(inner) for inner in layer._flatten_layers()}
+    x = inputs[1]
+    merging = [getattr(L, name)() for name in (*MERGING, "AdditiveAttention")]
+    outputs += [layer([x, x]) for layer in (*merging, L.Dot(1))]
+    attentions = (L.MultiHeadAttention(2, 2, dropout=dropout), L.GroupQueryAttention(2, 2, 1, dropout=dropout))
+    outputs += [layer(x, x) for layer in attentions]
+    seen |= {type(layer) for layer in merging} | {L.Dot, L.MultiHeadAttention, L.GroupQueryAttention}
+    return keras.Model(inputs, outputs), values, seen | {L.InputLayer}
+
+
+@each_copy
+def test_of_each_of_keras_layers_it_has_all(copied: Any) -> None:
+    # Where its heads may be split, an attention draws anew.
+    model, values, seen = one_of_each(0.5 if copied is staged else 0.0)
+    classes = {each for each in vars(L).values() if isinstance(each, type) and issubclass(each, keras.Layer)}
+    assert sorted(each.__name__ for each in classes - seen) == sorted(LEFT_OUT)
+    for layer in model._flatten_layers():
+        for generator in layer._seed_generators:
+            # Draws have gone on from where they began.
+            generator.next()
+    copy = copied(model) if copied is staged else keras_ext.parallelize(model)
+    results = []
+    for each in (copy, model):
+        # AugMix draws from Python's generator.
+        random.seed(1)
+        results.append(keras.tree.flatten(each(values, training=True)))
+    for output, mine, theirs in zip(model.outputs, *results, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6, err_msg=str(output._keras_history.operation))
+
+
+class Inner(keras.Layer):
+    """Without a get_config; its arguments are plain values. Not registered, as all others here."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.words = L.StringLookup()
+        self.words.adapt(["a", "b"])
+        self.dense = L.Dense(units)
+        self.frozen = L.Dense(units)
+
+    def call(self, x: Any) -> Any:
+        return self.frozen(self.dense(x)) + keras.ops.cast(keras.ops.max(self.words(WORDS)), x.dtype)
+
+
+class Unnamed(keras.Layer):
+    """Of its config, it is made with another name."""
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__()
+        self.units = units
+        self.feed_forward = keras.Sequential([L.Dense(2 * units, activation=doubled), Inner(units)])
+        self.norm = L.Normalization()
+
+    def call(self, x: Any) -> Any:
+        return self.norm(self.feed_forward(x))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units}
+
+
+class Cell(keras.Layer):
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.units = self.state_size = units
+
+    def call(self, x: Any, states: Any) -> Any:
+        return x + states[0], [x + states[0]]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
+
+
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+@each_copy
+def test_layers_inside_of_others_are_found_by_their_place(copied: Any) -> None:
+    keras.utils.set_random_seed(1)
+    x = keras.Input((6,))
+    outer = Unnamed(6)
+    h = keras.Sequential([outer, L.Dense(6, activation=lambda x: doubled(x))], name="inner")(x)
+    h = L.RNN(Cell(6))(L.Reshape((2, 6))(L.Concatenate()([h, x])))
+    model = keras.Model(x, L.Dense(4)(h))
+    outer.norm.adapt(10 * vectors() + 3)
+    words = outer.feed_forward.layers[1].words
+    words.adapt(["c", "b", "q"])
+    outer.feed_forward.layers[1].frozen.trainable = False
+    copy = copied(model)
+    assert_like(copy, model, vectors())
+    assert [layer.name for layer in copy._flatten_layers()] == [layer.name for layer in model._flatten_layers()]
+    assert [layer.trainable for layer in copy._flatten_layers()].count(False) == 1
+    # None is shared with the old model.
+    words.adapt(["a", "b", "c", "q"])
+    assert copy.get_layer("inner").layers[0].feed_forward.layers[1].words.vocabulary_size() == 4
+
+
+class Bare(keras.Layer):
+    def __init__(self, factors: Any) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def call(self, x: Any) -> Any:
+        return x * self.factors
+
+
+class Forgetful(keras.Layer):
+    """Has a config that leaves out what decides about its weights."""
+
+    def __init__(self, units: int = 3, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.kernel = self.add_weight(shape=(6, units))
+
+    def call(self, x: Any) -> Any:
+        return x @ self.kernel
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config()
+
+
+@each_copy
+def test_what_cannot_be_copied_is_named(copied: Any) -> None:
+    for layer, message in (
+        (Bare(np.ones(6)), r"'bare.*cannot be made of it: implement get_config\(\) of Bare .*NotImplementedError"),
+        (Forgetful(5), r"'forgetful.*has other weights.* Let that of Forgetful return all arguments"),
+    ):
+        inner = keras.Sequential([L.Dense(6), layer, L.Identity()])
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            copied(keras.Sequential([keras.Input((6,)), inner, L.Identity()]))
+
+
+class Drawing(keras.Layer):
+    """Draws from every generator there is while it is made."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.drawn = [random.random(), np.random.rand(), float(keras.random.uniform(()))]
+        self.dense = L.Dense(6)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+def test_what_is_made_afterwards_is_as_without_it() -> None:
+    def after(copied: Any, *, has_generator: bool) -> list[Any]:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        if has_generator:
+            keras.random.uniform(())
+        model = keras.Sequential([keras.Input((6,)), Drawing(), L.Dropout(0.5), L.Dense(6)])
+        copied(model)
+        made = keras.Sequential([keras.Input((6,)), L.Dense(6), Drawing(), L.Dropout(0.5)])
+        drawn = [random.random(), np.random.rand(), np.asarray(keras.random.uniform((3,)))]
+        weights = [np.asarray(variable) for variable in made.variables]
+        return [*(weight.path for weight in made.variables), *drawn, *weights]
+
+    for has_generator in (False, True):
+        wanted = after(lambda model: None, has_generator=has_generator)
+        for copied in (parallelized, lambda model: staged(model, partition="time"), in_a_stage):
+            for mine, theirs in zip(after(copied, has_generator=has_generator), wanted, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+
+
+def in_a_stage(model: Any) -> Any:
+    # That Sequential itself is the program's own.
+    return keras_ext.PipelineStage(model, name="stage")
+
+
+def test_global_state_is_put_back_after_an_error() -> None:
+    keras.utils.set_random_seed(1)
+    wanted = (random.getstate(), keras.backend.get_uid("dense"))
+    with contextlib.suppress(KeyError), strategies.global_state_kept():
+        L.Dense(3)
+        raise KeyError
+    assert (random.getstate(), keras.backend.get_uid("dense") - 1) == wanted
+
+
+class Translator(keras.Model):
+    """As KerasHub writes models: of a graph, whose layers are attributes, made in another order, before it."""
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        self.decoder = L.Dense(units + 2, name="decoder")
+        self.embedding = L.Dense(units, name="embedding")
+        self.encoder = keras.Sequential([L.Dense(units + 1, name="second"), L.Dense(units, name="first")])
+        source, target = keras.Input((6,), name="source"), keras.Input((6,), name="target")
+        encoded = self.encoder(self.embedding(source))
+        decoded = self.decoder(L.Add()([self.embedding(target), encoded]))
+        super().__init__({"source": source, "target": target}, L.Dense(3, name="head")(decoded), **kwargs)
+        self.units = units
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units, "name": self.name}
+
+
+@each_copy
+def test_weights_are_in_the_order_of_the_model(copied: Any) -> None:
+    keras.utils.set_random_seed(1)
+    model = Translator(4)
+    names = ["decoder", "embedding", "second", "first", "head"]
+    assert [weight.path.split("/")[-2] for weight in model.weights][::2] == names
+    x = {"source": vectors() / 8, "target": vectors() / 4}
+    copy = copied(model)
+    assert_like(copy, model, x)
+    for weights in (copy.weights, copy.trainable_weights, copy.variables):
+        found = [weight.path.split("/")[-2] for weight in weights]
+        assert list(dict.fromkeys(found)) == names
+    # Inside of another model, and called twice there.
+    source, target = keras.Input((6,), name="source"), keras.Input((6,), name="target")
+    first, second = ({"source": a, "target": b} for a, b in ((source, target), (target, source)))
+    outer = keras.Model({"source": source, "target": target}, L.Add()([model(first), model(second)]))
+    assert_like(copied(outer), outer, x)
+
+
+def test_slots_of_an_optimizer_are_in_the_order_of_the_model() -> None:
+    keras.utils.set_random_seed(1)
+    model = Translator(4)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    x = {"source": vectors(), "target": 2 * vectors()}
+    model.train_on_batch(x, vectors()[:, :3])
+    copy = parallelized(model)
+    for each in (model, copy):
+        each.train_on_batch(x, vectors()[:, :3])
+    for mine, theirs in zip(copy.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
