@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -254,11 +256,28 @@ def _array_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Datase
 def _maybe_symbolic_build(
     original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
 ) -> Any:
-    if engine_of(model.distribute_strategy) is None or iterator is None:
+    """Builds a model before its first step, as far as its ``call`` can be called on what Keras takes for its inputs.
+
+    Without a strategy Keras builds nothing ahead: the first step builds what it calls. So it does here where the model
+    has no ``call`` (adversarial networks) or one for other inputs than the first of the batch (siamese networks).
+    """
+    if engine_of(model.distribute_strategy) is None:
         return original(model, iterator=iterator, data_batch=data_batch)
-    # Keras draws a batch to learn its shape and dtype. A generator that can be read only once has lost it then.
-    specs = _replica_specs(iterator._distributed_dataset.element_spec)
-    return original(model, data_batch=specs)
+    if type(model).call is keras.Model.call:
+        return None
+    if iterator is not None:
+        # Keras draws a batch to learn its shape and dtype. A generator that can be read only once has lost it then.
+        data_batch = _replica_specs(iterator._distributed_dataset.element_spec)
+    if not _has_own_step(model):
+        return original(model, data_batch=data_batch)
+    # What goes wrong or seems odd in a call that the step may never make is none of the user's business.
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        return original(model, data_batch=data_batch)
+
+
+def _has_own_step(model: keras.Model) -> bool:
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in ("train_step", "test_step"))
 
 
 def _replica_specs(element_spec: Any) -> Any:
