@@ -1,6 +1,13 @@
 """All parity cases, by section of the page and by name."""
 
-from tests.strategies.parity import cases_data, cases_layers, cases_models, cases_optimizers, cases_training
+from tests.strategies.parity import (
+    cases_data,
+    cases_layers,
+    cases_models,
+    cases_optimizers,
+    cases_programs,
+    cases_training,
+)
 
 SECTIONS = {
     "Data": cases_data.CASES,
@@ -8,5 +15,6 @@ SECTIONS = {
     "Optimizers": cases_optimizers.CASES,
     "Metrics and training options": cases_training.CASES,
     "Layers": cases_layers.CASES,
+    "Programs as they are published": cases_programs.CASES,
 }
 ALL = {case.name: case for cases in SECTIONS.values() for case in cases}

@@ -1,5 +1,7 @@
 """Which cases run in which world. All of them in all worlds take more than an hour.
 
+Of whole programs, a few run without a flag, wherever all the other cases do and over Horovod.
+
 With `--parity-all`, all do. With `--parity-table`, all do where there are two replicas, or one process, and some in all
 worlds. Otherwise all run on two devices of one process and in two processes of TensorFlow's; elsewhere those that meet
 there what they do not meet in these two.
@@ -16,6 +18,15 @@ from tests.strategies.parity.table import World, title
 
 #: Worlds in which all run.
 ALWAYS: tuple[World, ...] = (("MirroredStrategy", 1, 2), ("MultiWorkerMirroredStrategy", 2, 1))
+
+#: One of each kind: of Keras' own step with every kind of input, of own losses, of tapes within tapes.
+PROGRAMS = (
+    "vision transformer",
+    "wide and deep network from a CSV file",
+    "variational autoencoder",
+    "WGAN with gradient penalty",
+)
+_SELDOM_PROGRAMS = {case.name for case in SECTIONS["Programs as they are published"]} - set(PROGRAMS)
 
 #: Where four replicas meet what two do not: empty ones, and each path between processes once.
 WITH_FOUR_REPLICAS = (
@@ -40,6 +51,7 @@ WITH_FOUR_REPLICAS = (
 OVER_HOROVOD = (
     *(case.name for section in ("Data", "Metrics and training options") for case in SECTIONS[section]),
     *(name for name in ALL if name.startswith(("Embedding, ", "MultiOptimizer", "LossScaleOptimizer"))),
+    *PROGRAMS,
 )
 
 
@@ -52,8 +64,10 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
     _, num_processes, num_local = world
     for_table = config.getoption("--parity-table") is not None
     few = num_processes == 1 or num_processes * num_local == 2
-    if world in ALWAYS or config.getoption("--parity-all") or (for_table and few):
+    if config.getoption("--parity-all") or (for_table and few):
         return list(ALL)
+    if world in ALWAYS:
+        return [name for name in ALL if name not in _SELDOM_PROGRAMS]
     if world in SELDOM and not for_table:
         return []
     return list(OVER_HOROVOD if num_processes * num_local == 2 else WITH_FOUR_REPLICAS)

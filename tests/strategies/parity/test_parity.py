@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+import keras_ext
 import strategies
 from tests.strategies.parity.cases import ALL, SECTIONS
-from tests.strategies.parity.harness import Case, Outcome, compare, execute
-from tests.strategies.parity.selection import parametrize
+from tests.strategies.parity.cases_programs import FUNCTIONAL
+from tests.strategies.parity.harness import TOLERANCE, Case, Outcome, compare, execute
+from tests.strategies.parity.selection import PROGRAMS, parametrize
 from tests.strategies.parity.table import WORLDS, Table, World
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc, [world for world in WORLDS if world[1] == 1])
+    if "program" in metafunc.fixturenames:
+        all_of_them = metafunc.config.getoption("--parity-all")
+        metafunc.parametrize("program", [name for name in FUNCTIONAL if all_of_them or name in PROGRAMS])
 
 
 def test_equals_one_device(
@@ -25,6 +33,21 @@ def test_equals_one_device(
     difference = compare(on_one_device(case.name), execute(case, strategy))
     parity_table.record(case.name, world, difference)
     assert difference.largest <= case.tolerance, difference
+
+
+PARTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "split": ("tensor", keras_ext.parallelize),
+    "staged": ("pipe", functools.partial(keras_ext.PipelineModel, num_microbatches=2)),
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_programs_in_parts_equal_one_device(program: str, parts: str, on_one_device: Callable[[str], Outcome]) -> None:
+    axis, place = PARTS[parts]
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={axis: 2})
+    case = dataclasses.replace(ALL[program], make=functools.partial(FUNCTIONAL[program], place))
+    difference = compare(on_one_device(program), execute(case, strategy))
+    assert difference.largest <= TOLERANCE, difference
 
 
 def test_every_case_has_its_own_name() -> None:
