@@ -1,4 +1,7 @@
-"""An endpoint layer: it takes targets and logits, adds the loss, follows the accuracy and gives predictions."""
+"""An endpoint layer: it takes targets and logits, adds the loss, follows the accuracy and gives predictions.
+
+Changed for comparison: the layer takes Keras' own arguments, as layers must to be copied or saved.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ L = keras.layers
 
 
 @keras.saving.register_keras_serializable("programs")
-class LogisticEndpoint(L.Layer):
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__(name=name)
+class LogisticEndpoint(keras.layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
         self.accuracy_metric = keras.metrics.BinaryAccuracy(name="accuracy")
 

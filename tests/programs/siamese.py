@@ -14,7 +14,7 @@ L, ops = keras.layers, keras.ops
 TARGET_SHAPE, NUM_ROWS = (8, 8), 19
 
 
-class DistanceLayer(L.Layer):
+class DistanceLayer(keras.layers.Layer):
     """Computes the distances from the anchor to the positive and to the negative picture."""
 
     def call(self, anchor: Any, positive: Any, negative: Any) -> Any:

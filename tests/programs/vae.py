@@ -18,7 +18,7 @@ L, ops = keras.layers, keras.ops
 LATENT_DIM, NUM_ROWS = 2, 19
 
 
-class Sampling(L.Layer):
+class Sampling(keras.layers.Layer):
     """Uses (z_mean, z_log_var) to sample z, the vector encoding a digit."""
 
     def call(self, inputs: Any) -> Any:

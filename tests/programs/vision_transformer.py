@@ -25,7 +25,7 @@ def pictures() -> tuple[np.ndarray, np.ndarray]:
 
 
 @keras.saving.register_keras_serializable("programs")
-class Patches(L.Layer):
+class Patches(keras.layers.Layer):
     def __init__(self, patch_size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.patch_size = patch_size
@@ -41,7 +41,7 @@ class Patches(L.Layer):
 
 
 @keras.saving.register_keras_serializable("programs")
-class PatchEncoder(L.Layer):
+class PatchEncoder(keras.layers.Layer):
     def __init__(self, num_patches: int, projection_dim: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_patches = num_patches

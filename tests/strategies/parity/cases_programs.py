@@ -21,4 +21,5 @@ _FUNCTIONAL = (vision_transformer, mini_gpt, text_classification, wide_and_deep,
 _OWN_STEPS = (vae, dcgan, wgan_gp, diffusion, siamese)
 
 FUNCTIONAL = {program.CASE.name: program.make for program in _FUNCTIONAL}
+WITH_BATCH_NORMALIZATION = {program.CASE.name for program in (wide_and_deep, unet)}
 CASES = [program.CASE for program in (*_FUNCTIONAL, *_OWN_STEPS)]
