@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
-from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
+from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
 from strategies import shares
 from strategies._keras_hooks import losses, whole_updates
@@ -36,7 +36,8 @@ def install() -> None:
     wrap(keras_tf_trainer.TFEpochIterator, "__init__", _epoch_iterator, in_step=False)
     wrap(epoch_iterator.EpochIterator, "reset", _reset, in_step=False)
     wrap(data_adapters, "is_tf_dataset", _is_dataset, in_step=False)
-    wrap(array_data_adapter.ArrayDataAdapter, "get_tf_dataset", _array_dataset, in_step=False)
+    for adapter in (array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter):
+        wrap(adapter, "get_tf_dataset", _dataset_of_known_length, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_make_function", _make_function, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "make_predict_function", _make_predict_function, in_step=False)
@@ -247,10 +248,15 @@ def _is_dataset(original: Callable[..., Any], value: Any) -> bool:
     return isinstance(value, AgreedDataset) or bool(original(value))
 
 
-def _array_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
-    """Keras' dataset of arrays does not know its length: processes would have to ask each other at every step."""
-    dataset = original(adapter)
-    return dataset.apply(tf.data.experimental.assert_cardinality(adapter.num_batches)) if _shared_out.get() else dataset
+def _dataset_of_known_length(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
+    """Keras' dataset of arrays, or of a ``PyDataset``, does not know the length that Keras knows.
+
+    Processes would have to ask each other at every step, and the last would end an epoch with a warning.
+    """
+    dataset, length = original(adapter), adapter.num_batches
+    if length is None or not _shared_out.get():
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(length))
 
 
 def _maybe_symbolic_build(
