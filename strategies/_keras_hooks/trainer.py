@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
-from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
+from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
 from strategies import shares
 from strategies._keras_hooks import losses, whole_updates
@@ -34,7 +36,8 @@ def install() -> None:
     wrap(keras_tf_trainer.TFEpochIterator, "__init__", _epoch_iterator, in_step=False)
     wrap(epoch_iterator.EpochIterator, "reset", _reset, in_step=False)
     wrap(data_adapters, "is_tf_dataset", _is_dataset, in_step=False)
-    wrap(array_data_adapter.ArrayDataAdapter, "get_tf_dataset", _array_dataset, in_step=False)
+    for adapter in (array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter):
+        wrap(adapter, "get_tf_dataset", _dataset_of_known_length, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_make_function", _make_function, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "make_predict_function", _make_predict_function, in_step=False)
@@ -245,20 +248,42 @@ def _is_dataset(original: Callable[..., Any], value: Any) -> bool:
     return isinstance(value, AgreedDataset) or bool(original(value))
 
 
-def _array_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
-    """Keras' dataset of arrays does not know its length: processes would have to ask each other at every step."""
-    dataset = original(adapter)
-    return dataset.apply(tf.data.experimental.assert_cardinality(adapter.num_batches)) if _shared_out.get() else dataset
+def _dataset_of_known_length(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
+    """Keras' dataset of arrays, or of a ``PyDataset``, does not know the length that Keras knows.
+
+    Processes would have to ask each other at every step, and the last would end an epoch with a warning.
+    """
+    dataset, length = original(adapter), adapter.num_batches
+    if length is None or not _shared_out.get():
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(length))
 
 
 def _maybe_symbolic_build(
     original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
 ) -> Any:
-    if engine_of(model.distribute_strategy) is None or iterator is None:
+    """Builds a model before its first step, as far as its ``call`` can be called on what Keras takes for its inputs.
+
+    Without a strategy Keras builds nothing ahead: the first step builds what it calls. So it does here where the model
+    has no ``call`` (adversarial networks) or one for other inputs than the first of the batch (siamese networks).
+    """
+    if engine_of(model.distribute_strategy) is None:
         return original(model, iterator=iterator, data_batch=data_batch)
-    # Keras draws a batch to learn its shape and dtype. A generator that can be read only once has lost it then.
-    specs = _replica_specs(iterator._distributed_dataset.element_spec)
-    return original(model, data_batch=specs)
+    if type(model).call is keras.Model.call:
+        return None
+    if iterator is not None:
+        # Keras draws a batch to learn its shape and dtype. A generator that can be read only once has lost it then.
+        data_batch = _replica_specs(iterator._distributed_dataset.element_spec)
+    if not _has_own_step(model):
+        return original(model, data_batch=data_batch)
+    # What goes wrong or seems odd in a call that the step may never make is none of the user's business.
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        return original(model, data_batch=data_batch)
+
+
+def _has_own_step(model: keras.Model) -> bool:
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in ("train_step", "test_step"))
 
 
 def _replica_specs(element_spec: Any) -> Any:

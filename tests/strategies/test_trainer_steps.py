@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -168,3 +170,94 @@ def test_draws_without_a_seed_of_its_own(num_replicas: int) -> None:
         model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False)
         weights.append(model.get_weights()[0])
     np.testing.assert_array_equal(weights[0], weights[1])
+
+
+class WithoutCall(keras.Model):
+    """Two networks and an optimizer for each, as adversarial networks have; nothing says how to call the model."""
+
+    def __init__(self, inputs: Sequence[keras.KerasTensor]) -> None:
+        super().__init__()
+        self.first = keras.Sequential([*inputs, keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(6)])
+        self.second = keras.Sequential([*inputs, keras.layers.Dense(1)])
+        self.squared = keras.losses.MeanSquaredError()
+        self.error = keras.metrics.Mean(name="error")
+
+    def compile(self) -> None:
+        super().compile(keras.optimizers.SGD(0.05))
+        self.own = keras.optimizers.SGD(0.1, momentum=0.5)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data[:2]
+        with tf.GradientTape(persistent=True) as tape:
+            error = self.squared(y, self.second(self.first(x)))
+        for optimizer, part in ((self.own, self.first), (self.optimizer, self.second)):
+            weights = part.trainable_weights
+            optimizer.apply_gradients(zip(tape.gradient(error, weights), weights, strict=True))
+        self.error.update_state(error)
+        return {"error": self.error.result()}
+
+    def test_step(self, data: Any) -> Any:
+        self.error.update_state(self.squared(data[1], self.second(self.first(data[0]))))
+        return {"error": self.error.result()}
+
+
+class Siamese(WithoutCall):
+    """Its ``call`` takes what Keras would take for inputs, targets and sample weights."""
+
+    def call(self, inputs: Any) -> Any:
+        anchor, positive, negative = inputs
+        embedded = [self.first(part) for part in (anchor, positive, negative)]
+        return tuple(self.second(embedded[0] - other) for other in embedded[1:])
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            near, far = self(data)
+            error = self.squared(near, 0.5 * far)
+        gradients = tape.gradient(error, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.error.update_state(error)
+        return {"error": self.error.result()}
+
+    def test_step(self, data: Any) -> Any:
+        self.error.update_state(self.squared(*self(data)))
+        return {"error": self.error.result()}
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize("kind", [WithoutCall, Siamese])
+def test_models_that_cannot_be_called_on_the_inputs_are_built_by_their_first_step(
+    kind: type[WithoutCall], is_built: bool
+) -> None:
+    columns = (X, Y) if kind is WithoutCall else (X, X[::-1], X + Y)
+
+    def make() -> keras.Model:
+        model = kind([keras.Input((6,))] if is_built else [])
+        model.compile()
+        return model
+
+    def run(model: keras.Model, strategy: tf.distribute.Strategy | None) -> Any:
+        batches = [tuple(column[begin : begin + 7] for column in columns) for begin in (0, 7, 14, 21)]
+        # Batches that are drawn ahead of training would be lost.
+        history = model.fit((batch for batch in batches), shuffle=False, steps_per_epoch=2, epochs=2, verbose=0).history
+        dataset = tf.data.Dataset.from_tensor_slices(columns).batch(7)
+        evaluated = model.evaluate(dataset, verbose=0, return_dict=True)
+        trained = [model.train_on_batch(*batches[0], return_dict=True), model.test_on_batch(*batches[0])]
+        return dict(history) | {"test": evaluated["error"], "batch": trained[0]["error"]}
+
+    case = Case("without call", make, run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        difference = compare(execute(case, None), execute(case, mirrored(2)))
+    assert difference.largest <= 1e-6, difference
+
+
+def test_a_model_whose_call_fails_says_so_before_it_trains() -> None:
+    class Failing(keras.Model):
+        def call(self, x: Any) -> Any:
+            raise KeyError("rather this")
+
+    with mirrored(2).scope():
+        model = Failing()
+        model.compile("sgd", "mse")
+    with pytest.raises(RuntimeError, match=r"(?s)Unable to automatically build.*rather this"):
+        model.fit(X, Y, verbose=0)

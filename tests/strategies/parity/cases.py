@@ -6,6 +6,7 @@ from tests.strategies.parity import (
     cases_losses,
     cases_models,
     cases_optimizers,
+    cases_programs,
     cases_training,
 )
 
@@ -16,5 +17,6 @@ SECTIONS = {
     "Optimizers": cases_optimizers.CASES,
     "Metrics and training options": cases_training.CASES,
     "Layers": cases_layers.CASES,
+    "Programs as they are published": cases_programs.CASES,
 }
 ALL = {case.name: case for cases in SECTIONS.values() for case in cases}

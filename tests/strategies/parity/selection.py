@@ -1,5 +1,7 @@
 """Which cases run in which world. All of them in all worlds take more than an hour.
 
+Of whole programs, a few run without a flag, wherever all the other cases do and over Horovod.
+
 With `--parity-all`, all do. With `--parity-table`, all do where there are two replicas, or one process, and some in all
 worlds. Otherwise all run on two devices of one process and in two processes of TensorFlow's; elsewhere those that meet
 there what they do not meet in these two.
@@ -18,6 +20,22 @@ from tests.strategies.parity.table import World, title
 #: Worlds in which all run.
 ALWAYS: tuple[World, ...] = (("MirroredStrategy", 1, 2), ("MultiWorkerMirroredStrategy", 2, 1))
 
+#: One of each kind: of Keras' own step with every kind of input, of own losses, of tapes within tapes.
+PROGRAMS = (
+    "vision transformer",
+    "wide and deep network from a CSV file",
+    "variational autoencoder",
+    "WGAN with gradient penalty",
+)
+_OTHER_PROGRAMS = {case.name for case in SECTIONS["Programs as they are published"]} - set(PROGRAMS)
+
+#: What becomes of losses and of tables, once each.
+LOSSES = (
+    "losses that layers add, of each kind",
+    "losses averaged by hand in train_step",
+    "table looked up by positions and by rows, Adam",
+)
+
 #: Where four replicas meet what two do not: empty ones, and each path between processes once.
 WITH_FOUR_REPLICAS = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
@@ -31,9 +49,7 @@ WITH_FOUR_REPLICAS = (
     "custom loop, loss over the global batch",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "Embedding, sparse gradients, gradient_accumulation_steps",
-    "losses that layers add, of each kind",
-    "losses averaged by hand in train_step",
-    "table looked up by positions and by rows, Adam",
+    *LOSSES,
     "AUC, Precision, Recall, F1 and other counts",
     "steps_per_execution=3",
     "mixed_float16, overflow on one replica only",
@@ -44,11 +60,12 @@ WITH_FOUR_REPLICAS = (
 OVER_HOROVOD = (
     *(case.name for section in ("Data", "Metrics and training options") for case in SECTIONS[section]),
     *(name for name in ALL if name.startswith(("Embedding, ", "MultiOptimizer", "LossScaleOptimizer"))),
-    *(name for name in ALL if name.startswith(("losses ", "table ")) and name != EVERY_OPTIMIZER),
+    *LOSSES,
+    *PROGRAMS,
 )
 
-#: Like another, but that it takes a minute.
-FOR_THE_TABLE = (EVERY_OPTIMIZER,)
+#: Like others.
+FOR_THE_TABLE = (EVERY_OPTIMIZER, *_OTHER_PROGRAMS)
 
 
 #: How four processes share work out is the same for both, and what Horovod does between four is tested as collectives.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -51,6 +53,21 @@ class TestDatasets:
 
     def test_unknown_length(self, shared: Path) -> None:
         assert fit(read(records(shared, [9, 4])).batch(4), epochs=2)["total"] == [78.0, 78.0]
+
+    def test_of_a_py_dataset_the_length_is_known(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Numbers(keras.utils.PyDataset):
+            def __len__(self) -> int:
+                return 3
+
+            def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+                x = np.arange(21, dtype="float32").reshape(-1, 1)[7 * index : 7 * index + 7]
+                return x, x
+
+        with caplog.at_level(logging.INFO, "strategies"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            logs = fit(Numbers(), epochs=2)
+        assert logs["total"] == [210.0, 210.0]
+        assert "its length is unknown" not in caplog.text
 
     @pytest.mark.parametrize("steps_per_execution", [1, 3])
     @pytest.mark.parametrize("counts", [(8, 8), (13, 5), (0, 6), (6, 0)])
