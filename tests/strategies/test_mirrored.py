@@ -232,7 +232,6 @@ class TestGradientAccumulation:
         for received, expected in zip(second.get_weights(), plain.get_weights(), strict=True):
             np.testing.assert_allclose(received, expected, atol=1e-6)
 
-
     def test_what_is_read_in_between_is_the_whole_sum(self) -> None:
         """Keras' own test of the stock strategy finds what the first replica has gathered, which is half of it here."""
         strategy = mirrored(2)
