@@ -63,10 +63,7 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         if self.crossing is not None:
             _check_alike(self.crossing, len(columns[0]), len(columns))
             agree_on_seed(self.crossing)
-        for launcher in getattr(self._collective_ops, "_launchers", ()):
-            # TensorFlow numbers collectives anew at every call of a tf.function, by a placeholder that its loops do
-            # not feed: steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.
-            launcher._use_unique_instance_key = lambda: False
+        _number_once(self._collective_ops)
 
     # ---- variables
 
@@ -100,12 +97,14 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
             yield
             return
         if devices not in self._bound_reductions:
-            self._bound_reductions[devices] = CollectiveAllReduce(
+            reduction = CollectiveAllReduce(
                 devices=devices,
                 group_size=len(devices),
                 options=self._communication_options,
                 collective_keys=self._collective_keys,
             )
+            _number_once(reduction)
+            self._bound_reductions[devices] = reduction
         of_first_column, self._cross_device_ops = self._cross_device_ops, self._bound_reductions[devices]
         try:
             yield
@@ -152,6 +151,16 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
     def should_save_summary(self) -> bool:
         """Whether this process writes summaries: one of them does."""
         return self.should_checkpoint
+
+
+def _number_once(reduction: Any) -> None:
+    """Has TensorFlow's collectives numbered when they are traced.
+
+    It numbers them anew at every call of a tf.function, by a placeholder that its loops do not feed:
+    steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.
+    """
+    for launcher in getattr(reduction, "_launchers", ()):
+        launcher._use_unique_instance_key = lambda: False
 
 
 def _check_alike(crossing: Crossing, num_replicas: int, num_parts: int) -> None:
