@@ -99,7 +99,7 @@ def _add_variable(
     name = kwargs.get("name", args[0] if args else None)
     engine = engine_of(tf.distribute.get_strategy())
     gathers = name == "gradient_accumulator" and not _wrapped.get()
-    with engine.partial_sums() if engine is not None and gathers else contextlib.nullcontext():
+    with engine.partial_sums(optimizer) if engine is not None and gathers else contextlib.nullcontext():
         slot = original(optimizer, reference_variable, *args, **kwargs)
     weights.note_slot(optimizer, reference_variable, slot)
     return slot
