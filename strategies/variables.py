@@ -91,7 +91,9 @@ class PartialSumVariable(MetricVariable):
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns ``value``; outside a replica, each process an equal part of it."""
-        if tf.distribute.in_cross_replica_context() and get_update_replica_id() is None:
+        context = tf.distribute.get_replica_context()
+        in_replica = context is not None and context.strategy is self.distribute_strategy
+        if not in_replica and get_update_replica_id() is None:
             self.is_spread.assign(False)
         return super().assign(value, *args, **kwargs)
 
