@@ -44,7 +44,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
     setattr(hooked, _MARK, original)
     if inspect.isfunction(original):
         # Keras asks constructors for their arguments, and does not look behind a wrapper.
-        hooked.__signature__ = inspect.signature(original)
+        vars(hooked)["__signature__"] = inspect.signature(original)
     setattr(owner, name, hooked)
 
 
