@@ -167,6 +167,7 @@ class Checkpoints(keras.callbacks.Callback):
         model = self.model
         strategy = model.distribute_strategy
         # Read by all processes: they hold parts of them.
+        strategies.sum_accumulated(model.optimizer)
         counted = model.metrics_variables if position.step else []
         metrics = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in counted]
         seeds = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in _seeds(model)]

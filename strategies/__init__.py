@@ -5,7 +5,7 @@ from strategies.memory import bytes_per_device
 from strategies.mirrored import MirroredStrategy
 from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from strategies.parts import ReplicaParts, replica_parts
-from strategies.restoring import load_on_all
+from strategies.restoring import load_on_all, sum_accumulated
 from strategies.seeds import global_state_kept
 from strategies.splitting import SplitWeight, joined, saved_as
 from strategies.waiting import SecondsWaited, seconds_waited, watch_communication
@@ -24,5 +24,6 @@ __all__ = [
     "replica_parts",
     "saved_as",
     "seconds_waited",
+    "sum_accumulated",
     "watch_communication",
 ]

@@ -33,6 +33,7 @@ from strategies._tf_internals import (
     select_replica,
     tf_convert,
 )
+from strategies.arrivals import Savings
 from strategies.reductions import Column, ReducingExtended
 from strategies.replica_attributes import ReplicaAttributes
 from strategies.row_dependence import marking
@@ -52,9 +53,13 @@ class DataParallelExtended(ReducingExtended):
     _written: dict[int, variables.ReplicaStateVariable]
     _written_inside: weakref.WeakValueDictionary[int, variables.ReplicaStateVariable]
     _lifted: weakref.WeakKeyDictionary[Any, Any]
-    _partial_sums: bool
+    _accumulates_for: Any
+    _are_spread: weakref.WeakKeyDictionary[Any, tf.Variable]
+    _makes_plain: bool
     _agreed: list[tf.Tensor]
     _draws_beside: bool
+    #: Where there are other processes.
+    savings: Savings
 
     def _start_engine(self, columns: Sequence[Column]) -> None:
         graph_lifetimes.install(_is_ours)
@@ -66,7 +71,9 @@ class DataParallelExtended(ReducingExtended):
         self._written = {}
         self._written_inside = weakref.WeakValueDictionary()
         self._lifted = weakref.WeakKeyDictionary()
-        self._partial_sums = False
+        self._accumulates_for = None
+        self._are_spread = weakref.WeakKeyDictionary()
+        self._makes_plain = False
         self._agreed = []
         self._draws_beside = False
 
@@ -258,19 +265,30 @@ class DataParallelExtended(ReducingExtended):
                 variable.assign(share.weight)
 
     @contextlib.contextmanager
-    def partial_sums(self) -> Iterator[None]:
-        """Makes the variables created inside hold one part of a sum on each replica: read, they are the sum."""
-        before, self._partial_sums = self._partial_sums, True
+    def partial_sums(self, optimizer: Any) -> Iterator[None]:
+        """Makes the variables created inside the accumulators of ``optimizer``: one part of a sum on each replica."""
+        if optimizer not in self._are_spread:
+            self._makes_plain = True
+            try:
+                with tf.init_scope(), tf.device("CPU:0"):
+                    self._are_spread[optimizer] = tf.Variable(False, trainable=False, name="sums_are_spread")
+            finally:
+                self._makes_plain = False
+        before, self._accumulates_for = self._accumulates_for, optimizer
         try:
             yield
         finally:
-            self._partial_sums = before
+            self._accumulates_for = before
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if self._partial_sums:
-            kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
-            kwargs["aggregation"] = tf.VariableAggregation.SUM
-        return variables.aware(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+        if self._makes_plain:
+            return next_creator(**kwargs)
+        if self._accumulates_for is None:
+            return variables.aware(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+        kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
+        kwargs["aggregation"] = tf.VariableAggregation.SUM
+        made = super()._create_variable(next_creator, **kwargs)  # type: ignore[misc]
+        return variables.PartialSumVariable(made, self._are_spread[self._accumulates_for])
 
     # ---- updating
 
@@ -330,14 +348,23 @@ class DataParallelExtended(ReducingExtended):
         parts = self._without_borrowed([gradients[i] for i in present])
 
         held = [accumulators[i].values for i in present]
+        are_spread = {
+            id(flag): flag for i in present if (flag := getattr(accumulators[i], "is_spread", None)) is not None
+        }
+
+        def note(spread: bool) -> None:
+            for flag in are_spread.values() if self.crossing is not None else ():
+                flag.assign(spread)
 
         def own() -> list[list[tf.Tensor]]:
+            note(True)
             return [
                 [_dense(part.values[r], holder[r].device) for part, holder in zip(parts, held, strict=True)]
                 for r in range(num_local)
             ]
 
         def summed() -> list[list[tf.Tensor]]:
+            note(False)
             totals = []
             for part, holders in zip(parts, held, strict=True):
                 components = []

@@ -6,6 +6,7 @@ What a strategy is made of once it has chosen its local devices and what joins t
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from strategies import inputs, sharding
 from strategies._tf_internals import CheckpointInitialValue, CollectiveAllReduce, MirroredExtended, regroup
+from strategies.arrivals import Savings
 from strategies.crossing import Crossing
 from strategies.engine import DataParallelExtended
 from strategies.parts import ReplicaParts
@@ -61,12 +63,11 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         self._make_weights()
         self.waits = Waits(self._num_replicas_in_sync)
         if self.crossing is not None:
-            _check_alike(self.crossing, len(columns[0]), len(columns))
+            job = _check_alike(self.crossing, len(columns[0]), len(columns))
+            #: What this process has saved, or left to rank 0 to save.
+            self.savings = Savings(self.crossing.rank, job)
             agree_on_seed(self.crossing)
-        for launcher in getattr(self._collective_ops, "_launchers", ()):
-            # TensorFlow numbers collectives anew at every call of a tf.function, by a placeholder that its loops do
-            # not feed: steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.
-            launcher._use_unique_instance_key = lambda: False
+        _number_once(self._collective_ops)
 
     # ---- variables
 
@@ -100,12 +101,14 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
             yield
             return
         if devices not in self._bound_reductions:
-            self._bound_reductions[devices] = CollectiveAllReduce(
+            reduction = CollectiveAllReduce(
                 devices=devices,
                 group_size=len(devices),
                 options=self._communication_options,
                 collective_keys=self._collective_keys,
             )
+            _number_once(reduction)
+            self._bound_reductions[devices] = reduction
         of_first_column, self._cross_device_ops = self._cross_device_ops, self._bound_reductions[devices]
         try:
             yield
@@ -154,12 +157,28 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         return self.should_checkpoint
 
 
-def _check_alike(crossing: Crossing, num_replicas: int, num_parts: int) -> None:
-    """Refuses, on all processes, processes with other numbers of devices: they would share batches out differently."""
-    mine = tf.constant([[num_replicas, num_parts]], tf.int32)
-    held = [tuple(each) for each in crossing.gather(mine).numpy().tolist()]
+def _number_once(reduction: Any) -> None:
+    """Has TensorFlow's collectives numbered when they are traced.
+
+    It numbers them anew at every call of a tf.function, by a placeholder that its loops do not feed:
+    steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.
+    """
+    for launcher in getattr(reduction, "_launchers", ()):
+        launcher._use_unique_instance_key = lambda: False
+
+
+def _check_alike(crossing: Crossing, num_replicas: int, num_parts: int) -> int:
+    """Refuses, on all processes, processes with other numbers of devices: they would share batches out differently.
+
+    Returns:
+        A number that rank 0 has drawn, by which this job can be told from others.
+    """
+    mine = tf.constant([[num_replicas, num_parts, secrets.randbelow(2**31)]], tf.int32)
+    gathered = crossing.gather(mine).numpy().tolist()
+    held = [tuple(each[:2]) for each in gathered]
     if len(set(held)) > 1:
         raise ValueError(
             "All processes must have as many devices. Hide some of them (CUDA_VISIBLE_DEVICES), or start the processes "
             f"otherwise. Received, by rank: {[replicas * parts for replicas, parts in held]} devices."
         )
+    return int(gathered[0][2])

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.crossing import Crossing
-from strategies.variables import MetricVariable
+from strategies.variables import MetricVariable, PartialSumVariable, accumulators_of, level
 
 _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
 
@@ -72,6 +72,8 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
     if failed:
         raise ValueError(f"Rank 0 could not load what all processes go on from. {text}")
     for variable, value in zip(variables, values, strict=True):
+        if isinstance(value, PartialSumVariable):
+            value.is_spread.assign(False)
         if isinstance(value, MetricVariable):
             # Rank 0 holds its own part of the sum that it has set, and the others' are alike.
             for part in value.values:
@@ -79,6 +81,19 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
         else:
             variable.assign(crossing.broadcast(tf.convert_to_tensor(value)))
     return text
+
+
+def sum_accumulated(optimizer: Any) -> None:
+    """Sums over all processes what the optimizer has accumulated, so that rank 0 alone can save it.
+
+    With ``gradient_accumulation_steps`` each process holds its own part of the gradients since the last update. ``fit``
+    does this before the callbacks at the end of an epoch; a program calls it, on all processes, where it saves at
+    another time, between two updates. Training goes on from the same sums. It changes nothing where none is needed.
+
+    Args:
+        optimizer: a Keras optimizer, or None.
+    """
+    level(accumulators_of(optimizer))
 
 
 def _broadcast(text: str, crossing: Crossing) -> str:

@@ -87,6 +87,7 @@ ROOMS = (
         "engine",
         2,
         (
+            "strategies.arrivals",
             "strategies.crossing",
             "strategies.devices",
             "strategies.engine",

@@ -54,7 +54,8 @@ class SkippedRows(keras.metrics.Metric):
 
     def result(self) -> Any:
         """The number of them."""
-        return ops.convert_to_tensor(self.count)
+        # Not the variable itself, which convert_to_tensor would return: it is 0 again when Keras reads the logs.
+        return ops.cast(self.count, self.dtype)
 
 
 def learning_rate(

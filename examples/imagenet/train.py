@@ -61,10 +61,12 @@ class Result:
 
     def __str__(self) -> str:
         last = {name: values[-1] for name, values in self.outcome.history.items()}
+        # The most of an epoch: what is over when its batches are full may be just what could not be used.
+        skipped = sum(max(self.outcome.history[name]) for name in ("skipped", "val_skipped"))
         return (
             f"result val_accuracy={last['val_accuracy']:.4f} val_top5={last['val_top5']:.4f} "
             f"val_loss={last['val_loss']:.4f} loss={last['loss']:.4f} "
-            f"skipped={last['skipped'] + last['val_skipped']:.0f} {self.outcome.rates('images')} "
+            f"skipped={skipped:.0f} {self.outcome.rates('images')} "
             f"epochs={self.epochs} replicas={self.replicas} seconds={self.outcome.seconds:.1f}"
         )
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.callbacks import backup_and_restore, callback_list
+from keras.src.callbacks import backup_and_restore, callback_list, model_checkpoint
 
 from strategies._keras_hooks.input_watch import InputWatch
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.crossing import Crossing
-from strategies.restoring import load_on_all
+from strategies.restoring import load_on_all, sum_accumulated
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -33,6 +33,7 @@ def install() -> None:
     wrap(backup_and_restore.BackupAndRestore, "on_train_begin", _restore, in_step=False)
     for name in ("_save_model", "on_train_end"):
         wrap(backup_and_restore.BackupAndRestore, name, _by_rank_0, in_step=False)
+    wrap(model_checkpoint.ModelCheckpoint, "_save_model", _by_all, in_step=False)
 
 
 def _crossing(model: Any) -> Crossing | None:
@@ -56,6 +57,8 @@ def _init(original: Callable[..., Any], owner: Any, callbacks: Any = None, *args
 
 
 def _on_epoch_end(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
+    # Callbacks of rank 0 alone may save now, and the program after `fit`.
+    sum_accumulated(getattr(getattr(callbacks, "model", None), "optimizer", None))
     original(callbacks, epoch, logs)
     model = getattr(callbacks, "model", None)
     crossing = _crossing(model)
@@ -87,8 +90,11 @@ def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> N
 
 def _by_rank_0(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
     crossing = _crossing(callback.model)
+    sum_accumulated(callback.model.optimizer)
     if crossing is None or crossing.rank == 0:
         original(callback, *args, **kwargs)
-    elif original.__name__ == "_save_model":
-        # Takes part in reading what all processes hold parts of; writes nothing.
-        callback.model.save_weights(callback._weights_path, overwrite=True)
+
+
+def _by_all(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    sum_accumulated(callback.model.optimizer)
+    original(callback, *args, **kwargs)

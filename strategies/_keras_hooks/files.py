@@ -1,8 +1,12 @@
 """Files: of all processes, rank 0 writes, and what it writes appears whole or not at all.
 
 Nothing in Keras knows of other processes: all of them would write the same path. Every process may call ``save``, as
-callbacks do, or rank 0 alone, as programs for Horovod do. Before a file is read, all processes meet, so that what rank
-0 wrote is there. A folder that another process made in the meantime is as good as one's own.
+callbacks do, or rank 0 alone, as programs for Horovod do: saving waits for nobody, and what a file holds rank 0 knows
+by itself. Gradients that are accumulated over several steps are the exception, see ``variables.PartialSumVariable``.
+
+Before weights are read into a model of several processes, all of them meet, so that what rank 0 wrote is there. A model
+that is loaded outside any scope belongs to one process: rank 0 reads at once, the others wait for the file to appear
+(``arrivals``). A folder that another process made in the meantime is as good as one's own.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
 from keras.src.utils import file_utils
 
+from strategies import arrivals
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.engine import DataParallelExtended
 from strategies.restoring import is_alone
-from strategies.variables import MetricVariable
+from strategies.variables import accumulators_of, check_known
 
 
 def install() -> None:
@@ -33,6 +38,8 @@ def install() -> None:
     wrap(legacy_h5_format, "save_model_to_hdf5", _save, in_step=False)
     wrap(keras_export, "export_saved_model", _save, in_step=False)
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
+    wrap(keras.saving, "load_weights", _load_weights, in_step=False)
+    wrap(keras.layers.TFSMLayer, "__init__", _load_layer, in_step=False)
     wrap(file_utils, "makedirs", _makedirs, in_step=False)
     for public in (keras.models, keras.saving):
         wrap(public, "load_model", _load_model, in_step=False)
@@ -46,34 +53,38 @@ def _engine(model: Any) -> DataParallelExtended | None:
 
 def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     engine = _engine(model)
-    if engine is None:
+    if engine is None or engine.crossing is None:
         return original(model, filepath, *args, **kwargs)
-    optimizer = getattr(model, "optimizer", None)
-    parts = [v.value for v in getattr(optimizer, "variables", []) if isinstance(v.value, MetricVariable)]
-    # Sums that the processes hold parts of are read by all, before one of them writes.
-    with engine.presummed(parts):
-        if engine.crossing is not None and engine.crossing.rank > 0:
-            return None
-        if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
-            return original(model, filepath, *args, **kwargs)
-        path = pathlib.Path(filepath)
-        # Beside the target, so that it can be moved in one go, and named like it: Keras looks at the ending.
-        unfinished = path.with_name(f".{os.getpid()}.unfinished.{path.name}")
-        for left in path.parent.glob(".*.unfinished.*"):
-            # By a program that was killed while it wrote this file.
-            if left.name.endswith(f".unfinished.{path.name}") and left.is_file():
-                left.unlink(missing_ok=True)
-        try:
-            result = original(model, str(unfinished), *args, **kwargs)
-            if path.is_dir():
-                shutil.rmtree(path)
-            unfinished.replace(path)
-        finally:
-            if unfinished.is_dir():
-                shutil.rmtree(unfinished)
-            else:
-                unfinished.unlink(missing_ok=True)
-        return result
+    # An error on all processes that save, not only on the one that reads them.
+    check_known(accumulators_of(getattr(model, "optimizer", None)))
+    path = _local_path(filepath)
+    number = 0 if path is None else engine.savings.count(path)
+    if engine.crossing.rank > 0:
+        return None
+    if path is None:
+        return original(model, filepath, *args, **kwargs)
+    for left in arrivals.unfinished(path):
+        # By a program that was killed while it wrote this file.
+        if left.is_file():
+            left.unlink(missing_ok=True)
+    unfinished = arrivals.name_unfinished(path)
+    try:
+        result = original(model, str(unfinished), *args, **kwargs)
+        engine.savings.mark(unfinished, number)
+        if path.is_dir():
+            shutil.rmtree(path)
+        unfinished.replace(path)
+    finally:
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        else:
+            unfinished.unlink(missing_ok=True)
+    return result
+
+
+def _local_path(filepath: Any) -> pathlib.Path | None:
+    is_path = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
+    return pathlib.Path(filepath) if is_path else None
 
 
 def _makedirs(original: Callable[..., Any], path: Any) -> Any:
@@ -86,16 +97,29 @@ def _makedirs(original: Callable[..., Any], path: Any) -> Any:
         return None
 
 
-def _load_weights(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    _meet(_engine(model))
-    return original(model, *args, **kwargs)
+def _load_weights(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    _await(_engine(model), filepath)
+    return original(model, filepath, *args, **kwargs)
 
 
-def _load_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _meet(_engine(None))
-    return original(*args, **kwargs)
+def _load_model(original: Callable[..., Any], filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    _await(_engine(None), filepath)
+    return original(filepath, *args, **kwargs)
 
 
-def _meet(engine: DataParallelExtended | None) -> None:
-    if engine is not None and engine.crossing is not None and not is_alone():
+def _load_layer(original: Callable[..., Any], layer: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    _await(_engine(None), filepath)
+    original(layer, filepath, *args, **kwargs)
+
+
+def _await(engine: DataParallelExtended | None, filepath: Any) -> None:
+    """Waits until rank 0 has written what is to be read."""
+    if is_alone():
+        return
+    if engine is not None and engine.crossing is not None:
         engine.crossing.barrier()
+        return
+    path = _local_path(filepath)
+    known = arrivals.all_savings()
+    if path is not None and known and known[0].rank > 0:
+        arrivals.wait_for(path)

@@ -13,6 +13,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
@@ -56,7 +57,9 @@ def _reduce_first(optimizer: Any, gradients: Any, variables: Any, update: Callab
             with tf.init_scope():
                 optimizer.build(variables)
         known = optimizer._trainable_variables if variables is None else variables
-        targets = [getattr(shard, "value", shard) for v in known for shard in shards_of(v)]
+        # A variable of TensorFlow has a `value`, too: a method.
+        shards = [shard for v in known for shard in shards_of(v)]
+        targets = [shard.value if isinstance(shard, keras.Variable) else shard for shard in shards]
         accumulators = _accumulators(optimizer, variables)
         if accumulators is None:
             return engine.update_replicas(gradients, update, variables=targets)
@@ -96,7 +99,7 @@ def _add_variable(
     name = kwargs.get("name", args[0] if args else None)
     engine = engine_of(tf.distribute.get_strategy())
     gathers = name == "gradient_accumulator" and not _wrapped.get()
-    with engine.partial_sums() if engine is not None and gathers else contextlib.nullcontext():
+    with engine.partial_sums(optimizer) if engine is not None and gathers else contextlib.nullcontext():
         slot = original(optimizer, reference_variable, *args, **kwargs)
     weights.note_slot(optimizer, reference_variable, slot)
     return slot

@@ -19,6 +19,7 @@ from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adap
 
 from strategies import shares
 from strategies._keras_hooks import losses, whole_updates
+from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
 from strategies.pipeline_ops import reads_generator
@@ -70,18 +71,28 @@ def _driven(model: Any, function: Callable[..., Any], combination: shares.Combin
     if engine is None:
         return function
     steps: list[tuple[Any, Callable[..., Any]]] = []
+    counters = Counters(model)
 
     @functools.wraps(function)
     def driven(data: Any) -> Any:
         with engine.driven_by_trainer(combination, draws_beside=model.steps_per_execution > 1):
             if not isinstance(data, (AgreedIterator, ReadAheadIterator)):
                 return function(data)
+            try:
+                first = next(data)
+            except StopIteration:
+                if model.steps_per_execution == 1 and not model.run_eagerly:
+                    counters.count()
+                raise
             step = next((step for spec, step in steps if spec == data.element_spec), None)
+            measured: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if step is None:
                 step = _step_of(function, data.element_spec, model.run_eagerly)
+                measured = counters.measured() if not steps else measured
                 steps.append((data.element_spec, step))
             # As Keras runs an iterator: a few steps, the outputs of the last.
-            outputs = step(next(data))
+            with measured:
+                outputs = step(first)
             for _ in range(1, model.steps_per_execution):
                 try:
                     outputs = step(next(data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,9 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
 
     hooked = tf.autograph.experimental.do_not_convert(wrapped) if in_step else wrapped
     setattr(hooked, _MARK, original)
+    if inspect.isfunction(original):
+        # Keras asks constructors for their arguments, and does not look behind a wrapper.
+        vars(hooked)["__signature__"] = inspect.signature(original)
     setattr(owner, name, hooked)
 
 

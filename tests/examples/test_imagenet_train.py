@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from common.training import Outcome
+from imagenet import train
 from imagenet.synthetic import Request, make_synthetic
 
 from tests.examples import imagenet_runs
@@ -35,6 +37,8 @@ def curve(folder: Path) -> dict[str, list[float]]:
     }
     # An empty file and one that is no image, in each part.
     assert found["val_skipped"] == [2.0, 2.0]
+    # One of them is among the rows that the second epoch leaves over.
+    assert found["skipped"] == [2.0, 1.0]
     assert found["loss"][1] < found["loss"][0]
     return found
 
@@ -63,6 +67,15 @@ def test_meshes_of_two_processes(strategy: str, folder: Path, curve: dict[str, l
     decoded = [json.loads(path.read_text()) for path in folder.glob(f"{strategy} rows of *.json")]
     assert sorted(map(len, decoded)) == [76, 88]
     assert sorted(itertools.chain(*decoded)) == sorted([*range(104), *range(30), *range(30)])
+
+
+def test_the_last_line_counts_what_the_last_epoch_left_out() -> None:
+    """An epoch is of whole batches: the file that could not be used may be among the rows that are over."""
+    last = {"val_accuracy": [0.1, 0.2, 0.3], "val_top5": [1.0] * 3, "val_loss": [2.0] * 3, "loss": [3.0] * 3}
+    skipped = {"skipped": [0.0, 1.0, 0.0], "val_skipped": [2.0, 2.0, 2.0]}
+    line = str(train.Result(Outcome(last | skipped, 10.0, 0.0, 0.0, is_chief=True, seconds=1.0), epochs=3, replicas=1))
+    assert " val_accuracy=0.3000 " in line
+    assert " skipped=3 " in line
 
 
 def _assert_equal(found: dict[str, list[float]], curve: dict[str, list[float]]) -> None:

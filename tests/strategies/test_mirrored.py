@@ -232,6 +232,47 @@ class TestGradientAccumulation:
         for received, expected in zip(second.get_weights(), plain.get_weights(), strict=True):
             np.testing.assert_allclose(received, expected, atol=1e-6)
 
+    def test_what_is_read_in_between_is_the_whole_sum(self) -> None:
+        """Keras' own test of the stock strategy finds what the first replica has gathered, which is half of it here."""
+        strategy = mirrored(2)
+        with strategy.scope():
+            variable = keras.Variable([1.0, 2.0])
+            optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0, 3.0]), variable)]))
+        (gathered,) = optimizer._accumulated_gradients
+        np.testing.assert_array_equal(gathered.numpy(), [2.0, 6.0])
+        np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+        strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0, 3.0]), variable)]))
+        np.testing.assert_array_equal(gathered.numpy(), [0.0, 0.0])
+        np.testing.assert_array_equal(variable.numpy(), [-1.0, -4.0])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_variables_of_tensorflow_are_trained(num_devices: int, compiled: bool) -> None:
+    """Gradients are reduced and clipped as those of Keras' variables, slots and accumulators included."""
+
+    def trained(strategy: tf.distribute.Strategy, gradient: list[float]) -> list[list[float]]:
+        with strategy.scope():
+            variable = tf.Variable([1.0, 2.0])
+            other = keras.Variable([1.0, 2.0])
+            optimizer = keras.optimizers.Adam(0.5, clipnorm=0.1, weight_decay=0.01, gradient_accumulation_steps=2)
+
+        def update() -> None:
+            optimizer.apply_gradients([(tf.constant(gradient), variable), (tf.constant(gradient), other)])
+
+        step = tf.function(strategy.run) if compiled else strategy.run
+        for _ in range(4):
+            step(update)
+        assert variable.numpy().tolist() == other.numpy().tolist()
+        return [np.asarray(each).tolist() for each in [variable, *optimizer.variables]]
+
+    received = trained(mirrored(num_devices), [1.0, 3.0])
+    expected = trained(tf.distribute.get_strategy(), [1.0 * num_devices, 3.0 * num_devices])
+    assert received[0] != [1.0, 2.0]
+    for one, another in zip(received, expected, strict=True):
+        np.testing.assert_allclose(one, another, atol=1e-6)
+
 
 def test_an_error_on_one_replica_ends_the_step_on_all() -> None:
     strategy = mirrored(4)

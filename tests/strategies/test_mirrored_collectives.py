@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
 
+import keras_ext
 import strategies
 import strategies.mirrored
 from tests.strategies.parity import cases_layers, cases_optimizers, cases_training
-from tests.strategies.parity.harness import compare, execute
+from tests.strategies.parity.harness import compare, execute, features, vectors
 
 NAMES = (
     "Adam, global_clipnorm",
@@ -51,3 +55,20 @@ def test_two_strategies_at_once() -> None:
             model.fit(x, x[:, :1], batch_size=12, verbose=0)
     for model in models[1:]:
         np.testing.assert_allclose(model.get_weights()[0], models[0].get_weights()[0], atol=1e-6)
+
+
+def test_each_part_of_the_replicas_by_itself() -> None:
+    """Shards of weights are summed over the devices that have the same, in loops of several steps, too."""
+
+    def trained(scope: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(3)
+        with scope:
+            layers = [keras.Input((6,)), keras_ext.ColumnParallelDense(8), keras_ext.RowParallelDense(3)]
+            model = keras.Sequential(layers)
+            model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=2)
+        model.fit(vectors(), features(len(vectors()), 3), batch_size=14, epochs=2, shuffle=False, verbose=0)
+        return [np.asarray(weight) for weight in model.get_weights()]
+
+    strategy = strategies.MirroredStrategy([f"CPU:{i}" for i in range(4)], mesh={"data": 2, "tensor": 2})
+    for received, expected in zip(trained(strategy.scope()), trained(contextlib.nullcontext()), strict=True):
+        np.testing.assert_allclose(received, expected, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -261,3 +262,21 @@ def test_a_model_whose_call_fails_says_so_before_it_trains() -> None:
         model.compile("sgd", "mse")
     with pytest.raises(RuntimeError, match=r"(?s)Unable to automatically build.*rather this"):
         model.fit(X, Y, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(("name", "accumulation"), [("SGD", None), ("Adam", 2)])
+def test_steps_are_counted_as_on_one_device(name: str, accumulation: int | None) -> None:
+    """At the end of a dataset of unknown length Keras counts a step that has no batch."""
+
+    def counted(scope: Any) -> list[Any]:
+        with scope:
+            dropout = keras.layers.Dropout(0.5, seed=1)
+            model = keras.Sequential([keras.Input((6,)), dropout, keras.layers.Dense(1)])
+            optimizer = getattr(keras.optimizers, name)(0.1, gradient_accumulation_steps=accumulation)
+            model.compile(optimizer, "mse")
+        batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5).filter(lambda *_: True)
+        model.fit(batches, epochs=2, verbose=0, shuffle=False)
+        return [int(optimizer._iterations.numpy()), np.asarray(dropout.seed_generator.state).tolist()]
+
+    assert counted(mirrored(2).scope()) == counted(contextlib.nullcontext()) == [10 if accumulation else 12, [1, 12]]

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.strategies.processes.ranks import all_ranks, dense, digest, files_in, rank, regression, strategy
+import strategies
+from tests.strategies.processes.ranks import (
+    all_ranks,
+    crossing,
+    dense,
+    digest,
+    files_in,
+    rank,
+    regression,
+    shared_folder,
+    strategy,
+)
 
 
 class TestFiles:
@@ -45,18 +58,109 @@ class TestFiles:
         assert files_in(shared) == ["model.keras"]
         model.load_weights(shared / "model.keras")
 
-    def test_gathered_gradients_are_saved_whole(self, shared: Path) -> None:
+    @pytest.mark.parametrize("saved_by", ["all ranks", "rank 0"])
+    def test_gathered_gradients_are_saved_whole(self, saved_by: str) -> None:
+        # TensorFlow takes brackets in the path of a checkpoint for a pattern.
+        shared = shared_folder(f"gathered and saved by {saved_by}", crossing())
         x, y = regression()
         model = dense(gradient_accumulation_steps=4)
         model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
-        model.save(shared / "model.keras")
+        point = tf.train.Checkpoint(optimizer=model.optimizer)
+        if saved_by == "all ranks" or rank() == 0:
+            model.save(shared / "model.keras")
+            model.save_weights(shared / "model.weights.h5")
+            point.write(str(shared / f"point of {rank()}"))
+        crossing().barrier()
         with strategy().scope():
             again = keras.models.load_model(shared / "model.keras")
-        for one, other in zip(model.optimizer.variables, again.optimizer.variables, strict=True):
-            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
+        for name in ("file", "weights", "point"):
+            for variable in again.optimizer.variables if name != "file" else ():
+                variable.assign(keras.ops.zeros_like(variable))
+            if name == "weights":
+                again.load_weights(shared / "model.weights.h5")
+            elif name == "point":
+                tf.train.Checkpoint(optimizer=again.optimizer).read(str(shared / "point of 0"))
+            for one, other in zip(model.optimizer.variables, again.optimizer.variables, strict=True):
+                np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6, err_msg=name)
         again.fit(x, y, batch_size=10, verbose=0, shuffle=False)
-        model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
-        np.testing.assert_allclose(digest(again), digest(model), rtol=1e-6)
+        whole = dense(gradient_accumulation_steps=4)
+        whole.fit(np.concatenate([x, x]), np.concatenate([y, y]), batch_size=10, verbose=0, shuffle=False)
+        np.testing.assert_allclose(digest(again), digest(whole), rtol=1e-6)
+        assert abs(digest(again) - digest(dense())) > 1e-3
+
+    def test_what_no_rank_knows_alone_is_refused_at_once(self, shared: Path) -> None:
+        """In the middle of an epoch each rank holds a part of the sum; callbacks that all have sum the parts up."""
+        x, y = regression()
+        path = shared / "model.keras"
+
+        class Saves(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if batch == 1:
+                    assert [variable.numpy() for variable in self.model.optimizer.variables[:1]] == [2]
+                    if rank() == 0:
+                        with pytest.raises(ValueError, match=r"strategies\.sum_accumulated"):
+                            self.model.save(path)
+                        with pytest.raises(ValueError, match=r"strategies\.sum_accumulated"):
+                            tf.train.Checkpoint(optimizer=self.model.optimizer).write(str(shared / "point"))
+                    strategies.sum_accumulated(self.model.optimizer)
+                if rank() == 0 and batch in (1, 3):
+                    self.model.save(path)
+
+        model = dense(gradient_accumulation_steps=4)
+        checkpoint = keras.callbacks.ModelCheckpoint(str(shared / "{epoch}-{batch}.keras"), save_freq=3)
+        model.fit(x, y, batch_size=6, verbose=0, shuffle=False, callbacks=[Saves(), checkpoint])
+        assert "model.keras" in files_in(shared)
+        expected = dense(gradient_accumulation_steps=4)
+        expected.fit(x, y, batch_size=6, verbose=0, shuffle=False)
+        for one, other in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
+            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=1e-9)
+
+    @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5", "a folder", "exported"])
+    def test_what_is_saved_is_read_at_once(self, name: str) -> None:
+        """Outside the scope, by models of one device each. An older file of the same name is not taken for it."""
+        shared = shared_folder(f"read at once {name}", crossing())  # Without brackets, as above.
+        path = shared / name
+
+        def save(model: keras.Model) -> None:
+            if name == "exported":
+                model.export(path, verbose=False)
+            elif name == "model.weights.h5":
+                model.save_weights(path)
+            else:
+                model.save(path, **({"zipped": False} if name == "a folder" else {}))
+
+        def load() -> Any:
+            if name == "exported":
+                return keras.layers.TFSMLayer(path)(np.ones([3, 4], "float32"))
+            if name == "model.weights.h5":
+                plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+                plain.load_weights(path)
+            else:
+                plain = keras.saving.load_model(path, compile=False)
+            return plain(np.ones([3, 4], "float32"))
+
+        first, second = dense(), dense(seed=8)
+        for model in (first, second):
+            expected = np.asarray(model(np.ones([3, 4], "float32")))
+            crossing().barrier()
+            if rank() == 0:
+                time.sleep(0.3)  # Rank 0 is late. The others must not take what is there.
+            save(model)
+            np.testing.assert_allclose(np.asarray(load()), expected, rtol=1e-6)
+        assert files_in(shared) == [name]
+
+    def test_rank_0_alone_may_save_and_load(self, shared: Path) -> None:
+        model = dense()
+        if rank() == 0:
+            model.save(shared / "model.keras")
+            keras.models.load_model(shared / "model.keras")
+            with pytest.raises(ValueError, match="File not found"):
+                keras.models.load_model(shared / "none.keras")
+        assert all_ranks(1) == [1, 1]
+        time.sleep(0.3 * (1 - rank()))
+        if rank() == 0:
+            model.save(shared / "later.keras")
+        keras.models.load_model(shared / "later.keras")
 
     def test_export(self, shared: Path) -> None:
         model = dense()

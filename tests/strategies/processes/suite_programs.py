@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -97,6 +98,46 @@ class TestWaiting:
 
 
 class TestPrograms:
+    @pytest.mark.parametrize(
+        ("kind", "steps_per_execution", "name", "accumulation"),
+        [
+            ("filtered", 1, "SGD", None),
+            ("filtered", 1, "Adam", 2),
+            ("python", 1, "SGD", 2),
+            ("filtered", 3, "SGD", None),
+        ],
+    )
+    def test_steps_are_counted_as_on_one_device(
+        self, kind: str, steps_per_execution: int, name: str, accumulation: int | None
+    ) -> None:
+        """At the end of a dataset of unknown length Keras counts a step that has no batch, which moves the rate."""
+        x, y = regression()
+
+        def python() -> Iterator[Any]:
+            for i in range(0, 30, 4):
+                yield x[i : i + 4], y[i : i + 4]
+
+        def counted(scope: Any) -> list[Any]:
+            with scope:
+                dropout = keras.layers.Dropout(0.5, seed=1)
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), dropout, keras.layers.Dense(1)])
+                rate = 0.1 if accumulation else keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9)
+                optimizer = getattr(keras.optimizers, name)(rate, gradient_accumulation_steps=accumulation)
+                model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+            batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).filter(lambda *_: True)
+            for _ in range(2):
+                model.fit(python() if kind == "python" else batches, verbose=0, shuffle=False)
+            seed = np.asarray(dropout.seed_generator.state).tolist()
+            return [int(optimizer._iterations), seed, float(keras.ops.convert_to_numpy(optimizer.learning_rate))]
+
+        expected = counted(contextlib.nullcontext())
+        received = counted(strategy().scope())
+        assert received == expected
+        assert all_ranks(received[0]) == [expected[0]] * 2
+        # 16 batches, and a step at each end, which is not counted where the sums of Adam's gradients need the count.
+        ends = 2 * (steps_per_execution == 1)
+        assert expected[:2] == [16 if name == "Adam" and accumulation else 16 + ends, [1, 16 + ends]]
+
     def test_initial_weights_are_rank_0s(self) -> None:
         keras.utils.set_random_seed(10 + rank())
         with strategy().scope():
