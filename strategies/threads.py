@@ -50,8 +50,8 @@ def deal_threads(cluster: Cluster, has_started: bool) -> None:
     threading.set_intra_op_parallelism_threads(threads.intra_op)
     threading.set_inter_op_parallelism_threads(threads.inter_op)
     _logger.info(
-        "%d processes share %d cores: TensorFlow uses %d threads within an operation and %d for operations side by "
-        "side. TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, OMP_NUM_THREADS or tf.config.threading change that.",
+        "%d processes share %d cores: TensorFlow's threads here are %d within an operation and %d for operations side "
+        "by side. TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, OMP_NUM_THREADS or tf.config.threading change that.",
         cluster.local_size,
         len(cores),
         threads.intra_op,
