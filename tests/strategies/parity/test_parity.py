@@ -15,15 +15,16 @@ import strategies
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.cases_programs import FUNCTIONAL, WITH_BATCH_NORMALIZATION
 from tests.strategies.parity.harness import TOLERANCE, Case, Outcome, compare, execute
-from tests.strategies.parity.selection import PROGRAMS, parametrize
+from tests.strategies.parity.selection import PROGRAMS_IN_PARTS, parametrize
 from tests.strategies.parity.table import WORLDS, Table, World
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc, [world for world in WORLDS if world[1] == 1])
     if "program" in metafunc.fixturenames:
-        all_of_them = metafunc.config.getoption("--parity-all")
-        metafunc.parametrize("program", [name for name in FUNCTIONAL if all_of_them or name in PROGRAMS])
+        every = [(program, parts) for program in FUNCTIONAL for parts in ("split", "staged")]
+        chosen = every if metafunc.config.getoption("--parity-all") else PROGRAMS_IN_PARTS
+        metafunc.parametrize(("program", "parts"), chosen)
 
 
 def test_equals_one_device(
@@ -35,22 +36,17 @@ def test_equals_one_device(
     assert difference.largest <= case.tolerance, difference
 
 
-def split(program: str) -> Callable[[Any], Any]:
-    return keras_ext.parallelize
-
-
-def staged(program: str) -> Callable[[Any], Any]:
+def placed(program: str, parts: str) -> Callable[[Any], Any]:
+    if parts == "split":
+        return keras_ext.parallelize
     # In stages, BatchNormalization normalizes micro-batches.
     num_microbatches = 1 if program in WITH_BATCH_NORMALIZATION else 2
     return functools.partial(keras_ext.PipelineModel, num_microbatches=num_microbatches)
 
 
-@pytest.mark.parametrize(("axis", "parts"), [("tensor", split), ("pipe", staged)], ids=["split", "staged"])
-def test_programs_in_parts_equal_one_device(
-    program: str, axis: str, parts: Callable[[str], Callable[[Any], Any]], on_one_device: Callable[[str], Outcome]
-) -> None:
-    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={axis: 2})
-    case = dataclasses.replace(ALL[program], make=functools.partial(FUNCTIONAL[program], parts(program)))
+def test_programs_in_parts_equal_one_device(program: str, parts: str, on_one_device: Callable[[str], Outcome]) -> None:
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor" if parts == "split" else "pipe": 2})
+    case = dataclasses.replace(ALL[program], make=functools.partial(FUNCTIONAL[program], placed(program, parts)))
     difference = compare(on_one_device(program), execute(case, strategy))
     assert difference.largest <= TOLERANCE, difference
 
