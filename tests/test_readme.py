@@ -17,7 +17,12 @@ PAGES = sorted(
     if not any(part.startswith(".") or part == "node_modules" for part in page.relative_to(ROOT).parts)
 )
 #: Those whose snippets are whole programs.
-WITH_PROGRAMS = ("README.md", "docs/custom_training_steps.md", "keras_ext/tensor/README.md", "keras_ext/pipeline/README.md")
+WITH_PROGRAMS = (
+    "README.md",
+    "docs/custom_training_steps.md",
+    "keras_ext/tensor/README.md",
+    "keras_ext/pipeline/README.md",
+)
 SNIPPETS = {
     f"{name} {number}": snippet
     for name in WITH_PROGRAMS
