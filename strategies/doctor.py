@@ -32,6 +32,7 @@ import tensorflow as tf
 import strategies
 from strategies._horovod_recipe import installed_version
 from strategies.cluster import Cluster
+from strategies.cores import THREAD_VARIABLES
 
 #: What this release is written for, as in pyproject.toml.
 WRITTEN_FOR = {"tensorflow": "2.21", "keras": "3.15"}
@@ -39,7 +40,6 @@ WRITTEN_FOR = {"tensorflow": "2.21", "keras": "3.15"}
 #: In units of 10^6 bytes, and how often each is measured.
 SIZES_MB = {0.1: 15, 1.0: 15, 10.0: 7, 100.0: 3}
 
-_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _INSTALL_HOROVOD = "python -m strategies.install_horovod"
 _LAUNCH = "python -m strategies.launch --nproc-per-node 2 -m strategies.doctor"
 
@@ -234,13 +234,14 @@ def check_machine(cluster: Cluster, report: Report) -> None:
         },
     )
     pinned = len(cores) < (os.cpu_count() or 1)
-    threads = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    threads = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     report.section("threads", {"cores": len(cores), "of": os.cpu_count(), "pinned": pinned, **threads})
     if cluster.local_size > 1 and not gpus and not pinned and threads["TF_NUM_INTRAOP_THREADS"] is None:
         share = max(1, len(cores) // cluster.local_size)
         report.hint(
-            f"{cluster.local_size} processes share these cores, and each starts threads for all of them. Set "
-            f"TF_NUM_INTRAOP_THREADS={share} and OMP_NUM_THREADS={share}, or start with `{_LAUNCH}`, which pins."
+            f"{cluster.local_size} processes share these cores. HorovodStrategy deals their number out; otherwise "
+            f"each starts threads for all of them: set TF_NUM_INTRAOP_THREADS={share} and OMP_NUM_THREADS={share}, or "
+            f"start with `{_LAUNCH}`, which pins."
         )
 
 

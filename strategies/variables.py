@@ -37,7 +37,11 @@ class _ReadableNumber:
 
 
 class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
-    """A mirrored variable that reports to its strategy when a replica writes it for itself."""
+    """A mirrored variable that reports to its strategy when a replica writes it for itself.
+
+    Programs that ask ``isinstance`` find TensorFlow's class; Keras' own test of distributed optimizers, which looks for
+    its name in the name of the class, does not.
+    """
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         # Integers are counters and random seeds, which advance alike on all replicas without being averaged.

@@ -36,7 +36,16 @@ PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py", "
 # In the order in which they are tried: the exceptions before the packages that contain them.
 ROOMS = (
     Room(
-        "pure", 0, ("strategies.mesh", "strategies.cluster", "strategies.buckets", "strategies.row_plans"), ("numpy",)
+        "pure",
+        0,
+        (
+            "strategies.buckets",
+            "strategies.cluster",
+            "strategies.mesh",
+            "strategies.row_kinds",
+            "strategies.row_plans",
+        ),
+        ("numpy",),
     ),
     Room(
         "schedule",
@@ -136,7 +145,7 @@ ROOMS = (
         5,
         ("strategies.doctor",),
         ("numpy", "tensorflow", "keras"),
-        ("pure", "setup", "interface", "strategy", "front door", "doctor"),
+        ("pure", "cores", "setup", "interface", "strategy", "front door", "doctor"),
     ),
     Room("front door", 3, ("strategies",), rooms=("pure", "interface", "transport", "engine", "strategy")),
     Room(

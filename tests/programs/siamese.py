@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tests.programs.fitting import fit
@@ -71,7 +72,9 @@ def make() -> Model:
 
 
 def triplets(count: int, seed: int) -> tf.data.Dataset:
-    datasets = [tf.data.Dataset.from_tensor_slices(features(count, *TARGET_SHAPE, 3, seed=seed + i)) for i in range(3)]
+    # Of numbers below 1, as pictures are.
+    pictures = [np.tanh(features(count, *TARGET_SHAPE, 3, seed=seed + i)) for i in range(3)]
+    datasets = [tf.data.Dataset.from_tensor_slices(each) for each in pictures]
     return tf.data.Dataset.zip(tuple(datasets)).batch(8, drop_remainder=False).prefetch(2)
 
 

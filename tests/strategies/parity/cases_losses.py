@@ -170,7 +170,7 @@ def with_positions(optimizer: Callable[[], Any]) -> Model:
 
 
 #: With `centered=True`, Keras' RMSprop fails on a table that is looked up by one index twice, on one device too.
-FOR_TABLES = {**EVERY, "RMSprop": lambda: keras.optimizers.RMSprop(1e-3, momentum=0.5)}
+FOR_TABLES: dict[str, Callable[..., Any]] = {**EVERY, "RMSprop": lambda: keras.optimizers.RMSprop(1e-3, momentum=0.5)}
 
 
 def under_every_optimizer(model: Model, strategy: tf.distribute.Strategy | None) -> Logs:
