@@ -111,7 +111,9 @@ class Share:
         """Returns ``value``; of a sum over the replica's rows, what gives that of the batch when it is weighed."""
         if self.num_replicas == 1 or self.dependence.kind(value) not in (Kind.SUM, Kind.COUNT):
             return value
-        return mark(self.unweigh(value), Kind.MEAN)
+        # Of rows that are counted, too.
+        number = value if value.dtype.is_floating else tf.cast(value, tf.float32)
+        return mark(self.unweigh(number), Kind.MEAN)
 
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value / weight``, and 0 where the weight is 0."""

@@ -37,13 +37,11 @@ _FAULTS = {
 
 _LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
 
-# The lines of programs that were warned of: each of them is once, however many replicas and traces there are.
-_warned: set[tuple[str, int, str]] = set()
-
 
 def install() -> None:
-    """Wraps TensorFlow's way to ask for a gradient: on it, Keras has none of its own."""
+    """Wraps TensorFlow's two ways to ask for a gradient: on it, Keras has none of its own."""
     wrap(tf.GradientTape, "gradient", _gradient)
+    wrap(tf, "gradients", _gradients)
 
 
 def _gradient(
@@ -55,41 +53,45 @@ def _gradient(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    upstream = _upstream(target) if output_gradients is None else output_gradients
+    return original(tape, target, sources, upstream, *args, **kwargs)
+
+
+def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return original(ys, xs, _upstream(ys) if grad_ys is None else grad_ys, *args, **kwargs)
+
+
+def _upstream(target: Any) -> Any:
+    """Returns what gradients of `target` are to be multiplied by, in its structure; None for nothing."""
     share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1 or output_gradients is not None:
-        return original(tape, target, sources, output_gradients, *args, **kwargs)
+    if share is None or not share.in_trainer or share.num_replicas == 1:
+        return None
     flat = tf.nest.flatten(target)
     if any(not isinstance(leaf, tf.Tensor) for leaf in flat):
-        return original(tape, target, sources, None, *args, **kwargs)
+        return None
     kinds = [share.dependence.kind(leaf) for leaf in flat]
     for kind in kinds:
         warn_of(kind, "The loss of which a gradient is taken here")
     if not any(kind in _AS_MEANS for kind in kinds):
-        return original(tape, target, sources, None, *args, **kwargs)
-    upstream = [
-        share.weigh(tf.ones_like(leaf)) if kind in _AS_MEANS else tf.ones_like(leaf)
-        for leaf, kind in zip(flat, kinds, strict=True)
-    ]
-    return original(tape, target, sources, tf.nest.pack_sequence_as(target, upstream), *args, **kwargs)
+        return None
+    ones = [tf.ones_like(leaf) for leaf in flat]
+    weighed = [share.weigh(one) if kind in _AS_MEANS else one for one, kind in zip(ones, kinds, strict=True)]
+    return tf.nest.pack_sequence_as(target, weighed)
 
 
 def warn_of(kind: Kind, subject: str) -> None:
     """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas."""
     if kind not in _FAULTS:
         return
-    file, line = _line_of_program()
-    if (file, line, subject) not in _warned:
-        _warned.add((file, line, subject))
-        warnings.warn_explicit(_RULE.format(subject=subject, fault=_FAULTS[kind]), UserWarning, file, line)
-
-
-def _line_of_program() -> tuple[str, int]:
-    """Returns file and line of the first caller that is not of a library; of the caller, if all are."""
     frame: Any = sys._getframe(1)
-    found = frame
+    program = frame
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
-            found = frame
+            program = frame
             break
         frame = frame.f_back
-    return found.f_code.co_filename, found.f_lineno
+    # As from the program's own line; Python remembers there which warnings it has shown.
+    known = program.f_globals.setdefault("__warningregistry__", {})
+    message = _RULE.format(subject=subject, fault=_FAULTS[kind])
+    file, module = program.f_code.co_filename, program.f_globals.get("__name__")
+    warnings.warn_explicit(message, UserWarning, file, program.f_lineno, module, known)
