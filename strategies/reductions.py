@@ -20,6 +20,8 @@ import tensorflow as tf
 from strategies import shares
 from strategies._tf_internals import DistributedVariable, PerReplica, is_mirrored
 from strategies.crossing import Crossing, if_present
+from strategies.row_dependence import mark
+from strategies.row_kinds import Kind
 from strategies.slices import Lookups, of_batch, side_by_side
 from strategies.waiting import Waits
 
@@ -85,9 +87,15 @@ class ReducingExtended:
         if self.crossing is not None:
             columns = [self._column_of(where) for _, where in value_destination_pairs]
             totals = self._reduce_across(reduce_op, values, columns=columns)
-            return [self._on_column(total, k) for total, k in zip(totals, columns, strict=True)]
+            return [self._same(self._on_column(total, k)) for total, k in zip(totals, columns, strict=True)]
         pairs = [(value, where) for value, (_, where) in zip(values, value_destination_pairs, strict=True)]
-        return self._reduce_by_column(reduce_op, pairs, options)
+        return [self._same(total) for total in self._reduce_by_column(reduce_op, pairs, options)]
+
+    def _same(self, total: Any) -> Any:
+        """Notes that a sum over replicas is the same on all of them, whatever each has given."""
+        for value in total.values if isinstance(total, tf.distribute.DistributedValues) else (total,):
+            mark(value, Kind.SAME)
+        return total
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
         if self.crossing is None:

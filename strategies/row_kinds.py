@@ -94,6 +94,8 @@ def kind_of(op: Op) -> Kind:
         return _RULES[op.type](op)
     if op.type in _UNCHANGED:
         return op.inputs[0]
+    if op.type == "IdentityN":
+        return op.inputs[op.output]
     return _of_unknown(op)
 
 
@@ -124,7 +126,6 @@ _UNCHANGED = frozenset(
         "EnsureShape",
         "ExpandDims",
         "Identity",
-        "IdentityN",
         "Neg",
         "PlaceholderWithDefault",
         "PreventGradient",

@@ -43,7 +43,7 @@ class Step(keras.Model):
         weights = self.trainable_variables
         gradients = tape.gradient(loss, weights) if self.ask is None else self.ask(loss, [v.value for v in weights])
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
-        self.rows.update_state(ops.shape(x)[0])
+        self.rows.update_state(tf.shape(x)[0])
         return {"loss": loss, "rows": self.rows.result()}
 
 
@@ -66,6 +66,18 @@ def test_means_and_sums_whoever_asks(ask: Callable[..., Any] | None) -> None:
         plain, ours = (trained(lambda loss=loss: Step(loss, ask), each) for each in (None, mirrored()))
         for wanted, got in zip(plain, ours, strict=True):
             np.testing.assert_allclose(wanted, got, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_what_the_program_sums_over_replicas_itself(eagerly: bool) -> None:
+    def root(y: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        count = tf.cast(tf.shape(y)[0], tf.float32)
+        return ops.sqrt(context.all_reduce("SUM", ops.sum(ops.square(y))) / context.all_reduce("SUM", count))
+
+    plain, ours = (trained(lambda: Step(root), each, run_eagerly=eagerly) for each in (None, mirrored()))
+    for wanted, got in zip(plain, ours, strict=True):
+        np.testing.assert_allclose(wanted, got, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
