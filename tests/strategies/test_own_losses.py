@@ -6,6 +6,7 @@ What can be is compared with one device in `parity/cases_losses.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +64,7 @@ def mirrored() -> strategies.MirroredStrategy:
 @pytest.mark.parametrize("ask", [None, lambda y, x: tf.gradients(y, x)], ids=["tape", "tf.gradients"])
 def test_means_and_sums_whoever_asks(ask: Callable[..., Any] | None) -> None:
     for loss in (lambda y: ops.mean(ops.square(y)), lambda y: 0.1 * ops.sum(ops.square(y))):
-        plain, ours = (trained(lambda loss=loss: Step(loss, ask), each) for each in (None, mirrored()))
+        plain, ours = (trained(functools.partial(Step, loss, ask), each) for each in (None, mirrored()))
         for wanted, got in zip(plain, ours, strict=True):
             np.testing.assert_allclose(wanted, got, rtol=1e-6, atol=1e-6)
 
@@ -89,7 +90,7 @@ def test_what_is_neither_is_warned_of_once_with_its_line(eagerly: bool) -> None:
     for fault, loss in faults.items():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
-            trained(lambda loss=loss: Step(loss), mirrored(), run_eagerly=eagerly)
+            trained(functools.partial(Step, loss), mirrored(), run_eagerly=eagerly)
         (warning,) = [each for each in caught if each.category is UserWarning]
         assert fault in str(warning.message)
         assert warning.filename == __file__
