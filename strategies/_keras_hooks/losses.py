@@ -109,7 +109,9 @@ def _reduce(
     with _raw(share):
         value = original(values, sample_weight, mask, reduction, dtype)
     if len(values.shape) == 0:
-        # A function of the user's has reduced it.
+        # The loss' own function has reduced it.
+        if share.num_replicas > 1:
+            warn_of(share.dependence.kind(value), "What a loss function returns, one number for all rows,")
         return _emit(share.as_mean(value), share)
     if reduction == "sum":
         # A sum over rows needs no weight. A program outside compute_loss sees it as it is in a custom loop.
