@@ -10,11 +10,12 @@ from tests.processes import Programs, cluster_environments, horovodrun
 LIMIT_SECONDS = 280
 WORKER = str(Path(__file__).with_name("worker.py"))
 
-#: What the worker is told, and devices of each process.
+_RANKS = "-ptests.strategies.processes.ranks"
+
+#: What the worker is told, and devices of each process. Each fits into the limit beside other tests.
 SUITES = [
-    pytest.param(
-        ("-ptests.strategies.processes.ranks", "suite_data.py", "suite_files.py", "suite_programs.py"), 1, id="suite"
-    ),
+    pytest.param((_RANKS, "suite_data.py", "suite_programs.py"), 1, id="data and programs"),
+    pytest.param((_RANKS, "suite_files.py"), 1, id="files"),
     pytest.param(("meshes.py",), 2, id="meshes-2"),
     pytest.param(("meshes.py",), 4, id="meshes-4"),
 ]
