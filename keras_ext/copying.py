@@ -100,13 +100,13 @@ def copy_state(old: Any, new: Any) -> None:
                 theirs.state.assign(its.state.numpy())
         _take_vocabulary(one, other)
         if isinstance(other, keras.layers.RNN) and one.stateful:
-            # Which Keras does not count as variables of the layer.
+            # Keras does not count these as variables of the layer.
             for its, theirs in zip(keras.tree.flatten(one.states), keras.tree.flatten(other.states), strict=True):
                 theirs.assign(its.numpy())
     strategies.replica_parts().agree_on(new.variables)
     for _, other in alike:
         if isinstance(other, keras.layers.Normalization):
-            # What it makes of its weights beforehand.
+            # The state that it makes of its weights beforehand.
             other.finalize_state()
 
 

@@ -17,9 +17,9 @@ import weakref
 
 _logger = logging.getLogger(__name__)
 
-#: How long a process waits for a file that it has left to rank 0 to write.
+#: The time that a process waits for a file that it has left to rank 0 to write.
 SAVED_SECONDS = 300.0
-#: How long a process waits for a file of which it knows nothing, if nobody is writing it: rank 0 alone may save it.
+#: The time that it waits for a file of which it knows nothing, if nobody is writing it: rank 0 alone may save it.
 UNKNOWN_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05

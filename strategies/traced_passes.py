@@ -16,7 +16,7 @@ import tensorflow as tf
 from strategies import shares
 from strategies.row_dependence import mark
 from strategies.row_kinds import Kind
-from strategies.slices import Lookups, accumulated
+from strategies.slices import Lookups, accumulated, side_by_side
 
 #: Takes inputs. Gives the outputs, and what gives gradients of inputs and variables, of those of the outputs, None for
 #: those not wanted; may be asked several times.
@@ -173,9 +173,8 @@ class TracedPasses:
 def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], list[Any]]:
     """Values and indices of slices, those that all micro-batches share, and the others: told apart while traced."""
     found = Lookups.of(gradient, shares.dependence_here())
-    return tuple(  # type: ignore[return-value]
-        [(each.values, each.indices) for each in some] for some in (found.shared, found.own)
-    )
+    shared, own = ([(each.values, each.indices) for each in some] for some in (found.shared, found.own))
+    return shared, own
 
 
 def _slices(variable: Any, shared: Sequence[Any], own: Sequence[Any]) -> tf.IndexedSlices:
@@ -203,8 +202,7 @@ def added(gradients: Iterable[Any]) -> Any:
 
 def _sum_of(one: Any, other: Any) -> Any:
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        values, indices = tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
-        return tf.IndexedSlices(values, indices, one.dense_shape)
+        return side_by_side([one, other])
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
 
 

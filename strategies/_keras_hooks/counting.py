@@ -17,7 +17,7 @@ import numpy as np
 
 
 class Counters:
-    """What the steps of a model's function count, and by how much.
+    """The variables that the steps of a model's function count with, and by how much.
 
     Args:
         model: the model, built.
