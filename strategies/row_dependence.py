@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,8 +21,10 @@ from strategies.row_kinds import Kind, Op, kind_of
 
 _MARK = "_keras_strategies_row_kind"
 _PARTS = "_keras_strategies_parts"
-# Whether tensors that are made in this thread, outside of graphs, are marked.
-_is_marking: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_is_marking", default=False)
+# While tensors that are made in this thread, outside of graphs, are marked: numbers of rows, see `RowDependence`.
+_marking: contextvars.ContextVar[Collection[int] | None] = contextvars.ContextVar(
+    "keras_strategies_marking", default=None
+)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -73,14 +76,16 @@ class RowDependence:
         if not isinstance(value, tf.Tensor):
             return Kind.SAME
         if hasattr(value, "numpy"):
-            marked: Kind = getattr(value, _MARK, Kind.SAME if self._is_marked or _is_marking.get() else Kind.ROWS)
+            marked: Kind = getattr(
+                value, _MARK, Kind.SAME if self._is_marked or _marking.get() is not None else Kind.ROWS
+            )
             return marked
         return self._found(_Place(value, None))
 
     def parts(self, value: tf.Tensor) -> list[tuple[Kind, Any]]:
         """Returns of what a vector is joined: for each part its kind and its size, int or int32 scalar, in order."""
         if hasattr(value, "numpy"):
-            is_known = self._is_marked or _is_marking.get()
+            is_known = self._is_marked or _marking.get() is not None
             return _eager_parts(value) if is_known else [(Kind.ROWS, int(value.shape[0]))]
         return self._parts(_Place(value, None))
 
@@ -219,29 +224,44 @@ def _attribute(op: Any, name: str) -> Any:
 def marking(arguments: Any, num_rows: Collection[int]) -> Iterator[None]:
     """Inside, in this thread, tensors are marked as they are made, unless they are of a graph.
 
+    May be entered again: micro-batches of a replica have other numbers of rows than the replica.
+
     Args:
         arguments: of the step: what has rows in it.
         num_rows: see `RowDependence`.
     """
-    if not tf.executing_eagerly() or _is_marking.get():
+    if not tf.executing_eagerly():
         yield
         return
     for leaf in tf.nest.flatten(arguments, expand_composites=True):
         if isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.resource, tf.variant):
             mark(leaf, Kind.ROWS)
+    callback = _callback() if _marking.get() is None else contextlib.nullcontext()
+    token = _marking.set(num_rows)
+    try:
+        with callback:
+            yield
+    finally:
+        _marking.reset(token)
+
+
+@contextlib.contextmanager
+def _callback() -> Iterator[None]:
+    """Inside, TensorFlow tells of each operation."""
+    # Replicas' threads have one list of callbacks: each has its own in it, which leaves the others' tensors alone.
+    thread = threading.get_ident()
 
     def note(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
-        if graph is None:
+        num_rows = _marking.get()
+        if graph is None and num_rows is not None and threading.get_ident() == thread:
             name = op_type.decode() if isinstance(op_type, bytes) else op_type
             _mark_outputs(name, list(inputs), attrs or (), list(outputs), num_rows)
 
-    token = _is_marking.set(True)
     op_callbacks.add_op_callback(note)
     try:
         yield
     finally:
         op_callbacks.remove_op_callback(note)
-        _is_marking.reset(token)
 
 
 def _mark_outputs(

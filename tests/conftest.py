@@ -1,9 +1,8 @@
 """Eight logical CPU devices, made before TensorFlow starts: meshes of up to 2 x 2 x 2 fit in this one process."""
 
-import gc
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -12,7 +11,11 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import pytest
 import tensorflow as tf
 
-from tests.graphs import forget_gradients
+from tests.graphs import collect_seldom, forget_gradients
+from tests.selecting import leave_to_parity_all
+
+if TYPE_CHECKING:
+    from tests.strategies.parity.baselines import Baselines
 
 NUM_LOGICAL_DEVICES = 8
 
@@ -22,9 +25,7 @@ tf.config.set_logical_device_configuration(
 )
 
 
-# What has been imported stays: Python need not look for garbage there, thousands of times.
-gc.collect()
-gc.freeze()
+collect_seldom()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,8 +86,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts first what takes one worker longest."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is like another test, and puts first what takes one worker longest."""
+    leave_to_parity_all(config, items, lambda item: item.get_closest_marker("parity_all") is not None)
     items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL_PROCESSES))
 
 
@@ -94,6 +96,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _graphs_are_let_go() -> Iterator[None]:
     yield
     forget_gradients()
+
+
+@pytest.fixture(scope="session")
+def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> "Baselines":
+    """What a parity case, by its name, gives in plain Keras."""
+    from tests.strategies.parity.baselines import baselines_of
+
+    return baselines_of(tmp_path_factory)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ run = functools.partial(run_benchmark, "mirrored")
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parity_all
 def test_prints_ratios_of_all_contenders() -> None:
     done = run("--model=small_cnn", "--devices=2", "--cnn_rounds=2", "--cnn_steps=2", "--cnn_batch_size=8")
     assert done.returncode == 0, done.stderr

@@ -56,6 +56,7 @@ def test_reads_a_timeline_that_is_not_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parity_all
 def test_traces_both_engines() -> None:
     pytest.importorskip("horovod")
     done = subprocess.run(

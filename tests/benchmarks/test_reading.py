@@ -10,6 +10,7 @@ run = functools.partial(run_benchmark, "reading")
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parity_all
 def test_prints_ratios_of_all_contenders() -> None:
     sizes = ["--images=20", "--min_side=40", "--max_side=50", "--image_size=32", "--batch_size=8"]
     done = run("--clock=cpu", "--rounds=2", "--batches=2", *sizes)

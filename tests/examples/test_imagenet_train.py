@@ -48,7 +48,7 @@ def test_meshes_of_one_process(mesh: str, folder: Path, curve: dict[str, list[fl
     _assert_equal(imagenet_runs.run(folder, mesh, mesh=mesh), curve)
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+@pytest.mark.parametrize("strategy", [pytest.param("multi_worker", marks=pytest.mark.parity_all), "horovod"])
 def test_meshes_of_two_processes(strategy: str, folder: Path, curve: dict[str, list[float]], tmp_path: Path) -> None:
     program = [*PROGRAM, strategy, str(folder)]
     command = horovodrun(2, program)

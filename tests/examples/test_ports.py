@@ -65,7 +65,9 @@ def test_horovod_keras_mnist(tmp_path: Path) -> None:
     assert sorted(path.name for path in results.iterdir()) == [f"checkpoint-{epoch}.keras" for epoch in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("name", ["multi_worker_keras.py", "horovod_keras_mnist.py"])
+@pytest.mark.parametrize(
+    "name", ["multi_worker_keras.py", pytest.param("horovod_keras_mnist.py", marks=pytest.mark.parity_all)]
+)
 def test_one_process_in_a_clone_with_nothing_installed(name: str, tmp_path: Path) -> None:
     # Tells Python to forget PYTHONPATH.
     output = finished(tmp_path, [sys.executable, "-E", str(PORTS / name), "--epochs=1"])
@@ -79,7 +81,9 @@ def test_refuses_a_wrong_folder_in_one_line(tmp_path: Path) -> None:
         assert "error: nowhere: not a directory" in programs.output()
 
 
-@pytest.mark.parametrize("strategy", ["MultiWorkerMirroredStrategy", "HorovodStrategy"])
+@pytest.mark.parametrize(
+    "strategy", ["MultiWorkerMirroredStrategy", pytest.param("HorovodStrategy", marks=pytest.mark.parity_all)]
+)
 def test_the_loop_on_the_page(strategy: str, tmp_path: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", (PORTS / "README.md").read_text(), flags=re.DOTALL)
     program = tmp_path / "loop.py"

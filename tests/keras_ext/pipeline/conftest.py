@@ -3,7 +3,7 @@
 import pytest
 
 from tests.keras_ext.pipeline.test_parity import SELDOM
-from tests.keras_ext.selecting import leave_to_parity_all
+from tests.selecting import leave_to_parity_all
 
 # Of parity, one of two meshes. Beside the others run ResNet50 with micro-batches accumulated, one block of the language
 # model on the first of these meshes, and all of the GPT example; and of each kind of loop in stages one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import pytest
 import keras_ext
 from tests.keras_ext.tensor.harness import mesh_strategy
 from tests.strategies.parity.cases import ALL, SECTIONS
-from tests.strategies.parity.harness import Case, compare, execute
+from tests.strategies.parity.harness import Case, Outcome, compare, execute
 
 #: What is not the same in a pipeline, and why.
 LEFT_OUT = {
@@ -24,8 +25,16 @@ LEFT_OUT = {
             "overridden compute_loss",
             "overridden compute_loss, custom train_step",
             "loss with reduction='sum'",
+            "losses averaged by hand in train_step",
+            "losses averaged by hand in train_step, run_eagerly",
+            "losses summed by hand in train_step",
+            "gradient inside the loss of train_step",
         ),
         "models of a class of their own have no graph, and are refused; sums are in test_losses.py",
+    ),
+    **dict.fromkeys(
+        (case.name for case in SECTIONS["Programs as they are published"]),
+        "those that can be in stages are, in tests/strategies/parity/test_parity.py",
     ),
     "BatchNormalization(synchronized=True)": "normalises by the rows of a micro-batch",
     "SpectralNormalization": "comes closer to the norm with each call, so with each micro-batch",
@@ -40,6 +49,18 @@ LEFT_OUT = {
 #: others run with `--parity-all`.
 OPTIMIZERS = ("accumulation", "LossScaleOptimizer", "global_clipnorm", "EMA with overwrite")
 SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.name for each in OPTIMIZERS)} | {
+    # Batches are read and dealt out as they are without stages.
+    "arrays, shuffled",
+    "validation_data",
+    "tf.data",
+    "PyDataset",
+    "one-pass generator",
+    "list of inputs",
+    "tuple of inputs",
+    # Beside others of their kind.
+    "jit_compile='auto'",
+    "mixed_float16",
+    "table looked up by positions, every optimizer",
     "GRU, bidirectional",
     "LSTM",
     *(name for name in ALL if name.startswith("masked sequences")),
@@ -80,9 +101,8 @@ def _remembering_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "case", [case for name, case in ALL.items() if name not in LEFT_OUT], ids=lambda case: case.name
 )
-def test_equals_one_device(case: Case, axes: Any) -> None:
-    plain = execute(case, None)
-    difference = compare(plain, execute(in_pipeline(case), mesh_strategy(axes)))
+def test_equals_one_device(case: Case, axes: Any, on_one_device: Callable[[str], Outcome]) -> None:
+    difference = compare(on_one_device(case.name), execute(in_pipeline(case), mesh_strategy(axes)))
     assert difference.largest <= case.tolerance, difference
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.keras_ext.selecting import leave_to_parity_all
+from tests.selecting import leave_to_parity_all
 
 # Of the meshes, the widest and one with replicas.
 LEFT_OUT_MESHES = ("tensor=2", "tensor=2,data=2")

@@ -1,10 +1,8 @@
-"""Which cases run in which world. All of them in all worlds take more than an hour.
-
-Of whole programs, a few run without a flag, wherever all other cases do; of these, two over Horovod.
+"""Selects the cases that run in each world. All of them in all worlds take more than an hour.
 
 With `--parity-all`, all do. With `--parity-table`, all do where there are two replicas, or one process, and some in all
-worlds. Otherwise all run on two devices of one process and in two processes of TensorFlow's; elsewhere those that meet
-there what they do not meet in these two.
+worlds. Otherwise all run on two devices of one process, save programs that are like others; elsewhere those that meet
+there what they do not meet on two devices.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.cases_losses import EVERY_OPTIMIZER
 from tests.strategies.parity.table import World, title
 
-#: Worlds in which all run.
-ALWAYS: tuple[World, ...] = (("MirroredStrategy", 1, 2), ("MultiWorkerMirroredStrategy", 2, 1))
+#: The world in which all run.
+ALWAYS: World = ("MirroredStrategy", 1, 2)
 
 #: One of each kind: of Keras' own step with every kind of input, of own losses, of tapes within tapes.
 PROGRAMS = (
@@ -57,13 +55,31 @@ WITH_FOUR_REPLICAS = (
     "mixed_float16, overflow on one replica only",
 )
 
-#: Where two processes' sums are Horovod's, how batches come and what is summed may matter; what optimizers and layers
-#: do by themselves is the same code as in TensorFlow's two.
-OVER_HOROVOD = (
-    *(case.name for section in ("Data", "Metrics and training options") for case in SECTIONS[section]),
-    *(name for name in ALL if name.startswith(("Embedding, ", "MultiOptimizer", "LossScaleOptimizer"))),
+#: Between two processes, how batches come and what is summed matter; what optimizers and layers do by themselves is the
+#: same code as on two devices.
+_SUMMED = ("Embedding, ", "MultiOptimizer", "LossScaleOptimizer")
+_OPTIMIZERS = ("accumulation", "global_clipnorm", "EMA with overwrite", *_SUMMED)
+BETWEEN_TWO_PROCESSES = (
+    *(case.name for section in ("Data", "Models and losses") for case in SECTIONS[section]),
+    *(case.name for case in SECTIONS["Metrics and training options"]),
+    *(case.name for case in SECTIONS["Optimizers"] if any(part in case.name for part in _OPTIMIZERS)),
     *LOSSES,
+    "BatchNormalization(synchronized=True)",
+    "LSTM",
     "wide and deep network from a CSV file",
+    "WGAN with gradient penalty",
+)
+
+#: Where the sums are Horovod's, what is summed.
+OVER_HOROVOD = (
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "one-pass generator",
+    "train_on_batch, test_on_batch, predict_on_batch",
+    "custom loop, loss over the global batch",
+    *(case.name for case in SECTIONS["Metrics and training options"]),
+    *(name for name in ALL if name.startswith(_SUMMED)),
+    *LOSSES,
+    "BatchNormalization(synchronized=True)",
     "variational autoencoder",
 )
 
@@ -82,11 +98,13 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
     few = num_processes == 1 or num_processes * num_local == 2
     if config.getoption("--parity-all") or (for_table and few):
         return list(ALL)
-    if world in ALWAYS:
+    if world == ALWAYS:
         return [name for name in ALL if name not in FOR_THE_TABLE]
     if world in SELDOM and not for_table:
         return []
-    return list(OVER_HOROVOD if num_processes * num_local == 2 else WITH_FOUR_REPLICAS)
+    if num_processes * num_local == 2:
+        return list(OVER_HOROVOD if world[0] == "HorovodStrategy" else BETWEEN_TWO_PROCESSES)
+    return list(WITH_FOUR_REPLICAS)
 
 
 def parametrize(metafunc: pytest.Metafunc, worlds: Iterable[World]) -> None:

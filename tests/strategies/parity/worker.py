@@ -24,9 +24,11 @@ def main(kind: str, folder: Path, names: list[str]) -> None:
     strategy = getattr(strategies, kind)()
     rank = strategy.extended.first_replica // num_devices
 
+    from tests.graphs import collect_seldom
     from tests.strategies.parity.cases import ALL
     from tests.strategies.parity.harness import execute
 
+    collect_seldom()
     for name in names or list(ALL):
         try:
             result = execute(ALL[name], strategy)

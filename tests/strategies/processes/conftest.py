@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.keras_ext.selecting import leave_to_parity_all
+from tests.selecting import leave_to_parity_all
 
 # Of replicas of several devices, one world runs by itself. Horovod's are trained by the ImageNet example's tests, too.
 LEFT_OUT = (

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from tests.graphs import collect_seldom
+
 if __name__ == "__main__":
     arguments = [str(Path(__file__).with_name(word)) if word.endswith(".py") else word for word in sys.argv[1:]]
     num_devices = int(os.environ.get("SUITE_DEVICES", "1"))
     if num_devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
+    collect_seldom()
     # Not the conftest's: it makes eight devices.
     sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--noconftest", *arguments]))
