@@ -1,4 +1,4 @@
-"""Garbage: graphs of plain Keras that TensorFlow would keep until the process ends, and how often Python looks for more.
+"""Garbage: graphs of plain Keras that TensorFlow would keep as long as a process lives, and how often Python collects.
 
 `tf.custom_gradient` in a graph, as Keras' crossentropies use it, puts a function into TensorFlow's registry of
 gradients, under a name of its own, and nothing ever takes it out. It holds the graph: all operations of every step that
