@@ -14,8 +14,8 @@ from typing import Any
 
 import keras
 
-import strategies
 from keras_ext.tensor.custom import is_graph
+from strategies import layer_api
 
 
 def cloned(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any] | None = None) -> Any:
@@ -103,7 +103,7 @@ def copy_state(old: Any, new: Any) -> None:
             # Keras does not count these as variables of the layer.
             for its, theirs in zip(keras.tree.flatten(one.states), keras.tree.flatten(other.states), strict=True):
                 theirs.assign(its.numpy())
-    strategies.replica_parts().agree_on(new.variables)
+    layer_api.replica_parts().agree_on(new.variables)
     for _, other in alike:
         if isinstance(other, keras.layers.Normalization):
             # The state that it makes of its weights beforehand.

@@ -31,8 +31,8 @@ import tensorflow as tf
 
 import strategies
 from strategies._horovod_recipe import installed_version
-from strategies.cluster import Cluster
-from strategies.cores import THREAD_VARIABLES
+from strategies.topology.cluster import Cluster
+from strategies.topology.cores import THREAD_VARIABLES
 
 #: What this release is written for, as in pyproject.toml.
 WRITTEN_FOR = {"tensorflow": "2.21", "keras": "3.15"}

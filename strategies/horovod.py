@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._tf_internals import eager_context
-from strategies.cluster import Cluster
-from strategies.crossing import DEFAULT_BUCKET_BYTES, Crossing
-from strategies.devices import default_reduction, own_devices, pin_gpus, short_name
-from strategies.local_replicas import has_model_axes, local_grid, mesh_of_local_replicas
-from strategies.mesh import DeviceMesh
-from strategies.parts import ReplicaParts
-from strategies.replicated import ReplicatedExtended
-from strategies.threads import deal_threads
+from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, Crossing
+from strategies.engine.replicated import ReplicatedExtended
+from strategies.replica.parts import ReplicaParts
+from strategies.topology.cluster import Cluster
+from strategies.topology.devices import default_reduction, own_devices, pin_gpus, short_name
+from strategies.topology.mesh import DeviceMesh
+from strategies.topology.placement import has_model_axes, local_grid, mesh_of_local_replicas
+from strategies.topology.threads import deal_threads
 
 
 class HorovodStrategy(tf.distribute.Strategy):

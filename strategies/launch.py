@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strategies.cores import deal_cores, usable_cores
 from strategies.launching.environment import (
     World,
     check_single_launcher,
@@ -35,6 +34,7 @@ from strategies.launching.environment import (
 from strategies.launching.nodes import meet
 from strategies.launching.ports import HeldPorts, LaunchError
 from strategies.launching.processes import Task, run_together
+from strategies.topology.cores import deal_cores, usable_cores
 
 _MASTER_ADDR = "127.0.0.1"
 _MASTER_PORT = 29500

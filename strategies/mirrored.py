@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from strategies import _keras_hooks
-from strategies.devices import checked_devices, default_reduction, own_devices
-from strategies.mesh import DeviceMesh
-from strategies.parts import ReplicaParts
-from strategies.replicated import ReplicatedExtended
+from strategies.engine.replicated import ReplicatedExtended
+from strategies.replica.parts import ReplicaParts
+from strategies.topology.devices import checked_devices, default_reduction, own_devices
+from strategies.topology.mesh import DeviceMesh
 
 # Process-wide because TensorFlow's numbering of collectives is. The stock strategies' numbers begin at 1.
 _KEYS_PER_STRATEGY = 1000

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._tf_internals import eager_context
-from strategies.cluster import Cluster
-from strategies.collectives import TensorFlowCollectives
-from strategies.crossing import Crossing
-from strategies.devices import default_reduction, own_devices, pin_gpus, short_name
-from strategies.local_replicas import local_grid, mesh_of_local_replicas
-from strategies.mesh import DeviceMesh
-from strategies.parts import ReplicaParts
-from strategies.replicated import ReplicatedExtended
+from strategies.collectives.process_group import Crossing
+from strategies.collectives.tf_runtime import TensorFlowCollectives
+from strategies.engine.replicated import ReplicatedExtended
+from strategies.replica.parts import ReplicaParts
+from strategies.topology.cluster import Cluster
+from strategies.topology.devices import default_reduction, own_devices, pin_gpus, short_name
+from strategies.topology.mesh import DeviceMesh
+from strategies.topology.placement import local_grid, mesh_of_local_replicas
 
 #: After which a collective fails that not all processes joined. A process that ends is noticed at once; this is for one
 #: that lives and never comes. It has to outlast what one process does alone: saving, building, tracing.

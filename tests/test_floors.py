@@ -13,41 +13,45 @@ KNOWN = frozenset(name for name, _ in modules()) | {
     "keras_ext.pipeline.schedule",
     "keras_ext.tensor.dense",
     "strategies.collectives.base",
-    "strategies.collectives.horovod",
-    "strategies.collectives.tf_runtime",
-    "strategies.engine",
+    "strategies.layer_api",
+    "strategies.collectives.horovod.collectives",
+    "strategies.collectives.tf_runtime.collectives",
+    "strategies.engine.step",
     "strategies.launch",
-    "strategies.mesh",
+    "strategies.topology.mesh",
     "strategies.mirrored",
     "strategies.multi_worker_mirrored",
 }
 
 FORBIDDEN = [
-    ("strategies.mesh", "import tensorflow as tf"),
-    ("strategies.mesh", "import keras"),
-    ("strategies.cluster", "def f():\n    from tensorflow import config"),
-    ("strategies.cluster", "from strategies import engine"),
-    ("strategies.cluster", "from .mesh import DeviceMesh"),
+    ("strategies.topology.mesh", "import tensorflow as tf"),
+    ("strategies.topology.mesh", "import keras"),
+    ("strategies.topology.cluster", "def f():\n    from tensorflow import config"),
+    ("strategies.topology.cluster", "from strategies import engine"),
+    ("strategies.topology.cores", "from .mesh import DeviceMesh"),
     ("keras_ext.pipeline.schedule", "import keras"),
     ("strategies.install_horovod", "import numpy"),
-    ("strategies.collectives.tf_runtime", "import horovod.tensorflow as hvd"),
-    ("strategies.collectives.tf_runtime", "import importlib\nimportlib.import_module('horovod')"),
-    ("strategies.collectives.tf_runtime", "from strategies.engine import Engine"),
-    ("strategies.engine", "from tensorflow.python.distribute import values"),
-    ("strategies.engine", "from tensorflow import python"),
-    ("strategies.engine", "import tensorflow.python.framework.ops"),
-    ("strategies.engine", "import keras"),
-    ("strategies.engine", "from strategies import MirroredStrategy"),
+    ("strategies.collectives.tf_runtime.collectives", "import horovod.tensorflow as hvd"),
+    ("strategies.collectives.tf_runtime.collectives", "import importlib\nimportlib.import_module('horovod')"),
+    ("strategies.collectives.tf_runtime.collectives", "from strategies.engine.step import Engine"),
+    ("strategies.engine.step", "from tensorflow.python.distribute import values"),
+    ("strategies.engine.step", "from tensorflow import python"),
+    ("strategies.engine.step", "import tensorflow.python.framework.ops"),
+    ("strategies.engine.step", "import keras"),
+    ("strategies.engine.step", "from strategies import MirroredStrategy"),
     ("strategies.mirrored", "from keras.src import backend"),
     ("strategies.mirrored", "from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy"),
     ("strategies.horovod", "import horovod.tensorflow"),
+    ("strategies.replica.parts", "from strategies import _keras_hooks"),
+    ("strategies.batches.inputs", "from strategies.engine import step"),
+    ("strategies.engine.step", "from strategies.saving import restoring"),
     ("strategies.launch", "from .mirrored import MirroredStrategy"),
     ("keras_ext.tensor.dense", "import tensorflow as tf"),
     ("keras_ext.tensor.dense", "import jax"),
     ("keras_ext.tensor.dense", "from keras.src import layers"),
-    ("keras_ext.tensor.dense", "from strategies.engine import Engine"),
-    ("keras_ext.tensor.dense", "from strategies.collectives.tf_runtime import TFCollectives"),
-    ("examples.mnist.train", "from strategies.mesh import DeviceMesh"),
+    ("keras_ext.tensor.dense", "from strategies.engine.step import Engine"),
+    ("keras_ext.tensor.dense", "from strategies.collectives.tf_runtime.collectives import TFCollectives"),
+    ("examples.mnist.train", "from strategies.topology.mesh import DeviceMesh"),
     ("examples.mnist.train", "import strategies\nstrategies.engine.Engine"),
     ("examples.mnist.train", "from strategies import _private"),
     ("examples.mnist.train", "from keras import src"),
@@ -55,15 +59,18 @@ FORBIDDEN = [
 ]
 
 ALLOWED = [
-    ("strategies.mesh", "from __future__ import annotations\nimport itertools\nimport numpy as np"),
+    ("strategies.topology.mesh", "from __future__ import annotations\nimport itertools\nimport numpy as np"),
     ("strategies._tf_internals", "from tensorflow.python.distribute import values"),
-    ("strategies.collectives.horovod", "import horovod.tensorflow as hvd\nfrom .base import Collectives"),
-    ("strategies.collectives.tf_runtime", "from strategies.mesh import DeviceMesh\nimport tensorflow as tf"),
+    ("strategies.collectives.horovod.collectives", "import horovod.tensorflow as hvd\nfrom .base import Collectives"),
+    (
+        "strategies.collectives.tf_runtime.collectives",
+        "from strategies.topology.mesh import DeviceMesh\nimport tensorflow as tf",
+    ),
     ("strategies._keras_hooks.trainer", "from keras.src import backend\nimport keras"),
-    ("strategies.mirrored", "from strategies import engine\nfrom strategies.collectives import tf_runtime"),
+    ("strategies.mirrored", "from strategies.engine import step\nfrom strategies.collectives import tf_runtime"),
     ("strategies", "from strategies.mirrored import MirroredStrategy"),
-    ("keras_ext.tensor.dense", "import keras\nfrom keras import ops\nfrom strategies.mesh import DeviceMesh"),
-    ("keras_ext.tensor.dense", "from strategies.collectives.base import Collectives"),
+    ("keras_ext.tensor.dense", "import keras\nfrom keras import ops\nfrom strategies import layer_api"),
+    ("keras_ext.tensor.dense", "from strategies.layer_api import SplitWeight"),
     ("keras_ext.pipeline.model", "from keras_ext.pipeline.schedule import actions\nfrom . import stage"),
     ("examples.mnist.train", "import keras\nimport strategies\nfrom absl import flags"),
     ("examples.mnist.train", "strategies = []\nstrategies.append(1)"),
@@ -92,6 +99,14 @@ def test_rooms_import_from_their_own_floor_or_below() -> None:
     assert len(floors) == len(ROOMS)
     for room in ROOMS:
         assert all(floors[name] <= room.floor for name in room.rooms), room
+
+
+def test_no_two_rooms_import_each_other_in_a_circle() -> None:
+    rooms = {room.name: set(room.rooms) - {room.name} for room in ROOMS}
+    while rooms:
+        lowest = {name for name, others in rooms.items() if not others & rooms.keys()}
+        assert lowest, f"a circle is among {sorted(rooms)}"
+        rooms = {name: others for name, others in rooms.items() if name not in lowest}
 
 
 def test_strategies_never_import_each_other() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 
-import strategies
 from keras_ext.copying import cloned, copy_state, input_of, put_in_order, remade
 from keras_ext.pipeline.stage import nodes_of
 from keras_ext.tensor.custom import is_custom
 from keras_ext.tensor.layer import SplitLayer
+from strategies import layer_api
 
 #: What a class of a user's own may do in its own way, and a pipeline would not.
 OWN_WAYS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "call")
@@ -67,7 +67,7 @@ def _with_input(layers: Sequence[Any]) -> list[Any]:
     return [*([] if isinstance(first, keras.layers.InputLayer) else input_of(first)), *layers]
 
 
-def copied(graph: Any, parts: strategies.ReplicaParts, part_of: Mapping[str, int]) -> Any:
+def copied(graph: Any, parts: layer_api.ReplicaParts, part_of: Mapping[str, int]) -> Any:
     """The same model, weights in the same order, with the variables of each layer in its part.
 
     Raises:

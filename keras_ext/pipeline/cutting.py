@@ -12,11 +12,11 @@ import keras
 import numpy as np
 from keras import ops
 
-import strategies
 from keras_ext.pipeline.partition import Cost, Partition, at, balanced, uniform
 from keras_ext.pipeline.stage import Stage, nodes_of
 from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.tensor.custom import is_graph
+from strategies import layer_api
 
 #: What a stage holds of a weight: itself, its gradient, and two slots of an optimizer such as Adam.
 NUM_HELD_OF_WEIGHTS = 4
@@ -114,7 +114,7 @@ def _by_time(
 ) -> Partition:
     costs = _costs(graph, wanted)
     # Each process finds other times. Cut in different places, they would wait for each other for ever.
-    [agreed] = strategies.replica_parts().from_rank_0([np.array(costs, "float64").reshape(-1, 2)])
+    [agreed] = layer_api.replica_parts().from_rank_0([np.array(costs, "float64").reshape(-1, 2)])
     timed = [
         dataclasses.replace(link, seconds=float(seconds), activation_bytes=int(held))
         for link, (seconds, held) in zip(links, agreed, strict=True)
@@ -133,7 +133,7 @@ def _by_time(
 
 def _costs(graph: Any, wanted: PartitionByTime) -> list[tuple[float, int]]:
     """For each call of a layer its seconds, forward and backward, and the bytes that it holds in between."""
-    parts = strategies.replica_parts()
+    parts = layer_api.replica_parts()
     values = dict(zip(map(id, graph.inputs), _sample(graph, wanted), strict=True))
     costs = []
     for node in nodes_of(graph):

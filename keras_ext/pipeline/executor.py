@@ -14,10 +14,10 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.pipeline.hung import LOGITS, MASK, hang, hung, not_none
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
 from keras_ext.pipeline.stage import Stage
+from strategies import layer_api
 
 #: What micro-batch i loses: takes i, the model's outputs, and the losses that layers add; gives a scalar.
 LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
@@ -51,7 +51,7 @@ class Run:
         self,
         stages: Sequence[Stage],
         schedule: Schedule,
-        parts: strategies.ReplicaParts,
+        parts: layer_api.ReplicaParts,
         devices: Sequence[int],
         variables: Sequence[Sequence[Any]],
         penalties: Sequence[Callable[[], list[Any]]],

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
+from strategies import layer_api
 
 
 class MicrobatchLosses:
@@ -28,7 +28,7 @@ class MicrobatchLosses:
     """
 
     def __init__(
-        self, model: Any, parts: strategies.ReplicaParts, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]
+        self, model: Any, parts: layer_api.ReplicaParts, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]
     ) -> None:
         self._shares = shares
         compiled = getattr(model, "_compile_loss", None)
@@ -44,7 +44,7 @@ class MicrobatchLosses:
         # The means of losses, one for each output of several, with what each was told of each micro-batch.
         self._told: list[tuple[Any, list[Any]]] = [(metric, []) for metric in compiled.metrics] if compiled else []
 
-    def _divisor(self, entry: Any, parts: strategies.ReplicaParts, labels: Any, masks: Any, sample_weight: Any) -> Any:
+    def _divisor(self, entry: Any, parts: layer_api.ReplicaParts, labels: Any, masks: Any, sample_weight: Any) -> Any:
         """What the sum of one loss over all of the batch is to be divided by; None for a mean over rows."""
         reduction = getattr(entry.loss, "reduction", "mean")
         if reduction == "sum":

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.copying import put_in_order
 from keras_ext.pipeline.copying import copied, graph_of
 from keras_ext.pipeline.cutting import Wanted, num_stages_of, partition_of
@@ -23,9 +22,10 @@ from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.schedule import SCHEDULES, Schedule
 from keras_ext.pipeline.stage import cut, penalties_of, stage_of_operations
 from keras_ext.pipeline.timeline import Timeline, picture_path
+from strategies import layer_api
 
 
-@strategies.saved_as(keras.Model)
+@layer_api.saved_as(keras.Model)
 class PipelineModel(keras.Model):
     """A Sequential or Functional model whose layers lie on the devices of the mesh axis "pipe", cut into stages.
 
@@ -76,12 +76,12 @@ class PipelineModel(keras.Model):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise ValueError(f"{argument} is a positive number. Received: {argument}={number!r}.")
         graph = graph_of(model)
-        parts = strategies.replica_parts()
+        parts = layer_api.replica_parts()
         along = parts.along("pipe")
         num_stages = _num_stages(num_stages, num_stages_of(graph), len(along), schedule)
         again = _rematerialized(remat, num_stages)
         table = _table(schedule, len(along), num_stages, num_microbatches)
-        with strategies.global_state_kept():
+        with layer_api.global_state_kept():
             made = partition_of(graph, num_stages, partition, lambda k: 1 if k in again else table.num_held(k))
             stage_of = stage_of_operations(graph, made)
             copy = copied(graph, parts, {name: along[k % len(along)] for name, k in stage_of.items()})

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
-import strategies
 from keras_ext.copying import copy_state, input_of, remade
+from strategies import layer_api
 
 
-@strategies.saved_as(keras.Sequential)
+@layer_api.saved_as(keras.Sequential)
 class PipelineStage(keras.Sequential):
     """Layers, one after the other, that lie on the device of one stage of a pipeline.
 
@@ -45,12 +45,12 @@ class PipelineStage(keras.Sequential):
         given = _listed(layers)
         if not given:
             raise ValueError(f"A stage has one layer at least. Received: layers={layers!r}.")
-        self._parts = strategies.replica_parts()
+        self._parts = layer_api.replica_parts()
         along = self._parts.along("pipe")
         self._part = along[stage % len(along)]
         self.stage = stage
         with self._parts.creating(self._part):
-            with strategies.global_state_kept():
+            with layer_api.global_state_kept():
                 here = [_made_here(layer) for layer in given]
             super().__init__(here, name=name, **kwargs)
 

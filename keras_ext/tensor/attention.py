@@ -9,11 +9,11 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.layer import AtShard, SplitLayer, even_sizes
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.projection import FREE, HEADS, INPUTS, OUTPUTS, SplitProjection
 from keras_ext.tensor.split import SplitTensor
+from strategies import layer_api
 
 # Seeds of shards lie as far apart. Not the stride of replicas' seeds, so that no two of all coincide.
 _SEED_STRIDE = 0x85EBCA6B
@@ -163,7 +163,7 @@ def _run(shards: Shards, index: int, function: Callable[..., list[Any]], inputs:
     return shards.run(index, unpacked, *keras.tree.flatten(inputs))
 
 
-@strategies.saved_as(keras.layers.MultiHeadAttention)
+@layer_api.saved_as(keras.layers.MultiHeadAttention)
 class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttention):
     """``keras.layers.MultiHeadAttention`` whose heads are split over the mesh axis "tensor".
 
@@ -233,7 +233,7 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
         return super()._attend(view, query, key, value, return_attention_scores=wanted, **kwargs)
 
 
-@strategies.saved_as(keras.layers.GroupQueryAttention)
+@layer_api.saved_as(keras.layers.GroupQueryAttention)
 class ParallelGroupedQueryAttention(_SplitAttention, keras.layers.GroupQueryAttention):
     """``keras.layers.GroupQueryAttention`` whose heads are split over the mesh axis "tensor".
 

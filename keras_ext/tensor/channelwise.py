@@ -11,10 +11,10 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.activations import is_elementwise
 from keras_ext.tensor.layer import AtShard, SplitLayer
 from keras_ext.tensor.split import SplitTensor
+from strategies import layer_api
 
 # Weights of a BatchNormalization that it assigns itself; the last three with ``renorm=True`` only.
 _STATES = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
@@ -23,7 +23,7 @@ _STATES = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "re
 _SEED_STRIDE = 0x28BE60DB
 
 
-@strategies.saved_as(keras.layers.BatchNormalization)
+@layer_api.saved_as(keras.layers.BatchNormalization)
 class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization):
     """``keras.layers.BatchNormalization`` whose channels are split over the mesh axis "tensor".
 
@@ -79,7 +79,7 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
         """Normalises, by what each shard sees of the batch if `training`, and then updates the moving statistics."""
         shards = self._placed()
         names = [name for name in ("gamma", "beta", *_STATES) if getattr(self, name, None) is not None]
-        weights: list[strategies.SplitWeight] = [getattr(self, name) for name in names]
+        weights: list[layer_api.SplitWeight] = [getattr(self, name) for name in names]
         states = [weight for weight in weights if training and self.trainable and weight.name in _STATES]
 
         def normalize(x: Any, *values: Any) -> list[Any]:
@@ -105,7 +105,7 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
                 shard.assign(part)
         return y
 
-    def _brought_home(self, weight: strategies.SplitWeight) -> Any:
+    def _brought_home(self, weight: layer_api.SplitWeight) -> Any:
         shards = self._placed()
         # An op at the shard, of which the gradient has one there, too; of the join alone it would have one at home.
         values = [shards.run(i, lambda value: ops.multiply(value, 1.0), shard) for i, shard in enumerate(weight.shards)]
@@ -113,12 +113,12 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
 
     def _add(
         self, name: str, channels: int, initializer: Any, regularizer: Any, constraint: Any
-    ) -> strategies.SplitWeight:
+    ) -> layer_api.SplitWeight:
         return self.add_split_weight(
             name, (channels,), 0, initializer=initializer, regularizer=regularizer, constraint=constraint
         )
 
-    def _add_state(self, name: str, channels: int, initializer: Any) -> strategies.SplitWeight:
+    def _add_state(self, name: str, channels: int, initializer: Any) -> layer_api.SplitWeight:
         return self.add_split_weight(name, (channels,), 0, initializer=initializer, trainable=False)
 
 
@@ -167,7 +167,7 @@ class _PiecewiseImages(_Piecewise):
         return axis if inputs.dim == axis % inputs.ndim else None
 
 
-@strategies.saved_as(keras.layers.Activation)
+@layer_api.saved_as(keras.layers.Activation)
 class PiecewiseActivation(_Piecewise, keras.layers.Activation):
     """``keras.layers.Activation`` that leaves pieces apart, if it is one of Keras' functions of single numbers."""
 
@@ -175,37 +175,37 @@ class PiecewiseActivation(_Piecewise, keras.layers.Activation):
         return inputs.dim if is_elementwise(self.activation) else None
 
 
-@strategies.saved_as(keras.layers.ReLU)
+@layer_api.saved_as(keras.layers.ReLU)
 class PiecewiseReLU(_Piecewise, keras.layers.ReLU):
     """``keras.layers.ReLU`` that leaves pieces apart."""
 
 
-@strategies.saved_as(keras.layers.LeakyReLU)
+@layer_api.saved_as(keras.layers.LeakyReLU)
 class PiecewiseLeakyReLU(_Piecewise, keras.layers.LeakyReLU):
     """``keras.layers.LeakyReLU`` that leaves pieces apart."""
 
 
-@strategies.saved_as(keras.layers.MaxPooling2D)
+@layer_api.saved_as(keras.layers.MaxPooling2D)
 class PiecewiseMaxPooling2D(_PiecewiseImages, keras.layers.MaxPooling2D):
     """``keras.layers.MaxPooling2D`` that leaves pieces of the channels apart."""
 
 
-@strategies.saved_as(keras.layers.AveragePooling2D)
+@layer_api.saved_as(keras.layers.AveragePooling2D)
 class PiecewiseAveragePooling2D(_PiecewiseImages, keras.layers.AveragePooling2D):
     """``keras.layers.AveragePooling2D`` that leaves pieces of the channels apart."""
 
 
-@strategies.saved_as(keras.layers.GlobalAveragePooling2D)
+@layer_api.saved_as(keras.layers.GlobalAveragePooling2D)
 class PiecewiseGlobalAveragePooling2D(_PiecewiseImages, keras.layers.GlobalAveragePooling2D):
     """``keras.layers.GlobalAveragePooling2D`` that leaves pieces of the channels apart."""
 
 
-@strategies.saved_as(keras.layers.ZeroPadding2D)
+@layer_api.saved_as(keras.layers.ZeroPadding2D)
 class PiecewiseZeroPadding2D(_PiecewiseImages, keras.layers.ZeroPadding2D):
     """``keras.layers.ZeroPadding2D`` that leaves pieces of the channels apart."""
 
 
-@strategies.saved_as(keras.layers.Dropout)
+@layer_api.saved_as(keras.layers.Dropout)
 class PiecewiseDropout(_Piecewise, keras.layers.Dropout):
     """``keras.layers.Dropout`` that leaves pieces apart, each with a mask of its own.
 

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.matrices import ByColumns, ByRows, SplitMatrix
+from strategies import layer_api
 
 
 class _SplitConv2D(SplitMatrix, keras.layers.Conv2D):
@@ -36,7 +36,7 @@ class _SplitConv2D(SplitMatrix, keras.layers.Conv2D):
         return super()._plus_bias(x, bias if self.data_format == "channels_last" else ops.reshape(bias, (-1, 1, 1)))
 
 
-@strategies.saved_as(keras.layers.Conv2D)
+@layer_api.saved_as(keras.layers.Conv2D)
 class ColumnParallelConv2D(ByColumns, _SplitConv2D):
     """``keras.layers.Conv2D`` whose filters are split over the mesh axis "tensor".
 
@@ -87,7 +87,7 @@ class ColumnParallelConv2D(ByColumns, _SplitConv2D):
         return self.copies_of(inputs) if self.groups == 1 else self.pieces_of(inputs, self._channel_axis)
 
 
-@strategies.saved_as(keras.layers.Conv2D)
+@layer_api.saved_as(keras.layers.Conv2D)
 class RowParallelConv2D(ByRows, _SplitConv2D):
     """``keras.layers.Conv2D`` whose input channels are split over the mesh axis "tensor".
 

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.activations import check_elementwise
 from keras_ext.tensor.matrices import ByColumns, ByRows, SplitMatrix
+from strategies import layer_api
 
 
 class _SplitDense(SplitMatrix, keras.layers.Dense):
@@ -23,7 +23,7 @@ class _SplitDense(SplitMatrix, keras.layers.Dense):
         return ops.matmul(x, kernel)
 
 
-@strategies.saved_as(keras.layers.Dense)
+@layer_api.saved_as(keras.layers.Dense)
 class ColumnParallelDense(ByColumns, _SplitDense):
     """``keras.layers.Dense`` whose units are split over the mesh axis "tensor".
 
@@ -60,7 +60,7 @@ class ColumnParallelDense(ByColumns, _SplitDense):
         super().__init__(units, activation=activation, use_bias=use_bias, gather_output=gather_output, **kwargs)
 
 
-@strategies.saved_as(keras.layers.Dense)
+@layer_api.saved_as(keras.layers.Dense)
 class RowParallelDense(ByRows, _SplitDense):
     """``keras.layers.Dense`` whose inputs are split over the mesh axis "tensor".
 

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.evenly import even_sizes_of
 from keras_ext.tensor.layer import SplitLayer
+from strategies import layer_api
 
 
 class _SplitEmbedding(SplitLayer):
@@ -53,7 +53,7 @@ class _SplitEmbedding(SplitLayer):
         self.built = True
 
     @property
-    def embeddings(self) -> strategies.SplitWeight:
+    def embeddings(self) -> layer_api.SplitWeight:
         """The whole table, shape ``(input_dim, output_dim)``."""
         self._placed()
         return self._embeddings
@@ -92,7 +92,7 @@ class _SplitEmbedding(SplitLayer):
         return rows
 
 
-@strategies.saved_as(keras.layers.Embedding)
+@layer_api.saved_as(keras.layers.Embedding)
 class VocabParallelEmbedding(_SplitEmbedding, keras.layers.Embedding):
     """``keras.layers.Embedding`` whose vocabulary is split over the mesh axis "tensor".
 
@@ -127,7 +127,7 @@ class VocabParallelEmbedding(_SplitEmbedding, keras.layers.Embedding):
         return self._look_up(inputs)
 
 
-@strategies.saved_as(keras.layers.ReversibleEmbedding)
+@layer_api.saved_as(keras.layers.ReversibleEmbedding)
 class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleEmbedding):
     """``keras.layers.ReversibleEmbedding`` whose vocabulary is split over the mesh axis "tensor".
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-import strategies
 from keras_ext.tensor.channelwise import PiecewiseDropout
 from keras_ext.tensor.composite import Composite
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
+from strategies import layer_api
 
 
-@strategies.saved_as(keras.Sequential)
+@layer_api.saved_as(keras.Sequential)
 class ParallelFeedForward(Composite, keras.Sequential):
     """``dropout(down(activation(up(x))))``, with `up` split by columns and `down` by rows over the mesh axis "tensor".
 

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-import strategies
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.penalties import constraints_of_shards, regularizers_of_shards
 from keras_ext.tensor.split import SplitTensor
+from strategies import layer_api
 
 
 class SplitLayer(keras.Layer):
@@ -68,7 +68,7 @@ class SplitLayer(keras.Layer):
         constraint: Any = None,
         sizes: Sequence[int] | None = None,
         trainable: bool = True,
-    ) -> strategies.SplitWeight:
+    ) -> layer_api.SplitWeight:
         """Adds a weight that is cut along `dim`, whose initial values are those of the plain layer.
 
         Args:
@@ -86,7 +86,7 @@ class SplitLayer(keras.Layer):
         """
         shards = self._placed()
         sizes = even_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
-        weight = strategies.SplitWeight(name, shape, dim, sizes)
+        weight = layer_api.SplitWeight(name, shape, dim, sizes)
         weight.constraint = keras.constraints.get(constraint)
         initializers = weight.initializers_of_shards(keras.initializers.get(initializer))
         regularizers = regularizers_of_shards(regularizer, weight, shards)
@@ -167,7 +167,7 @@ class SplitLayer(keras.Layer):
         return self.shards
 
     def _whole_variables(self) -> list[Any]:
-        return strategies.joined(self._trainable_variables + self._non_trainable_variables)
+        return layer_api.joined(self._trainable_variables + self._non_trainable_variables)
 
     def in_pieces(self, pieces: Sequence[Any], dim: int) -> SplitTensor:
         """Returns an output that stays in pieces, with the penalty for it that Keras gives to tensors only."""

@@ -8,12 +8,12 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.mappings import add_up
 from keras_ext.tensor.split import SplitTensor
+from strategies import layer_api
 
 
-@strategies.saved_as(keras.losses.SparseCategoricalCrossentropy)
+@layer_api.saved_as(keras.losses.SparseCategoricalCrossentropy)
 class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalCrossentropy):
     """``keras.losses.SparseCategoricalCrossentropy`` of logits in pieces along the classes.
 
@@ -109,7 +109,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
         return reduced
 
 
-@strategies.saved_as(keras.metrics.SparseCategoricalAccuracy)
+@layer_api.saved_as(keras.metrics.SparseCategoricalAccuracy)
 class VocabParallelSparseCategoricalAccuracy(keras.metrics.SparseCategoricalAccuracy):
     """``keras.metrics.SparseCategoricalAccuracy`` of logits in pieces along the classes.
 

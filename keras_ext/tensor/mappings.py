@@ -20,8 +20,8 @@ from typing import Any
 
 from keras import ops
 
-import strategies
 from keras_ext.evenly import even_bounds
+from strategies import layer_api
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Shards:
         members: those that hold a shard each, in order.
     """
 
-    parts: strategies.ReplicaParts = field(repr=False)
+    parts: layer_api.ReplicaParts = field(repr=False)
     members: tuple[int, ...]
 
     @classmethod
     def present(cls) -> Shards:
         """The shards of a layer that is made here: one in each part along the mesh axis "tensor"."""
-        parts = strategies.replica_parts()
+        parts = layer_api.replica_parts()
         return cls(parts, parts.along("tensor"))
 
     @property

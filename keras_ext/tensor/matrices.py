@@ -11,10 +11,10 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.activations import check_elementwise, is_elementwise
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.split import SplitTensor
+from strategies import layer_api
 
 
 class SplitMatrix(SplitLayer):
@@ -25,7 +25,7 @@ class SplitMatrix(SplitLayer):
         self.refuse_lora_and_quantization()
 
     @property
-    def kernel(self) -> strategies.SplitWeight:
+    def kernel(self) -> layer_api.SplitWeight:
         """The whole kernel, in the plain layer's shape."""
         self._placed()
         return self._kernel

@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-import strategies
 from keras_ext.copying import cloned, copy_state, pairs, remade
 from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupedQueryAttention, ParallelMultiHeadAttention
@@ -22,6 +21,7 @@ from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.plan import Choice, Plan, make_plan
 from keras_ext.tensor.positionwise import piecewise_operation
 from keras_ext.tensor.sequence_plan import is_addition
+from strategies import layer_api
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
     chosen = make_plan(model, Shards.present().count, plan, sequence_parallel=sequence_parallel)
     if chosen.num_shards == 1:
         _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
-    with strategies.global_state_kept():
+    with layer_api.global_state_kept():
         with contextlib.ExitStack() as adopted:
             split = _cloned(model, chosen, "", sequence_parallel and chosen.num_shards > 1, adopted)
         _check(chosen, {id(one): other for one, other in pairs(model, split)})
@@ -93,7 +93,7 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
                 split.optimizer.build(split.trainable_variables)
                 _copy_slots(model.optimizer, split.optimizer)
             # As its weights, which need not be the same on all processes.
-            strategies.replica_parts().agree_on(split.optimizer.variables)
+            layer_api.replica_parts().agree_on(split.optimizer.variables)
     return split
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.mappings import Shards
+from strategies import layer_api
 
 # Sums over single numbers: the penalty of a weight is the sum of its shards'.
 _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
@@ -17,7 +17,7 @@ _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1
 _BY_NORM = (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.UnitNorm)
 
 
-def regularizers_of_shards(regularizer: Any, weight: strategies.SplitWeight, shards: Shards) -> list[Any]:
+def regularizers_of_shards(regularizer: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
     """Returns a regularizer for each shard of `weight`, which add up to `regularizer` of the whole weight.
 
     Those of Keras that are sums over single numbers run where the shard is. Any other needs the whole weight, which is
@@ -35,7 +35,7 @@ def regularizers_of_shards(regularizer: Any, weight: strategies.SplitWeight, sha
     return [of_whole] + [_nothing] * (shards.count - 1)
 
 
-def constraints_of_shards(constraint: Any, weight: strategies.SplitWeight, shards: Shards) -> list[Any]:
+def constraints_of_shards(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
     """Returns a constraint for each shard of `weight`, which together make `constraint` of the whole weight.
 
     Keras' own run where the shard is, and exchange norms at most. Any other needs the whole weight, which is put
@@ -72,7 +72,7 @@ class _Together:
         return constrained
 
 
-def _by_norm(constraint: Any, weight: strategies.SplitWeight, shards: Shards) -> list[Any]:
+def _by_norm(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
     """Beside a slice whose squares are those of all other shards, a shard has the norms of the whole weight."""
     values = _values(weight)
     squares = [
@@ -88,12 +88,12 @@ def _by_norm(constraint: Any, weight: strategies.SplitWeight, shards: Shards) ->
     return [shards.run(i, constrained, value, *squares[:i], *squares[i + 1 :]) for i, value in enumerate(values)]
 
 
-def _by_whole(constraint: Any, weight: strategies.SplitWeight, shards: Shards) -> list[Any]:
+def _by_whole(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
     whole = constraint(shards.gather(_values(weight), weight.dim))
     return shards.scatter(whole, weight.dim, weight.sizes)
 
 
-def _values(weight: strategies.SplitWeight) -> list[Any]:
+def _values(weight: layer_api.SplitWeight) -> list[Any]:
     return [ops.convert_to_tensor(shard) for shard in weight.shards]
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import keras
 
-import strategies
 from keras_ext.tensor.layer import AtShard, SplitLayer
 from keras_ext.tensor.split import SplitTensor, cut_alike
+from strategies import layer_api
 
 
 class _Normalization(SplitLayer):
@@ -49,7 +49,7 @@ class _Normalization(SplitLayer):
         return self.in_pieces(pieces, inputs.dim)
 
 
-@strategies.saved_as(keras.layers.LayerNormalization)
+@layer_api.saved_as(keras.layers.LayerNormalization)
 class PiecewiseLayerNormalization(_Normalization, keras.layers.LayerNormalization):
     """``keras.layers.LayerNormalization`` that leaves pieces of the sequence apart.
 
@@ -69,14 +69,14 @@ class PiecewiseLayerNormalization(_Normalization, keras.layers.LayerNormalizatio
     weights_of_positions = ("gamma", "beta")
 
 
-@strategies.saved_as(keras.layers.RMSNormalization)
+@layer_api.saved_as(keras.layers.RMSNormalization)
 class PiecewiseRMSNormalization(_Normalization, keras.layers.RMSNormalization):
     """``keras.layers.RMSNormalization`` that leaves pieces of the sequence apart, as `PiecewiseLayerNormalization`."""
 
     weights_of_positions = ("scale",)
 
 
-@strategies.saved_as(keras.layers.Add)
+@layer_api.saved_as(keras.layers.Add)
 class PiecewiseAdd(SplitLayer, keras.layers.Add):
     """``keras.layers.Add`` that leaves pieces apart.
 

@@ -10,14 +10,14 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.layer import SplitLayer
+from strategies import layer_api
 
 # In equations: dims that stay, of inputs, of heads (their number and size), of outputs.
 FREE, INPUTS, HEADS, OUTPUTS = string.ascii_lowercase, "M", "NH", "OPQRSTUV"
 
 
-@strategies.saved_as(keras.layers.EinsumDense)
+@layer_api.saved_as(keras.layers.EinsumDense)
 class SplitProjection(SplitLayer, keras.layers.EinsumDense):
     """A projection to heads, or from heads, with the kernel cut along them. The attention layer computes with it."""
 
@@ -62,7 +62,7 @@ class SplitProjection(SplitLayer, keras.layers.EinsumDense):
     def weights_of(self, index: int) -> list[Any]:
         """What shard `index` computes with."""
         own = [self._kernel.shards[index]]
-        return [*own, self.bias.shards[index]] if isinstance(self.bias, strategies.SplitWeight) else own
+        return [*own, self.bias.shards[index]] if isinstance(self.bias, layer_api.SplitWeight) else own
 
     def project(self, x: Any, kernel: Any, bias: Any = None) -> Any:
         """What one shard makes of its input; from heads, its part of a sum."""

@@ -8,19 +8,19 @@ from typing import Any
 import keras
 from keras import ops
 
-import strategies
 from keras_ext.tensor.attention import ParallelMultiHeadAttention
 from keras_ext.tensor.channelwise import PiecewiseDropout
 from keras_ext.tensor.composite import Composite
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.positionwise import PiecewiseAdd, PiecewiseLayerNormalization
 from keras_ext.tensor.split import SplitTensor, cut_alike
+from strategies import layer_api
 
 #: What a block may be.
 KINDS = ("encoder", "decoder")
 
 
-@strategies.saved_as(keras.Model)
+@layer_api.saved_as(keras.Model)
 class ParallelTransformerBlock(Composite, keras.Model):
     """Attention and a feed-forward part, each with its normalisation and around each a shortcut, split over "tensor".
 

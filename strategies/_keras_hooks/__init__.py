@@ -21,7 +21,6 @@ from strategies._keras_hooks import (
     weights,
     whole_updates,
 )
-from strategies._keras_hooks.gradients import warn_of
 
 
 def install() -> None:
@@ -40,4 +39,4 @@ def install() -> None:
     whole_updates.install()
 
 
-__all__ = ["install", "warn_of"]
+__all__ = ["install"]

@@ -15,8 +15,8 @@ from keras.src.callbacks import backup_and_restore, callback_list, model_checkpo
 
 from strategies._keras_hooks.input_watch import InputWatch
 from strategies._keras_hooks.wrapping import engine_of, wrap
-from strategies.crossing import Crossing
-from strategies.restoring import load_on_all, sum_accumulated
+from strategies.collectives.process_group import Crossing
+from strategies.saving.restoring import load_on_all, sum_accumulated
 
 _WRITERS = (
     keras.callbacks.CSVLogger,

@@ -24,11 +24,11 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
 from keras.src.utils import file_utils
 
-from strategies import arrivals
 from strategies._keras_hooks.wrapping import engine_of, wrap
-from strategies.engine import DataParallelExtended
-from strategies.restoring import is_alone
-from strategies.variables import accumulators_of, check_known
+from strategies.engine import arrivals
+from strategies.engine.step import DataParallelExtended
+from strategies.engine.variables import accumulators_of, check_known
+from strategies.saving.restoring import is_alone
 
 
 def install() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
@@ -15,7 +17,7 @@ _NAME_COUNTERS = "object_name_uids"
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def _of_keras_kept() -> Iterator[None]:
     """Puts back at the end what was there at the beginning, in this thread."""
     generator: Any = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     seed = None if generator is None else generator.state.numpy()
@@ -29,3 +31,26 @@ def kept() -> Iterator[None]:
         if generator is not None:
             generator.state.assign(seed)
         global_state.set_global_attribute(_NAME_COUNTERS, collections.defaultdict(int, before))
+
+
+@contextlib.contextmanager
+def global_state_kept() -> Iterator[None]:
+    """Inside, layers can be made without a trace in the global state of Python, NumPy and Keras.
+
+    Afterwards their random generators are where they were, so that a model that is made next starts with the weights
+    with which it would have started, and Keras goes on counting automatic names, which appear in logs and paths, where
+    it was. What is made inside, and outlives it, has to be given names of its own.
+
+    Example:
+
+        with layer_api.global_state_kept():
+            copy = keras.models.clone_model(model)
+            copy.set_weights(model.get_weights())
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with _of_keras_kept():
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

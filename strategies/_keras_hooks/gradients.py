@@ -10,32 +10,18 @@ Only in steps of Keras' trainer. In a loop of the user's own, TensorFlow's conve
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from strategies import shares
 from strategies._keras_hooks.wrapping import wrap
-from strategies.row_kinds import Kind
+from strategies.batches import shares
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import warn_of
 
 #: Weighed. The last two, too, which is nearest to what is meant, but a warning says so.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.MIXED, Kind.OTHER)
-
-_RULE = (
-    "{subject} is {fault}, so that under a strategy it is not that of one device: each replica computes it from its "
-    "own rows, and replicas are put together as a mean over rows is, or a sum. Write it as a mean, or as a sum, over "
-    "rows, of terms joined by + and by factors that do not depend on the batch; or put it together over replicas "
-    "yourself, with tf.distribute.get_replica_context().all_reduce. README says what is computed per replica."
-)
-_FAULTS = {
-    Kind.MIXED: "a sum over rows plus a term that is none",
-    Kind.OTHER: "neither a mean nor a sum over rows",
-}
-
-_LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
 
 
 def install() -> None:
@@ -77,21 +63,3 @@ def _upstream(target: Any) -> Any:
     ones = [tf.ones_like(leaf) for leaf in flat]
     weighed = [share.weigh(one) if kind in _AS_MEANS else one for one, kind in zip(ones, kinds, strict=True)]
     return tf.nest.pack_sequence_as(target, weighed)
-
-
-def warn_of(kind: Kind, subject: str) -> None:
-    """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas."""
-    if kind not in _FAULTS:
-        return
-    frame: Any = sys._getframe(1)
-    program = frame
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
-            program = frame
-            break
-        frame = frame.f_back
-    # As from the program's own line; Python remembers there which warnings it has shown.
-    known = program.f_globals.setdefault("__warningregistry__", {})
-    message = _RULE.format(subject=subject, fault=_FAULTS[kind])
-    file, module = program.f_code.co_filename, program.f_globals.get("__name__")
-    warnings.warn_explicit(message, UserWarning, file, program.f_lineno, module, known)

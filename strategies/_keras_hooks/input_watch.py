@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from strategies.waiting import seconds_waited
+from strategies.engine.waiting import seconds_waited
 
 _logger = logging.getLogger(__name__)
 

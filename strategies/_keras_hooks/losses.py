@@ -28,11 +28,11 @@ from keras.src.losses import loss as keras_loss
 from keras.src.metrics import reduction_metrics as keras_mean
 from keras.src.trainers import trainer as keras_trainer
 
-from strategies import shares
-from strategies._keras_hooks.gradients import warn_of
 from strategies._keras_hooks.wrapping import wrap
-from strategies.row_dependence import mark
-from strategies.row_kinds import Kind
+from strategies.batches import shares
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import warn_of
 
 _BY_COUNT = ("sum_over_batch_size", "mean")
 

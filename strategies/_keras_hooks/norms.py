@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks.wrapping import wrap
-from strategies.splitting import weight_of
+from strategies.replica.splitting import weight_of
 
 # The variables of the gradients that are being applied, those without a gradient left out, as Keras does it.
 _applied: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("keras_strategies_applied", default=())

@@ -22,7 +22,7 @@ from strategies._keras_hooks import weights, whole_updates
 from strategies._keras_hooks.whole_updates import needs_whole, shards_of, whole_pairs
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
-from strategies.splitting import SplitWeight, joined
+from strategies.replica.splitting import SplitWeight, joined
 
 # Whether an optimizer is being built by another that wraps it.
 _wrapped: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_wrapped", default=False)

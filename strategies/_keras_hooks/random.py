@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 from keras.src.random import seed_generator
 
-from strategies import shares
 from strategies._keras_hooks.wrapping import wrap
+from strategies.batches import shares
 
 # Far apart, so that neighbouring replicas do not draw what neighbouring seeds draw: 2**32 / golden ratio.
 _STRIDE = 0x9E3779B9

@@ -1,6 +1,6 @@
 """Attributes that layers are given while a replica runs: the losses that they add, and tensors.
 
-Keras keeps both on the layer, which all replicas of a process share. See ``strategies.replica_attributes``.
+Keras keeps both on the layer, which all replicas of a process share. See ``strategies.replica.attributes``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any
 
 import keras
 
-from strategies import replica_attributes, shares
 from strategies._keras_hooks.wrapping import wrap
+from strategies.batches import shares
+from strategies.replica import attributes as replica_attributes
 
 # Keras changes these in place.
 _COLLECTIONS = ("_losses", "_loss_ids")

@@ -17,15 +17,15 @@ from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
-from strategies import shares
 from strategies._keras_hooks import losses, whole_updates
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
-from strategies.pipeline_ops import reads_generator
-from strategies.read_ahead import ReadAheadDataset, ReadAheadIterator
-from strategies.sharding import AgreedDataset, AgreedIterator
-from strategies.variables import MetricVariable
+from strategies.batches import shares
+from strategies.batches.pipeline_ops import reads_generator
+from strategies.batches.prefetch import ReadAheadDataset, ReadAheadIterator
+from strategies.batches.sharding import AgreedDataset, AgreedIterator
+from strategies.engine.variables import MetricVariable
 
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 

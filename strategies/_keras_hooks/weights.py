@@ -17,7 +17,7 @@ from keras.src.utils import naming
 
 from strategies._keras_hooks.whole_updates import needs_whole
 from strategies._keras_hooks.wrapping import wrap
-from strategies.splitting import Slots, class_in_files, joined, name_in_files, weight_of
+from strategies.replica.splitting import Slots, class_in_files, joined, name_in_files, weight_of
 
 _slots: weakref.WeakKeyDictionary[Any, Slots] = weakref.WeakKeyDictionary()
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
 
 from strategies._keras_hooks.wrapping import wrap
-from strategies.splitting import SplitWeight, joined, weight_of
+from strategies.replica.splitting import SplitWeight, joined, weight_of
 
 _BY_NUMBER = (
     keras.optimizers.SGD,

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.engine import DataParallelExtended
+from strategies.engine.step import DataParallelExtended
 
 _MARK = "_keras_strategies_original"
 

@@ -3,6 +3,5 @@
 from strategies.collectives.base import Collectives
 from strategies.collectives.channel import Channel
 from strategies.collectives.loopback import LoopbackCollectives
-from strategies.collectives.tf_runtime import TensorFlowCollectives
 
-__all__ = ["Channel", "Collectives", "LoopbackCollectives", "TensorFlowCollectives"]
+__all__ = ["Channel", "Collectives", "LoopbackCollectives"]

@@ -11,7 +11,7 @@ from strategies.collectives import checks
 from strategies.collectives.base import Collectives
 from strategies.collectives.channel import Channel
 from strategies.collectives.transport import Op, Pairs
-from strategies.mesh import DeviceMesh
+from strategies.topology.mesh import DeviceMesh
 
 
 class LoopbackCollectives(Collectives):

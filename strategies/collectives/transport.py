@@ -9,7 +9,7 @@ from typing import Literal
 import tensorflow as tf
 
 from strategies.collectives.channel import Channel
-from strategies.mesh import DeviceMesh
+from strategies.topology.mesh import DeviceMesh
 
 Op = Literal["sum", "mean", "min", "max"]
 Pairs = Sequence[tuple[int, int]]

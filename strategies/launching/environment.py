@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strategies.cores import Threads, usable_cores
+from strategies.topology.cores import Threads, usable_cores
 
 _OTHER_LAUNCHERS = {"HOROVOD_RANK": "horovodrun", "OMPI_COMM_WORLD_RANK": "mpirun"}
 _NVIDIA_SMI_TIMEOUT_SECONDS = 30

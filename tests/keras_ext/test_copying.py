@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_ext
-import strategies
+from strategies import layer_api
 from tests.keras_ext.tensor.harness import mesh_strategy
 from tests.strategies.parity.harness import vectors
 
@@ -339,7 +339,7 @@ def in_a_stage(model: Any) -> Any:
 def test_global_state_is_put_back_after_an_error() -> None:
     keras.utils.set_random_seed(1)
     wanted = (random.getstate(), keras.backend.get_uid("dense"))
-    with contextlib.suppress(KeyError), strategies.global_state_kept():
+    with contextlib.suppress(KeyError), layer_api.global_state_kept():
         L.Dense(3)
         raise KeyError
     assert (random.getstate(), keras.backend.get_uid("dense") - 1) == wanted

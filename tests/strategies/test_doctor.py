@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from strategies import doctor
-from strategies.cluster import Cluster
 from strategies.doctor import Report, check_addresses, check_horovod, in_parallel
+from strategies.topology.cluster import Cluster
 from tests.processes import ROOT, Programs, cluster_environments, free_ports, horovodrun
 from tests.strategies.launching import OURS, wait_until_gone
 

@@ -9,9 +9,9 @@ import termios
 from pathlib import Path
 from typing import Any
 
-from strategies.cluster import Cluster
-from strategies.cores import deal_cores
 from strategies.launching.ports import HeldPorts
+from strategies.topology.cluster import Cluster
+from strategies.topology.cores import deal_cores
 from tests.strategies.launching import ENVIRONMENT, LAUNCHER, TIMEOUT_SECONDS, Running, launched, written
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from strategies import launch
-from strategies.cluster import Cluster
-from strategies.cores import deal_cores, usable_cores
 from strategies.launching.environment import (
     World,
     check_single_launcher,
@@ -23,6 +21,8 @@ from strategies.launching.environment import (
 from strategies.launching.nodes import Node, meet
 from strategies.launching.output import MAX_LINE_BYTES, Lines
 from strategies.launching.ports import HeldPorts, LaunchError
+from strategies.topology.cluster import Cluster
+from strategies.topology.cores import deal_cores, usable_cores
 
 LOOPBACK = "127.0.0.1"
 WORLD = World((("a:1", "a:2"), ("b:1", "b:2", "b:3")), node_rank=1, master_addr="a", master_port=29500)

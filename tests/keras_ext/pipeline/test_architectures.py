@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import keras_ext
-import strategies
+from strategies import layer_api
 from tests.keras_ext.pipeline.test_model import accumulate
 from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
 from tests.keras_ext.tensor.test_files import ALONE
@@ -72,7 +72,7 @@ def assert_opens_alone(model: Any, x: Any, folder: pathlib.Path) -> None:
     found = np.load(folder / "found.npz")
     np.testing.assert_allclose(found["predicted"], model.predict(x, verbose=0), rtol=TOLERANCE, atol=TOLERANCE)
     assert all(name.startswith("keras.src.") for name in found["classes"])
-    assert found["slots"] == len(strategies.joined(model.optimizer.variables))
+    assert found["slots"] == len(layer_api.joined(model.optimizer.variables))
 
 
 @pytest.mark.usefixtures("_float64")

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.horovod import HorovodCollectives, start
-from strategies.mesh import DeviceMesh
+from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.horovod_suite import LINE, RANK, STAGES, make_collectives, start_horovod
 from tests.strategies.collectives.reference import CUBE, SQUARE, Tensors, draw
 

@@ -5,10 +5,10 @@ import functools
 import pytest
 import tensorflow as tf
 
-from strategies.cluster import Cluster
 from strategies.collectives import Collectives
 from strategies.collectives.horovod import HorovodCollectives, start
-from strategies.mesh import DeviceMesh
+from strategies.topology.cluster import Cluster
+from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.contract import CollectivesContract
 from tests.strategies.collectives.reference import CUBE, EXCHANGE, LOWEST, SQUARE, SUM, UNEQUAL
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.horovod import HorovodCollectives, start
-from strategies.mesh import DeviceMesh
+from strategies.topology.mesh import DeviceMesh
 
 LINE = DeviceMesh.from_processes(3)
 STAGES = DeviceMesh.from_processes(3, {"pipe": 3})

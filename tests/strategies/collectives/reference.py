@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.mesh import DeviceMesh
+from strategies.topology.mesh import DeviceMesh
 
 Tensors = list[Any]
 CUBE = {"data": 2, "pipe": 2, "tensor": 2}

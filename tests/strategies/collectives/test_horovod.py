@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from strategies.collectives._horovod_sets import channel_sets, check_agreement, check_promised_world, process_sets
-from strategies.mesh import DeviceMesh
+from strategies.collectives.horovod.process_sets import (
+    channel_sets,
+    check_agreement,
+    check_promised_world,
+    process_sets,
+)
+from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.reference import CUBE, SQUARE
 from tests.strategies.test_horovod_smoke import HOROVODRUN, run_to_the_end
 
@@ -41,7 +46,8 @@ def test_between_processes(num_processes: int, suites: list[str], monkeypatch: p
 def test_without_horovod_the_module_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod", None)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
-    monkeypatch.delitem(sys.modules, "strategies.collectives.horovod", raising=False)
+    for name in [name for name in sys.modules if name.startswith("strategies.collectives.horovod")]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError, match=r"python -m strategies\.install_horovod"):
         __import__("strategies.collectives.horovod")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from strategies.collectives._horovod_threads import network_threads_yield
+from strategies.collectives.horovod.threads import network_threads_yield
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this policy")
 

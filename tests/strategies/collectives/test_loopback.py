@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives import Collectives, LoopbackCollectives
-from strategies.mesh import DeviceMesh
+from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.contract import CollectivesContract
 
 

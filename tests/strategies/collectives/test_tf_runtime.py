@@ -8,8 +8,9 @@ import textwrap
 
 import pytest
 
-from strategies.collectives import Collectives, TensorFlowCollectives
-from strategies.mesh import DeviceMesh
+from strategies.collectives import Collectives
+from strategies.collectives.tf_runtime import TensorFlowCollectives
+from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.contract import CollectivesContract
 from tests.strategies.collectives.test_loopback import device_names
 
@@ -46,8 +47,8 @@ def test_a_receive_that_nobody_sends_to_fails_in_time() -> None:
 
         import tensorflow as tf
 
-        from strategies.collectives import TensorFlowCollectives
-        from strategies.mesh import DeviceMesh
+        from strategies.collectives.tf_runtime import TensorFlowCollectives
+        from strategies.topology.mesh import DeviceMesh
         from tests import conftest
 
         mesh = DeviceMesh.from_devices(["CPU:0", "CPU:1"], {"pipe": 2})

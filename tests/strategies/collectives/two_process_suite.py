@@ -8,9 +8,10 @@ import math
 
 import tensorflow as tf
 
-from strategies.cluster import Cluster
-from strategies.collectives import Collectives, TensorFlowCollectives
-from strategies.mesh import DeviceMesh
+from strategies.collectives import Collectives
+from strategies.collectives.tf_runtime import TensorFlowCollectives
+from strategies.topology.cluster import Cluster
+from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.contract import CollectivesContract
 
 

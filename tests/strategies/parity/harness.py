@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import strategies
+from strategies import layer_api
 
 TOLERANCE = 1e-6
 
@@ -125,7 +125,7 @@ def execute(case: Case, strategy: tf.distribute.Strategy | None) -> Outcome:
     optimizer = getattr(model, "optimizer", None)
     return Outcome(
         weights=model.get_weights(),
-        slots=[] if optimizer is None else [np.asarray(v) for v in strategies.joined(optimizer.variables)],
+        slots=[] if optimizer is None else [np.asarray(v) for v in layer_api.joined(optimizer.variables)],
         logs=logs,
     )
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
+from strategies import layer_api
 from tests.strategies.processes.ranks import shared_folder
 
 NUM_LOCAL = int(os.environ.get("SUITE_DEVICES", "1"))
@@ -170,7 +171,7 @@ def mesh_model(seed: int) -> keras.Model:
 
 
 def state(model: keras.Model) -> list[np.ndarray]:
-    return [*model.get_weights(), *map(np.asarray, strategies.joined(model.optimizer.variables))]
+    return [*model.get_weights(), *map(np.asarray, layer_api.joined(model.optimizer.variables))]
 
 
 def assert_close(model: keras.Model, other: keras.Model) -> None:

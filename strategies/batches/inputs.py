@@ -1,0 +1,160 @@
+"""Shares global batches out among replicas: every batch of the dataset, row by row, in order.
+
+Replica r of N gets the r-th run of consecutive rows of each global batch. Sizes differ by at most one row, larger
+ones first, whatever the batch size; batches never mix. TensorFlow's own distributed dataset re-batches instead:
+rows of two batches can meet in one step, and a short batch falls wholly on the first replicas.
+
+The result is a plain ``tf.data.Dataset`` whose elements are per-replica values. It iterates inside ``tf.function``,
+knows its cardinality, and ends on all replicas at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import PerReplica, PerReplicaSpec
+from strategies.batches import shares
+from strategies.batches.pipeline_ops import reads_generator
+from strategies.batches.portions import Portion
+
+
+def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
+    """Returns ``dataset`` with every leaf of its elements a per-replica value.
+
+    Args:
+        dataset: yields global batches: any nest of dense, ragged or sparse tensors of shape ``(rows, ...)``.
+            Scalars and optionals in it go to every replica whole.
+        num_replicas: size of the data axis.
+
+    Returns:
+        A dataset of the same cardinality; per replica r the leaves have shape ``(rows_r, ...)``. For one replica, the
+        dataset itself, whose elements are what that replica gets.
+
+    Raises:
+        ValueError: if the dataset's elements hold no batch.
+    """
+    if num_replicas == 1 or is_distributed(dataset):
+        return dataset
+    return map_batches(dataset, lambda batch: share_out(batch, num_replicas))
+
+
+def map_batches(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.data.Dataset:
+    """Returns ``dataset`` with ``share`` applied to each batch.
+
+    Raises:
+        ValueError: if the dataset's elements hold no batch.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not any(getattr(spec, "shape", None) is not None and spec.shape.rank != 0 for spec in specs):
+        raise ValueError(
+            "The dataset has no batches to share out among replicas: call `.batch(global_batch_size)` on it. "
+            f"Received elements of the form {dataset.element_spec}"
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def shared(*element: Any) -> Any:
+        return tf.nest.pack_sequence_as(dataset.element_spec, tf.nest.flatten(share(element)))
+
+    # Slices are views, so there is nothing to prepare ahead. Reading ahead would lose batches of a generator that
+    # several calls of `fit` read from; left to itself, TensorFlow makes any map one that does.
+    return dataset.map(shared, synchronous=True if reads_generator(dataset) else None)
+
+
+def is_distributed(dataset: tf.data.Dataset) -> bool:
+    """Whether the dataset's elements are per-replica values already."""
+    return any(isinstance(spec, PerReplicaSpec) for spec in tf.nest.flatten(dataset.element_spec))
+
+
+def bounds_of(rows: Any, num_replicas: int) -> list[Any]:
+    """Returns where each replica's rows begin, and at the end ``rows``: ints, or int32 scalars where ``rows`` is one.
+
+    Replica r has ``rows // num_replicas`` of them, the first ``rows % num_replicas`` one more.
+    """
+    quotient, remainder = rows // num_replicas, rows % num_replicas
+    least = min if isinstance(rows, int) else tf.minimum
+    return [r * quotient + least(r, remainder) for r in range(num_replicas + 1)]
+
+
+def share_out(batch: Any, num_replicas: int) -> Any:
+    """Splits every tensor of a global batch among the replicas.
+
+    Args:
+        batch: nest of tensors or arrays of global shape ``(rows, ...)``; scalars, None and others are not split.
+        num_replicas: size of the data axis.
+
+    Returns:
+        The same nest with, for each tensor, a per-replica value of local shapes ``(rows_r, ...)``, where ``rows_r``
+        is ``rows // num_replicas``, and one more on the first ``rows % num_replicas`` replicas.
+    """
+
+    def share(value: Any) -> Any:
+        if hasattr(value, "__array__") and not tf.is_tensor(value):
+            value = tf.convert_to_tensor(value)
+        if not shares.is_batch(value):
+            return value if value is None else PerReplica((value,) * num_replicas)
+        bounds = bounds_of(shares.num_rows(value), num_replicas)
+        return PerReplica(tuple(shares.take_rows(value, bounds[r], bounds[r + 1]) for r in range(num_replicas)))
+
+    return tf.nest.map_structure(share, batch)
+
+
+def portion_out(batch: Any, first_replica: int, num_local: int, num_replicas: int) -> Any:
+    """Cuts this process' rows out of a global batch that every process has, or could have.
+
+    Args:
+        batch: as for :func:`share_out`, the same on all processes.
+        first_replica: which of all replicas is the first local one.
+        num_local: the number of local replicas.
+        num_replicas: size of the data axis.
+
+    Returns:
+        The same nest with a :class:`Portion` for each tensor, whose rows are those of :func:`share_out`.
+    """
+
+    def cut(value: Any) -> Any:
+        if hasattr(value, "__array__") and not tf.is_tensor(value):
+            value = tf.convert_to_tensor(value)
+        if not shares.is_batch(value):
+            return value if value is None else PerReplica((value,) * num_local)
+        rows: Any = shares.num_rows(value)
+        return _portion(value, rows, bounds_of(rows, num_replicas)[first_replica : first_replica + num_local + 1], 0)
+
+    return tf.nest.map_structure(cut, batch)
+
+
+def portion_of(batch: Any, rows: Any, first_replica: int, num_local: int, num_replicas: int) -> Any:
+    """Deals out to the local replicas what this process has of a global batch.
+
+    Args:
+        batch: nest of tensors of this process' rows; where it has none, of any one row.
+        rows: how many rows the global batch has, int or int32 scalar.
+        first_replica: which of all replicas is the first local one.
+        num_local: the number of local replicas.
+        num_replicas: size of the data axis.
+
+    Returns:
+        What :func:`portion_out` makes of the global batch; a replica without rows is lent the first of this process'.
+    """
+    bounds = bounds_of(rows, num_replicas)[first_replica : first_replica + num_local + 1]
+    return tf.nest.map_structure(lambda value: _portion(value, rows, bounds, bounds[0]), batch)
+
+
+def _portion(value: Any, rows: Any, bounds: list[Any], offset: Any) -> Portion:
+    """Returns `value`, which holds rows from `offset` on, cut at `bounds`; who has no rows is lent the first."""
+    own = [end - begin for begin, end in itertools.pairwise(bounds)]
+    values = []
+    for begin, end, count in zip(bounds, bounds[1:], own, strict=False):
+        if isinstance(rows, int):
+            begin, end = (begin - offset, end - offset) if count else (0, min(1, rows))
+        else:
+            has_rows = tf.greater(count, 0)
+            begin = tf.where(has_rows, begin - offset, 0)
+            end = tf.where(has_rows, end - offset, tf.minimum(1, rows))
+        values.append(shares.take_rows(value, begin, end))
+    static = (*own, rows) if isinstance(rows, int) else None
+    counts = tf.stack([tf.convert_to_tensor(count, tf.int32) for count in own])
+    return Portion(tuple(values), counts, tf.convert_to_tensor(rows, tf.int32), static)

@@ -1,0 +1,162 @@
+"""A pipeline of rows and batches made again, so that a process maps its own rows only.
+
+``row_plans`` says where. There the pipeline is cut into windows of one global batch each, of which the process keeps
+its rows (or, where it has none, one to run on); the same functions map them, in order; they are batched, and each batch
+becomes a :class:`Portion`. How many rows the whole batch has travels with each row, so that the pipeline needs to know
+neither its length nor where it ends. Windows cost less than a microsecond per row that is left out; a filter, 80.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import (
+    AssertCardinalityDataset,
+    BatchDataset,
+    MapDataset,
+    OptionsDataset,
+    ParallelBatchDataset,
+    ParallelMapDataset,
+    PrefetchDataset,
+    RepeatDataset,
+    SkipDataset,
+    TakeDataset,
+    tensor_lists,
+)
+from strategies.batches import inputs
+from strategies.batches.pipeline_ops import depends_on_its_arguments_only, reads_generator
+from strategies.batches.row_plans import plan_rows
+
+_NAMES = {
+    AssertCardinalityDataset: "assert_cardinality",
+    BatchDataset: "batch",
+    MapDataset: "map",
+    OptionsDataset: "options",
+    ParallelBatchDataset: "batch",
+    ParallelMapDataset: "map",
+    PrefetchDataset: "prefetch",
+    RepeatDataset: "repeat",
+    SkipDataset: "skip",
+    TakeDataset: "take",
+}
+
+
+def portions(dataset: tf.data.Dataset, first_replica: int, num_local: int, num_replicas: int) -> Any:
+    """Returns this process' portions of the dataset's global batches, made from its own rows; or why that cannot be.
+
+    Args:
+        dataset: of global batches, the same on all processes.
+        first_replica: which of all replicas is the first local one.
+        num_local: the number of local replicas.
+        num_replicas: size of the data axis.
+
+    Returns:
+        A dataset of the same cardinality whose elements are those of :func:`inputs.portion_out`, rows lent to replicas
+        without any excepted: those may be other rows. Or the reason, a string.
+    """
+    steps = list(_steps_of(dataset))
+    plan = plan_rows([_name(step) for step in steps])
+    if isinstance(plan, str):
+        return plan
+    batch, source = steps[plan.batch], steps[plan.source]
+    size, drop = (tf.get_static_value(value) for value in (batch._batch_size, batch._drop_remainder))
+    if size is None or drop is None:
+        return "its batch size is not known beforehand"
+    if not (_is_plain(source.element_spec) and _is_plain(batch.element_spec)):
+        return f"its elements are of another kind than tensors: {batch.element_spec}"
+
+    local = slice(first_replica, first_replica + num_local + 1)
+    own = _chosen(source, int(size), bool(drop), lambda rows: inputs.bounds_of(rows, num_replicas)[local])
+    for step in reversed(steps[plan.batch + 1 : plan.source]):
+        own = _again(step, own)
+    bounds = inputs.bounds_of(int(size), num_replicas)[local]
+    own = _batched(batch, own, max(1, bounds[-1] - bounds[0]), bool(drop))
+    for step in reversed(steps[: plan.batch]):
+        own = _again(step, own)
+
+    @tf.autograph.experimental.do_not_convert
+    def portion(rows: tf.Tensor, element: Any) -> Any:
+        total = int(size) if drop else rows[0]
+        return inputs.portion_of(element, total, first_replica, num_local, num_replicas)
+
+    # As in `inputs.map_batches`: left to itself, TensorFlow may read a generator ahead.
+    own = own.map(portion, synchronous=True if reads_generator(dataset) else None).with_options(dataset.options())
+    length = dataset.cardinality()
+    known = length != tf.data.UNKNOWN_CARDINALITY
+    return own.apply(tf.data.experimental.assert_cardinality(length)) if known else own
+
+
+def _steps_of(dataset: Any) -> Iterator[Any]:
+    """Yields the dataset and what it is made of, as far as each is made of one."""
+    while True:
+        yield dataset
+        before = dataset._inputs()
+        if len(before) != 1:
+            return
+        (dataset,) = before
+
+
+def _name(step: Any) -> str:
+    name = _NAMES.get(type(step))
+    if name is None:
+        return re.sub(r"(?<=.)(?=[A-Z])", "_", type(step).__name__.strip("_").removesuffix("Dataset")).lower()
+    return "stateful map" if name == "map" and not depends_on_its_arguments_only(step._map_func.function) else name
+
+
+def _is_plain(element_spec: Any) -> bool:
+    kinds = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+    return all(isinstance(spec, kinds) for spec in tf.nest.flatten(element_spec))
+
+
+def _chosen(source: Any, size: int, drop: bool, bounds_of: Callable[[Any], list[Any]]) -> tf.data.Dataset:
+    """Returns pairs of the rows of a global batch and one of those that are this process'."""
+
+    @tf.autograph.experimental.do_not_convert
+    def of_one_batch(*window: Any) -> tf.data.Dataset:
+        parts = tf.nest.pack_sequence_as(source.element_spec, tf.nest.flatten(window))
+        rows = tf.cast(tf.nest.flatten(window)[0].cardinality(), tf.int32)
+        bounds = bounds_of(rows)
+        begin, count = bounds[0], bounds[-1] - bounds[0]
+        begin, count = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
+        kept = tf.data.Dataset.zip(parts).skip(tf.cast(begin, tf.int64)).take(tf.cast(count, tf.int64))
+        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(rows).repeat(), kept))
+
+    return source.window(size, drop_remainder=drop).flat_map(of_one_batch)
+
+
+def _again(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns `before` with a step of the user's pipeline after it. Options and lengths are set at the end."""
+    name = _NAMES[type(step)]
+    if name == "map":
+        return _mapped(step, before)
+    if name == "prefetch":
+        return before.prefetch(int(step._buffer_size))
+    if name in ("repeat", "take", "skip"):
+        repeated: tf.data.Dataset = getattr(before, name)(step._count)
+        return repeated
+    return before
+
+
+def _mapped(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
+    wrapped = step._map_func
+
+    @tf.autograph.experimental.do_not_convert
+    def mapped(rows: tf.Tensor, element: Any) -> Any:
+        # The function as it was traced, not the user's Python once more, which may do something else by now.
+        results = wrapped.function(*tensor_lists.to_tensor_list(wrapped._input_structure, element))
+        return rows, tensor_lists.from_compatible_tensor_list(wrapped.output_structure, results)
+
+    if type(step) is MapDataset:
+        return before.map(mapped, synchronous=step._force_synchronous or None)
+    # In order, whatever the user allows: rows out of order would end in other batches than their number of rows says.
+    return before.map(mapped, num_parallel_calls=step._num_parallel_calls, deterministic=True)
+
+
+def _batched(step: Any, before: tf.data.Dataset, size: int, drop: bool) -> tf.data.Dataset:
+    if type(step) is BatchDataset:
+        return before.batch(size, drop)
+    return before.batch(size, drop, num_parallel_calls=step._num_parallel_calls, deterministic=True)

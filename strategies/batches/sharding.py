@@ -1,0 +1,248 @@
+"""Which process reads which rows, and when a dataset has ended for all of them.
+
+Two plans, of which one log line of rank 0 says which was taken:
+
+* **by row**, the default: every process has the same dataset of global batches and keeps its own rows of each. The
+  global batches are those of one device. It needs no word between processes. Where the pipeline allows it, a process
+  chooses its rows before they are mapped (``own_rows``); where not, it maps them all.
+* **its own**: the dataset of each process holds that process' part of every global batch (files shared out by
+  TensorFlow's auto-sharding, or whatever the user's function made). Parts may have any number of rows and datasets any
+  length: processes tell each other at every step how many rows they have, and who has none left takes part with none
+  until all have ended. Every example counts exactly once.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica, PerReplicaSpec
+from strategies.batches import inputs, own_rows, shares
+from strategies.batches.portions import Portion, PortionSpec
+from strategies.collectives.process_group import Crossing
+
+_logger = logging.getLogger(__name__)
+
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+def distribute(dataset: Any, crossing: Crossing, num_local: int) -> Any:
+    """Shares a dataset of global batches out among processes, by the policy in its options.
+
+    Args:
+        dataset: the same on all processes. Its ``options().experimental_distribute.auto_shard_policy`` decides: AUTO
+            and DATA, by row; FILE and HINT, its own, as TensorFlow shards it; OFF, its own, as it is.
+        crossing: joins the processes.
+        num_local: replicas of this process.
+
+    Returns:
+        A dataset of :class:`Portion`: a plain ``tf.data.Dataset`` where its end is known to be the same everywhere,
+        else an :class:`AgreedDataset`.
+    """
+    if not isinstance(dataset, tf.data.Dataset) or inputs.is_distributed(dataset):
+        return dataset
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy in (_Policy.FILE, _Policy.HINT):
+        per_process = LegacyRebatchDataset(dataset, crossing.num_processes)
+        _say(crossing, f"{policy.name}, each of {crossing.num_processes} processes reads its own shard")
+        return _own(AutoShardDataset(per_process, crossing.num_processes, crossing.rank), crossing, num_local)
+    if policy == _Policy.OFF:
+        _say(crossing, "OFF, each process reads all of the dataset that it was given, as its part of every batch")
+        return _own(dataset, crossing, num_local)
+
+    first, num_replicas = crossing.rank * num_local, crossing.num_processes * num_local
+    portions = own_rows.portions(dataset, first, num_local, num_replicas)
+    plan = f"by row, each of {crossing.num_processes} processes maps its own rows of every global batch and no others"
+    if isinstance(portions, str):
+        plan = f"by row, each of {crossing.num_processes} processes reads all and keeps its rows of every global batch"
+        plan += f", for {portions}"
+        portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
+    lengths = _lengths(dataset, crossing)
+    if tf.data.UNKNOWN_CARDINALITY in lengths:
+        plan += (
+            "; its length is unknown, so that processes ask each other at every step whether they go on. Tell it with "
+            "dataset.apply(tf.data.experimental.assert_cardinality(number_of_batches))"
+        )
+    _say(crossing, plan)
+    if len(set(lengths)) == 1 and lengths[0] != tf.data.UNKNOWN_CARDINALITY:
+        return portions
+    if tf.data.UNKNOWN_CARDINALITY not in lengths:
+        _logger.warning("The processes' datasets have %s batches; all end with the shortest.", lengths)
+    return AgreedDataset(portions, crossing, _known(min, lengths), ends="first")
+
+
+def distribute_own(dataset: tf.data.Dataset, crossing: Crossing, num_local: int) -> AgreedDataset:
+    """Joins datasets that each process made for itself, whose elements are batches of one replica each."""
+    _say(crossing, "each process reads the dataset that its function made")
+    return _own(dataset, crossing, num_local, batch_per_replica=True)
+
+
+def _own(
+    dataset: tf.data.Dataset, crossing: Crossing, num_local: int, *, batch_per_replica: bool = False
+) -> AgreedDataset:
+    per_element = 1 if batch_per_replica else num_local
+    portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, 0, per_element, per_element))
+    together = num_local // per_element
+    lengths = [-(-length // together) if length > 0 else length for length in _lengths(dataset, crossing)]
+    return AgreedDataset(portions, crossing, _known(max, lengths), ends="last", num_together=together)
+
+
+def _lengths(dataset: tf.data.Dataset, crossing: Crossing) -> list[int]:
+    """Returns every process' number of batches, as ``tf.data`` gives it."""
+    lengths: list[int] = crossing.gather(tf.reshape(dataset.cardinality(), [1])).numpy().tolist()
+    return lengths
+
+
+def _known(choose: Callable[[list[int]], int], lengths: list[int]) -> int | None:
+    """Returns the number of batches all processes take part in; None where it is not known, or without end."""
+    return None if min(lengths) < 0 else choose(lengths)
+
+
+def _say(crossing: Crossing, plan: str) -> None:
+    if crossing.rank == 0:
+        _logger.info("Sharing the dataset out: %s.", plan)
+
+
+class AgreedDataset(tf.distribute.DistributedDataset):
+    """Portions of all processes, whose end is agreed upon step by step.
+
+    Iterate it eagerly, on all processes alike. Keras' trainer does.
+
+    Args:
+        dataset: of :class:`Portion`.
+        crossing: joins the processes.
+        num_batches: how many there will be; None if nobody knows.
+        ends: "first", with the process that ends first, where elements are parts of one global batch; "last", where
+            each process counts its own rows: those that have ended take part without rows.
+        num_together: how many elements are one step's.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        crossing: Crossing,
+        num_batches: int | None,
+        *,
+        ends: Literal["first", "last"],
+        num_together: int = 1,
+    ) -> None:
+        self.num_batches = num_batches
+        self.dataset = dataset
+        self._crossing = crossing
+        self._ends = ends
+        self._num_together = num_together
+
+    @property
+    def element_spec(self) -> Any:
+        """The nest of specs of an element."""
+        return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self.dataset.element_spec)
+
+    def cardinality(self) -> int:
+        """The number of batches, as ``tf.data`` has it."""
+        return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
+
+    def apply(self, transformation: Callable[[tf.data.Dataset], tf.data.Dataset]) -> AgreedDataset:
+        """Returns the same with another dataset of portions: what ``transformation`` makes of this process'."""
+        applied = copy.copy(self)
+        applied.dataset = transformation(self.dataset)
+        return applied
+
+    def __iter__(self) -> AgreedIterator:
+        return AgreedIterator(self.dataset, self.element_spec, self._crossing, self._ends, self._num_together)
+
+
+class AgreedIterator:
+    """Iterates over an :class:`AgreedDataset`."""
+
+    def __init__(
+        self, dataset: tf.data.Dataset, element_spec: Any, crossing: Crossing, ends: str, num_together: int
+    ) -> None:
+        self.element_spec = element_spec
+        self._part_spec = dataset.element_spec
+        self._iterator = iter(dataset)
+        self._crossing = crossing
+        self._ends = ends
+        self._num_together = num_together
+        self._last: Any = None
+
+    def __iter__(self) -> AgreedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        parts = [self._draw() for _ in range(self._num_together)]
+        mine = sum(_own_rows(part) for part in parts if part is not None)
+        have_more = any(part is not None for part in parts)
+        num_having, total = self._crossing.sum([tf.constant(int(have_more)), tf.constant(mine)])
+        ended = int(num_having) < self._crossing.num_processes if self._ends == "first" else int(num_having) == 0
+        if ended:
+            if have_more:
+                _logger.warning("Process %d has batches left: another process' dataset ended.", self._crossing.rank)
+            raise StopIteration
+        if self._ends == "first":
+            return parts[0]
+        parts = [_nothing(self._like()) if part is None else part for part in parts]
+        return _merged(parts, total, self.element_spec)
+
+    def _draw(self) -> Any:
+        """Returns the next element that has rows; None at the end."""
+        for element in self._iterator:
+            if self._ends == "first" or _own_rows(element):
+                self._last = element
+                return element
+        return None
+
+    def _like(self) -> Any:
+        return self._spec_element() if self._last is None else self._last
+
+    def _spec_element(self) -> Any:
+        """Returns an element of zeros with one row, for a process whose dataset is empty."""
+
+        def zeros(spec: Any) -> Any:
+            if not isinstance(spec, PortionSpec):
+                return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec, expand_composites=True)
+            values = tuple(tf.zeros([size or 1 for size in s.shape], s.dtype) for s in spec.value_specs)
+            return Portion(values, tf.zeros([len(values)], tf.int32), tf.zeros([], tf.int32))
+
+        return tf.nest.map_structure(zeros, self._part_spec)
+
+
+def _own_rows(element: Any) -> int:
+    portions = [leaf for leaf in tf.nest.flatten(element) if isinstance(leaf, Portion)]
+    return int(tf.reduce_sum(portions[0].own_rows))
+
+
+def _nothing(element: Any) -> Any:
+    """Returns ``element`` as that of a process without rows: one is there to run on and counts for nothing."""
+
+    def empty(leaf: Any) -> Any:
+        if not isinstance(leaf, Portion):
+            return leaf
+        values = tuple(shares.take_rows(value, 0, 1) for value in leaf.values)
+        return Portion(values, tf.zeros_like(leaf.own_rows), leaf.all_rows)
+
+    return tf.nest.map_structure(empty, element)
+
+
+def _merged(parts: Sequence[Any], total: tf.Tensor, element_spec: Any) -> Any:
+    """Returns the elements of several local replicas as one, of a global batch of ``total`` rows."""
+
+    def merge(spec: Any, *leaves: Any) -> Any:
+        if not isinstance(leaves[0], PerReplica):
+            return leaves[0]
+        values = tuple(value for leaf in leaves for value in leaf.values)
+        if not isinstance(leaves[0], Portion):
+            return PerReplica(values)
+        return Portion(values, tf.concat([leaf.own_rows for leaf in leaves], axis=0), total, spec=spec)
+
+    return tf.nest.map_structure(merge, element_spec, *parts)
+
+
+def _repeated(spec: Any, count: int) -> Any:
+    """Returns the type of ``count`` per-replica values merged into one; rows are not known beforehand."""
+    if isinstance(spec, PortionSpec):
+        return PortionSpec(*(spec.value_specs * count))
+    return PerReplicaSpec(*(spec._value_specs * count)) if isinstance(spec, PerReplicaSpec) else spec

@@ -1,0 +1,370 @@
+"""A replica's share of the global batch: how many rows it holds, and what they weigh.
+
+Keras gives every replica the mean over its own rows and then 1/N of the vote, so that the rows of a replica that
+got fewer weigh more. Here a replica's vote is its part of the rows: ``weight = rows / rows of all replicas``. The
+weighted mean of per-replica means is then the mean over the global batch, exactly.
+
+A replica without rows (a batch smaller than the number of replicas) still runs, since all replicas run the same
+program. It borrows one row from replica 0, votes with weight 0, and what it writes or returns counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from strategies._tf_internals import PerReplica
+from strategies.batches.portions import Portion
+from strategies.batches.row_dependence import RowDependence, mark, marking
+from strategies.batches.row_kinds import Kind
+
+_ATTRIBUTE = "_keras_strategies_share"
+
+#: How Keras' trainer combines what its steps return: None outside the trainer, in the user's own loop.
+Combination = Literal["mean", "concat"] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One replica's share of the step that is being run or traced.
+
+    Attributes:
+        replica_id: index on the data axis.
+        num_replicas: size of the data axis.
+        weight: rows here / rows of all replicas; float, or float32 scalar where the batch size is not static.
+        has_rows: whether any row is the replica's own; bool, or bool scalar tensor.
+        combination: how Keras' trainer (``fit``, ``evaluate``, ...) combines what the step returns; None where the
+            user's own loop drives the step.
+        read_weight: returns the weight as the running step has it, in a graph that outlives the step.
+        num_rows: that the replica sees, if known beforehand: one number, or none.
+        dependence: tells how tensors of the step depend on the replica's rows.
+        raw_losses: whether losses are left as they are, because the caller weighs their total.
+        graph: the graph in which the replica's function began.
+    """
+
+    replica_id: int
+    num_replicas: int
+    weight: float | tf.Tensor
+    has_rows: bool | tf.Tensor
+    combination: Combination
+    read_weight: Callable[[tf.Graph], tf.Tensor]
+    num_rows: Collection[int]
+    dependence: RowDependence
+    raw_losses: bool = False
+    graph: tf.Graph | None = None
+
+    @property
+    def in_trainer(self) -> bool:
+        """Whether Keras' trainer drives the step."""
+        return self.combination is not None
+
+    @property
+    def in_inner_function(self) -> bool:
+        """Whether a ``tf.function`` is being traced that the replica's function calls.
+
+        Its graph serves later steps too, so nothing of this step may be written into it.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        # Branches and bodies of conditionals and loops are traced anew with the graph around them.
+        while getattr(graph, "is_control_flow_graph", False):
+            graph = graph.outer_graph
+        return self.num_replicas > 1 and self.graph is not None and graph is not self.graph
+
+    @property
+    def is_even(self) -> bool:
+        """Whether it is known beforehand that all replicas weigh the same."""
+        if self.num_replicas == 1:
+            return True
+        even = isinstance(self.weight, float) and self.weight * self.num_replicas == 1.0
+        return even and not self.in_inner_function
+
+    @property
+    def surely_has_rows(self) -> bool:
+        """Whether it is known beforehand that the replica has rows of its own."""
+        return self.has_rows is True and not self.in_inner_function
+
+    def weight_here(self) -> float | tf.Tensor:
+        """Returns the weight, for use inside the replica's function."""
+        if self.graph is None or not self.in_inner_function:
+            return self.weight
+        return self.read_weight(self.graph)
+
+    def keep(self, value: Any, otherwise: Any) -> Any:
+        """Returns ``value`` if this replica has rows of its own, else ``otherwise`` (same shape and dtype)."""
+        if self.in_inner_function:
+            return tf.where(tf.greater(self.weight_here(), 0.0), value, otherwise)
+        if isinstance(self.has_rows, bool):
+            return value if self.has_rows else otherwise
+        return tf.where(self.has_rows, value, otherwise)
+
+    def weigh(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns ``value * weight``, in the dtype of ``value``."""
+        return value * tf.cast(self.weight_here(), value.dtype)
+
+    def as_mean(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns ``value``; of a sum over the replica's rows, what gives that of the batch when it is weighed."""
+        if self.num_replicas == 1 or self.dependence.kind(value) not in (Kind.SUM, Kind.COUNT):
+            return value
+        # Of rows that are counted, too.
+        number = value if value.dtype.is_floating else tf.cast(value, tf.float32)
+        return mark(self.unweigh(number), Kind.MEAN)
+
+    def unweigh(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns ``value / weight``, and 0 where the weight is 0."""
+        return tf.math.divide_no_nan(value, tf.cast(self.weight_here(), value.dtype))
+
+
+def attach(share: Share) -> None:
+    """Makes ``share`` what :func:`current` returns for the rest of this replica's function.
+
+    It hangs on the replica context, which TensorFlow makes anew for every call of ``Strategy.run`` and carries
+    into nested graphs, so nothing outlives the call.
+    """
+    if share.graph is None:
+        share = dataclasses.replace(share, graph=tf.compat.v1.get_default_graph())
+    setattr(tf.distribute.get_replica_context(), _ATTRIBUTE, share)
+
+
+def current() -> Share | None:
+    """Returns the share of the replica that is running, or None outside ``Strategy.run`` of this package."""
+    return getattr(tf.distribute.get_replica_context(), _ATTRIBUTE, None)
+
+
+def dependence_here() -> RowDependence:
+    """Returns what tells how tensors depend on rows: those of micro-batches, inside of :func:`in_microbatches`."""
+    share = current()
+    return _of_microbatches.get() or (RowDependence() if share is None else share.dependence)
+
+
+# What tells how tensors depend on the rows of the micro-batches that are being computed.
+_of_microbatches: contextvars.ContextVar[RowDependence | None] = contextvars.ContextVar(
+    "keras_strategies_of_microbatches", default=None
+)
+
+
+@contextlib.contextmanager
+def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
+    """Inside, the replica computes a batch, a nest of tensors, in micro-batches of so many rows, where known."""
+    token = _of_microbatches.set(RowDependence(num_rows))
+    try:
+        with marking(batch, num_rows):
+            yield
+    finally:
+        _of_microbatches.reset(token)
+
+
+def is_in_microbatches() -> bool:
+    """Whether rows are those of a micro-batch: a sum over them is a part of the replica's."""
+    return _of_microbatches.get() is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """How many rows of a global batch there are.
+
+    Attributes:
+        local: per local replica, its own rows; int where static, else int32 scalar.
+        total: rows of all replicas of all processes; None where this process does not know.
+    """
+
+    local: tuple[int | tf.Tensor, ...]
+    total: int | tf.Tensor | None = None
+
+    def local_total(self) -> tf.Tensor:
+        """Returns the rows of this process, int32 scalar."""
+        return tf.add_n([tf.convert_to_tensor(n, tf.int32) for n in self.local])
+
+    def with_total(self, total: int | tf.Tensor) -> Rows:
+        """Returns the same with `total`."""
+        return dataclasses.replace(self, total=total)
+
+
+def divide(
+    rows: Rows | None,
+    first_replica: int,
+    num_local: int,
+    num_replicas: int,
+    combination: Combination,
+    read_weight: Callable[[int, tf.Graph], tf.Tensor],
+) -> list[Share]:
+    """Returns every local replica's share.
+
+    Args:
+        rows: the rows of the batch; None where the step's arguments hold no batch: every replica then weighs the
+            same.
+        first_replica: which of all replicas is the first local one.
+        num_local: the number of local replicas.
+        num_replicas: size of the data axis.
+        combination: see :class:`Share`.
+        read_weight: takes the local replica's index first; see :class:`Share`.
+    """
+    even = 1.0 / num_replicas
+    weights: list[float | tf.Tensor] = [even] * num_local
+    present: list[bool | tf.Tensor] = [True] * num_local
+    if rows is not None and num_replicas > 1:
+        static = [n for n in rows.local if isinstance(n, int)]
+        total = rows.total
+        if total is None:
+            total = sum(static) if len(static) == num_local else rows.local_total()
+        if isinstance(total, int) and len(static) == num_local:
+            if total:
+                weights = [n / total for n in static]
+                present = [n > 0 for n in static]
+        else:
+            total = tf.cast(total, tf.float32)
+            weights = [tf.math.divide_no_nan(tf.cast(n, tf.float32), total) for n in rows.local]
+            present = [n > 0 if isinstance(n, int) else tf.greater(n, 0) for n in rows.local]
+    own: list[Collection[int]] = [()] * num_local if rows is None else [_seen(n) for n in rows.local]
+    return [
+        Share(
+            first_replica + r,
+            num_replicas,
+            weights[r],
+            present[r],
+            combination,
+            functools.partial(read_weight, r),
+            own[r],
+            RowDependence(own[r], is_marked=num_replicas > 1),
+        )
+        for r in range(num_local)
+    ]
+
+
+def _seen(number: int | tf.Tensor) -> Collection[int]:
+    """The number of rows that a replica sees, if it is known now: one where it has none, which is lent."""
+    if isinstance(number, int) or hasattr(number, "numpy"):
+        return (max(int(number), 1),)
+    return ()
+
+
+def num_rows(value: Any) -> int | tf.Tensor | None:
+    """Returns the size of the first dimension (int where static, else int32 scalar); None for a scalar."""
+    shape = value.shape
+    if shape.rank == 0:
+        return None
+    if shape.rank is not None and shape[0] is not None:
+        return int(shape[0])
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int32)
+    if isinstance(value, tf.SparseTensor):
+        return tf.cast(value.dense_shape[0], tf.int32)
+    return tf.shape(value)[0]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a tensor of any kind."""
+    return isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))
+
+
+def is_batch(value: Any) -> bool:
+    """Whether ``value`` is a tensor (dense, ragged or sparse) whose first dimension can be rows."""
+    return is_tensor(value) and bool(value.shape.rank is None or value.shape.rank > 0)
+
+
+def rows_of(structure: Any, num_local: int) -> Rows | None:
+    """Returns the number of rows of the first batch in ``structure``, or None if there is none."""
+    for leaf in tf.nest.flatten(structure):
+        if not isinstance(leaf, PerReplica) or len(leaf.values) != num_local or not is_batch(leaf.values[0]):
+            continue
+        if not isinstance(leaf, Portion):
+            return Rows(tuple(n for value in leaf.values if (n := num_rows(value)) is not None))
+        if leaf.static_rows is not None:
+            return Rows(leaf.static_rows[:-1], leaf.static_rows[-1])
+        return Rows(tuple(tf.unstack(leaf.own_rows, num_local)), leaf.all_rows)
+    return None
+
+
+def take_rows(value: Any, begin: int | tf.Tensor, end: int | tf.Tensor) -> Any:
+    """Returns rows ``begin`` to ``end`` of a dense, ragged or sparse tensor."""
+    if not isinstance(value, tf.SparseTensor):
+        return value[begin:end]
+    begin, end = tf.cast(begin, tf.int64), tf.cast(end, tf.int64)
+    start = tf.concat([[begin], tf.zeros_like(value.dense_shape[1:])], axis=0)
+    size = tf.concat([[end - begin], value.dense_shape[1:]], axis=0)
+    return tf.sparse.slice(value, start, size)
+
+
+def lend_rows(structure: Any, num_replicas: int) -> Any:
+    """Gives every empty batch in ``structure`` one row of replica 0's; the rest passes through uncopied."""
+
+    def lend(leaf: Any) -> Any:
+        # Who cut a portion has lent it rows.
+        if not isinstance(leaf, PerReplica) or isinstance(leaf, Portion) or len(leaf.values) != num_replicas:
+            return leaf
+        values = list(leaf.values)
+        for r in range(1, num_replicas):
+            if not is_batch(values[r]):
+                continue
+            rows = num_rows(values[r])
+            if isinstance(rows, int):
+                values[r] = values[r] if rows else take_rows(values[0], 0, 1)
+            else:
+                own = values[r]
+                values[r] = tf.cond(tf.greater(rows, 0), lambda own=own: own, lambda: take_rows(values[0], 0, 1))
+        return PerReplica(tuple(values))
+
+    return tf.nest.map_structure(lend, structure)
+
+
+def combinable(structure: Any, shares: Sequence[Share], agreed: Sequence[tf.Tensor] = ()) -> Any:
+    """Makes what the local replicas return count by rows, however it will be combined.
+
+    What is in ``agreed`` is the same on all replicas and stays as it is.
+
+    * Keras' trainer takes the plain mean over replicas of what a training or test step returns: every number is
+      multiplied by ``weight * num_replicas``. Metrics, which are equal on all replicas, stay what they are.
+    * It lays what a prediction step returns end to end: a replica without rows returns none, of any kind of tensor.
+    * In the user's own loop a replica without rows returns no rows where its output has the borrowed row's, so that
+      gathering skips it, and zeros elsewhere, so that summing does.
+    """
+
+    def combine(leaf: Any) -> Any:
+        if len(shares) == 1 and not isinstance(leaf, PerReplica):
+            return leaf if any(leaf is known for known in agreed) else one(shares[0], leaf)
+        if not (isinstance(leaf, PerReplica) and len(leaf.values) == len(shares)):
+            return leaf
+        return PerReplica(tuple(one(s, v) for s, v in zip(shares, leaf.values, strict=True)))
+
+    def one(share: Share, value: Any) -> Any:
+        if share.combination == "mean":
+            return _in_mean_form(share, value)
+        if share.has_rows is True or not is_tensor(value):
+            return value
+        nothing = _no_rows if share.combination == "concat" else _neutral
+        if share.has_rows is False:
+            return nothing(value)
+        if share.combination is None and value.shape.rank and value.shape[0] is not None:
+            # Static where the batch's first dimension is not: whatever it is, it is no rows.
+            return share.keep(value, tf.zeros_like(value))
+        with tf.device(getattr(value, "device", None)):
+            return tf.cond(share.has_rows, lambda: value, lambda: nothing(value))
+
+    if all(share.has_rows is True and share.is_even for share in shares):
+        return structure
+    return tf.nest.map_structure(combine, structure)
+
+
+def _in_mean_form(share: Share, value: Any) -> Any:
+    if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+        return value
+    return tf.math.multiply_no_nan(value, tf.cast(share.weight * share.num_replicas, value.dtype))
+
+
+def _no_rows(value: Any) -> Any:
+    return take_rows(value, 0, 0) if is_batch(value) else value
+
+
+def _neutral(value: Any) -> Any:
+    if not isinstance(value, tf.Tensor):
+        return take_rows(value, 0, 0)
+    blank = value if value.dtype == tf.string else tf.zeros_like(value)
+    if value.shape.rank == 0:
+        return blank
+    rows = tf.shape(value)[0]
+    return blank[: tf.where(tf.equal(rows, 1), 0, rows)]

@@ -1,0 +1,132 @@
+"""What crosses between the processes of a data-parallel job, in the engine's terms.
+
+Every process owns some replicas; what they add up to locally is one part of a global sum. All processes must call
+the same methods in the same order, which they do because they run the same program on batches of one plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.collectives.base import Collectives
+from strategies.collectives.buckets import make_buckets
+
+#: Large enough that a small model's gradients travel as one, small enough that a large model's start early and
+#: several are on their way at once.
+DEFAULT_BUCKET_BYTES = 4 * 2**20
+
+_AXIS = "data"
+
+
+class Crossing:
+    """Sums, gathers and broadcasts between processes.
+
+    Args:
+        collectives: joins the processes; each owns one coordinate, all on the axis "data".
+        bucket_bytes: the most that gradients which travel together may hold; larger ones travel alone.
+        compression: what `collectives` round gradients to on their way, in their words; None for nothing.
+        reduction: "average", or another way to combine gradients that `collectives` know, by its name.
+
+    Raises:
+        ValueError: processes on another axis, options that `collectives` do not serve.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        *,
+        compression: str | None = None,
+        reduction: str = "average",
+    ) -> None:
+        if collectives.mesh.axis_size(_AXIS) != collectives.mesh.size:
+            raise ValueError(f"All processes must lie on the axis 'data'. Received: mesh {collectives.mesh.axes}.")
+        self.rank = collectives.rank
+        self.num_processes = collectives.mesh.size
+        self._collectives = collectives
+        self._bucket_bytes = bucket_bytes
+        self._gradient_options: dict[str, Any] = {}
+        if compression is not None:
+            self._gradient_options["compression"] = compression
+        #: Whether gradients are no plain sums: then each process gives the gradient of the mean over its own rows.
+        self.combines_means = reduction != "average"
+        if self.combines_means:
+            self._gradient_options["op"] = reduction
+        if self._gradient_options:
+            # What cannot be done is refused now, not at the first step.
+            self.sum_gradients([tf.zeros([1])])
+
+    def sum_gradients(self, values: Sequence[tf.Tensor], present: Any = True) -> list[tf.Tensor]:
+        """As :meth:`sum`, with the compression and the reduction of gradients."""
+        return self._sum(values, present, self._gradient_options)
+
+    def sum(self, values: Sequence[tf.Tensor], present: Any = True) -> list[tf.Tensor]:
+        """Returns the sums over the processes, each of the shape and dtype of its value.
+
+        Args:
+            values: this process' parts, in the order in which variables were made: the last are taken to be ready
+                first, as gradients are.
+            present: bool or bool scalar; where false, this process' parts count as zeros.
+        """
+        return self._sum(values, present, {})
+
+    def _sum(self, values: Sequence[tf.Tensor], present: Any, options: dict[str, Any]) -> list[tf.Tensor]:
+        values = [tf.convert_to_tensor(value) for value in values]
+        sizes = [(value.shape.num_elements() or 0) * value.dtype.size for value in values]
+        results: list[Any] = [None] * len(values)
+        for bucket in make_buckets(sizes, [value.dtype.name for value in values], self._bucket_bytes):
+            parts = if_present(present, [values[i] for i in bucket.indices])
+            totals = self._collectives.all_reduce_many(parts, _AXIS, **options)
+            for i, total in zip(bucket.indices, totals, strict=True):
+                results[i] = total
+        return results
+
+    def gather(self, value: tf.Tensor, dim: int = 0) -> tf.Tensor:
+        """Returns the processes' values end to end along `dim`, by rank; their sizes there may differ."""
+        sent = _to_wire(tf.convert_to_tensor(value))
+        return _from_wire(self._collectives.all_gather([sent], _AXIS, dim, differentiable=False)[0], value.dtype)
+
+    def broadcast(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns rank 0's value; the others' give shape and dtype."""
+        sent = _to_wire(tf.convert_to_tensor(value))
+        return _from_wire(self._collectives.broadcast([sent], _AXIS, differentiable=False)[0], value.dtype)
+
+    def barrier(self) -> None:
+        """Returns when all processes have called it."""
+        self.sum([tf.zeros([], tf.int32)])
+
+
+def if_present(present: bool | tf.Tensor, values: list[Any]) -> list[Any]:
+    """Returns ``values``, or zeros in their place."""
+    if present is True:
+        return values
+
+    # Of slices the values only: their indices say of themselves where they come from.
+    tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
+
+    def zeros() -> list[Any]:
+        return [tf.zeros_like(tensor) for tensor in tensors]
+
+    kept = zeros() if present is False else tf.cond(present, lambda: tensors, zeros)
+    return [
+        tf.IndexedSlices(own, v.indices, v.dense_shape) if isinstance(v, tf.IndexedSlices) else own
+        for v, own in zip(values, kept, strict=True)
+    ]
+
+
+# Collectives know few kinds of integers. The same bits travel as another, or a wider one.
+_SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+_WIDER = {tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32}
+
+
+def _to_wire(value: tf.Tensor) -> tf.Tensor:
+    if value.dtype in _SAME_BITS:
+        return tf.bitcast(value, _SAME_BITS[value.dtype])
+    return tf.cast(value, _WIDER[value.dtype]) if value.dtype in _WIDER else value
+
+
+def _from_wire(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.bitcast(value, dtype) if dtype in _SAME_BITS else tf.cast(value, dtype)

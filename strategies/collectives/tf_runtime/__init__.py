@@ -1,0 +1,5 @@
+"""Collectives by TensorFlow's runtime, between devices and processes."""
+
+from strategies.collectives.tf_runtime.collectives import TensorFlowCollectives
+
+__all__ = ["TensorFlowCollectives"]

@@ -1,0 +1,327 @@
+"""Collectives over TensorFlow's collective runtime: between devices, processes and machines."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import tensorflow as tf
+
+from strategies._tf_internals import eager_context
+from strategies.collectives import checks
+from strategies.collectives.base import Collectives
+from strategies.collectives.channel import Channel
+from strategies.collectives.shapes import shape_of
+from strategies.collectives.tf_runtime import members, wire
+from strategies.collectives.transport import Op, Pairs
+from strategies.collectives.watchdog import Watch
+from strategies.topology.mesh import AXES, DeviceMesh
+
+_Body = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+
+
+class _KeyRanges:
+    """Hands out ranges of group keys.
+
+    TensorFlow's group keys are process-wide, so this counter has to be, too: two instances that start at the
+    same key end in "joining a group that is already full". It starts far above tf.distribute's, which count
+    from 1.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 1 << 20
+
+    def take(self, count: int) -> int:
+        with self._lock:
+            first, self._next = self._next, self._next + count
+        if first + count > 2**31 - 1:
+            raise ValueError(f"TensorFlow's group keys are used up; make fewer meshes. Wanted: {count} more.")
+        return first
+
+
+_KEY_RANGES = _KeyRanges()
+
+
+class TensorFlowCollectives(Collectives):
+    """All processes of one TensorFlow cluster, or several devices of one process, or both.
+
+    Processes must make their instances in the same order, and trace the functions that use them in the same
+    order: a retrace on one of them alone leaves the others waiting until `timeout_seconds`. After a failed or
+    timed-out collective TensorFlow fails every later one in the process.
+
+    Between processes the runtime must run already (``tf.distribute.MultiWorkerMirroredStrategy`` starts it),
+    and rank r of the mesh must be TensorFlow's r-th task.
+
+    Args:
+        mesh: the grid. Devices are names inside a process ("CPU:0", "/device:GPU:1"); "" means "CPU:0".
+        rank: this process' rank in the mesh.
+        implementation: TensorFlow's communication hint.
+        timeout_seconds: after which collectives fail here if not one could be finished for so long, because not all
+            members have joined; 0: never.
+
+    Raises:
+        ValueError: a device this process does not have, a negative timeout, an unknown implementation.
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        rank: int = 0,
+        *,
+        implementation: Literal["auto", "RING", "NCCL"] = "auto",
+        timeout_seconds: float = 300.0,
+    ) -> None:
+        super().__init__(mesh, rank)
+        if implementation not in ("auto", "RING", "NCCL"):
+            raise ValueError(f"implementation must be 'auto', 'RING' or 'NCCL'. Received: {implementation!r}.")
+        self._hint = implementation
+        who = f"Rank {rank} of {mesh.num_processes}"
+        self._watch = Watch(who, timeout_seconds, _end_all, "CommunicationOptions(timeout_seconds=...)")
+        self._watch.start(self)
+        self._devices = [_find_device(mesh.devices[index]) for index in self.local_indices]
+        all_groups = [(axis, members) for axis in AXES for members in mesh.groups(axis)]
+        first_key = _KEY_RANGES.take(len(all_groups) + mesh.size**2)
+        self._groups = {
+            (axis, index): self._make_group(key, members)
+            for key, (axis, members) in enumerate(all_groups, start=first_key)
+            for index in members
+        }
+        self._first_pair_key = first_key + len(all_groups)
+        # Ops are numbered within their group, so that only its members have to agree on the number.
+        self._next_ordinal: dict[int, int] = collections.defaultdict(int)
+        self._lock = threading.Lock()
+        self._eager_functions: dict[tuple[object, ...], Callable[..., list[tf.Tensor]]] = {}
+
+    def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
+        num_slices = members.num_slices(values[0])
+
+        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            link = self._links(axis, num_slices)
+            return self._on_devices(lambda i, index: members.all_reduce(tensors[i], *link[index], op, num_slices))
+
+        # Slices need a size that is known when the function is traced. All members have the same.
+        static = values[0].shape if num_slices > 1 else None
+        return self._run(body, values, axis, "all_reduce", op, num_slices, static=static)
+
+    def _all_gather(
+        self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
+    ) -> list[tf.Tensor]:
+        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            link, counts = self._links(axis), self._sizes_in(tensors)
+            return self._on_devices(lambda i, index: members.all_gather(tensors[i], *link[index], dim, counts[i]))
+
+        return self._run(body, [*values, *(sizes or [])], axis, "all_gather", dim)
+
+    def _reduce_scatter(
+        self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
+    ) -> list[tf.Tensor]:
+        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            link, counts = self._links(axis), self._sizes_in(tensors)
+            return self._on_devices(
+                lambda i, index: members.reduce_scatter(
+                    tensors[i], *link[index], dim, counts[i], self.mesh.position(index, axis)
+                )
+            )
+
+        return self._run(body, [*values, *(sizes or [])], axis, "reduce_scatter", dim)
+
+    def _broadcast(self, values: list[tf.Tensor], axis: str, root: int) -> list[tf.Tensor]:
+        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            link = self._links(axis)
+            return self._on_devices(
+                lambda i, index: members.broadcast(tensors[i], *link[index], self.mesh.position(index, axis) == root)
+            )
+
+        return self._run(body, values, axis, "broadcast", root)
+
+    def _all_to_all(self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int) -> list[tf.Tensor]:
+        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            link = self._links(axis)
+            return self._on_devices(
+                lambda i, index: members.all_to_all(tensors[i], *link[index], split_dim, concat_dim)
+            )
+
+        return self._run(body, values, axis, "all_to_all", split_dim, concat_dim)
+
+    def _permute(self, values: list[tf.Tensor], axis: str, pairs: Pairs) -> list[tf.Tensor]:
+        source_of = {target: source for source, target in pairs}
+        target_of = dict(pairs)
+
+        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            links: dict[tuple[int, int], tuple[wire.Group, int]] = {}
+
+            def link(source: int, target: int) -> tuple[wire.Group, int]:
+                if (source, target) not in links:
+                    links[source, target] = self._pair(source, target, 1)
+                return links[source, target]
+
+            def member(i: int, index: int) -> tf.Tensor:
+                value, group = tensors[i], self.mesh.group(index, axis)
+                source, target = source_of.get(group.index(index)), target_of.get(group.index(index))
+                sent = []
+                if target is not None and group[target] != index:
+                    sent = [wire.send(wire.flatten(value), *link(index, group[target]))]
+                with tf.control_dependencies(sent):
+                    if source is None:
+                        return tf.zeros_like(value)
+                    if group[source] == index:
+                        return tf.identity(value)
+                # Outside of the control dependency: a ring of receives that wait for sends never ends.
+                return members.receive(shape_of(value), value.dtype, *link(group[source], index))
+
+            return self._on_devices(member)
+
+        return self._run(body, values, axis, "permute", tuple(map(tuple, pairs)))
+
+    def _exchange_sizes(self, values: list[tf.Tensor], axis: str, dim: int) -> list[tf.Tensor] | None:
+        if self.mesh.num_processes == 1 and not tf.executing_eagerly():
+            static = dict(zip(self.local_indices, [value.shape[dim] for value in values], strict=True))
+            groups = [{static[index] for index in group} for group in self.mesh.groups(axis)]
+            if all(len(group) == 1 and None not in group for group in groups):
+                return None
+
+        def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            link = self._links(axis)
+            return self._on_devices(lambda i, index: members.gather_size(tensors[i], *link[index], dim))
+
+        return self._run(body, values, axis, "exchange_sizes", dim)
+
+    def _channel(self, axis: str, source: int, target: int, num_messages: int) -> Channel:
+        if tf.executing_eagerly():
+            raise ValueError(
+                "Make channels inside a tf.function: eagerly, a send would wait for a receive that comes "
+                "after it. Use permute instead."
+            )
+        sends: list[_Link] = []
+        receives: list[_Link] = []
+        for group in self.mesh.groups(axis):
+            if {group[source], group[target]} & set(self.local_indices):
+                pair, ordinal = self._pair(group[source], group[target], num_messages)
+                for links, index in ((sends, group[source]), (receives, group[target])):
+                    if index in self.local_indices:
+                        links.append((self._device(self.local_indices.index(index)), pair, ordinal))
+        return _RuntimeChannel(sends, receives, num_messages)
+
+    def _device(self, local: int) -> str:
+        return self._devices[local]
+
+    def _make_group(self, key: int, members: Sequence[int]) -> wire.Group:
+        def full_name(position: int) -> tuple[int, str, int]:
+            index = members[position]
+            spec = tf.DeviceSpec.from_string(_with_slash(self.mesh.devices[index]))
+            return self.mesh.ranks[index], spec.device_type, spec.device_index
+
+        wire_order = tuple(sorted(range(len(members)), key=full_name))
+        on_cpu = all(full_name(position)[1] == "CPU" for position in wire_order)
+        return wire.Group(key, len(members), wire_order, self._hint, self._watch, on_cpu)
+
+    def _take_ordinals(self, key: int, count: int) -> int:
+        with self._lock:
+            first = self._next_ordinal[key]
+            self._next_ordinal[key] += count
+        return first
+
+    def _links(self, axis: str, count: int = 1) -> dict[int, tuple[wire.Group, int]]:
+        """For each local flat index its group along `axis` and the first of `count` new op numbers of that group."""
+        groups = {index: self._groups[axis, index] for index in self.local_indices}
+        ordinals = {key: self._take_ordinals(key, count) for key in sorted({g.key for g in groups.values()})}
+        return {index: (group, ordinals[group.key]) for index, group in groups.items()}
+
+    def _pair(self, source: int, target: int, num_messages: int) -> tuple[wire.Group, int]:
+        group = self._make_group(self._first_pair_key + source * self.mesh.size + target, (source, target))
+        return group, self._take_ordinals(group.key, num_messages)
+
+    def _sizes_in(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor | None]:
+        """What follows the values in a body's arguments: the sizes for each, or nothing."""
+        num_local = len(self.local_indices)
+        return tensors[num_local:] or [None] * num_local
+
+    def _run(
+        self,
+        body: _Body,
+        tensors: list[tf.Tensor],
+        axis: str,
+        *key: object,
+        static: tf.TensorShape | None = None,
+    ) -> list[tf.Tensor]:
+        """Run `body`, in a traced function where the caller's code is eager.
+
+        Eagerly the ops of several devices would run one after the other, each waiting for the next. One
+        function serves all shapes, unless `static` gives the one of all members: ranks whose shapes differ
+        still trace in the same order.
+        """
+        if self.mesh.axis_size(axis) == 1 and key[0] not in ("permute", "exchange_sizes"):
+            return tensors[: len(self.local_indices)]
+        if not tf.executing_eagerly():
+            return body(tensors)
+        specs = [tf.TensorSpec(static or [None] * tensor.shape.rank, tensor.dtype) for tensor in tensors]
+        cache_key = (axis, *key, *((spec.dtype, spec.shape.rank) for spec in specs), str(static))
+        with self._lock:
+            function = self._eager_functions.get(cache_key)
+        if function is None:
+            traced = tf.function(lambda *args: body(list(args)), autograph=False)
+            function = traced.get_concrete_function(*specs)
+            with self._lock:
+                self._eager_functions[cache_key] = function
+        return list(function(*tensors))
+
+
+_Link = tuple[str, wire.Group, int]
+
+
+class _RuntimeChannel(Channel):
+    """Each message is a broadcast in a group of two."""
+
+    def __init__(self, sends: Sequence[_Link], receives: Sequence[_Link], num_messages: int) -> None:
+        self._sends, self._receives = sends, receives
+        self._num_messages = num_messages
+        self._send_tags: set[int] = set()
+        self._recv_tags: set[int] = set()
+
+    def send(self, values: Sequence[tf.Tensor], tag: int = 0) -> list[tf.Tensor]:
+        tensors = checks.check_values(values, len(self._sends), arithmetic=False)
+        checks.check_tag(tag, self._num_messages, self._send_tags, "a send")
+        sent = []
+        for value, (device, group, ordinal) in zip(tensors, self._sends, strict=True):
+            with tf.device(device):
+                sent.append(wire.send(wire.flatten(value), group, ordinal + tag))
+        return sent
+
+    def recv(self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0) -> list[tf.Tensor]:
+        checks.check_shape_count(len(shapes), len(self._receives))
+        checks.check_tag(tag, self._num_messages, self._recv_tags, "a receive")
+        received = []
+        for shape, (device, group, ordinal) in zip(shapes, self._receives, strict=True):
+            with tf.device(device):
+                wanted = shape if isinstance(shape, tf.Tensor) else list(shape)
+                received.append(members.receive(wanted, dtype, group, ordinal + tag))
+        return received
+
+
+def _end_all(why: str) -> None:
+    """Fails what waits now, and every later collective of this process."""
+    eager_context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, why)
+
+
+def _with_slash(device: str) -> str:
+    device = device or "CPU:0"
+    return device if device.startswith("/") else f"/device:{device}"
+
+
+def _find_device(device: str) -> str:
+    """The full name of a device of this process: a short name can mean another task's device in a cluster."""
+    wanted = tf.DeviceSpec.from_string(_with_slash(device))
+    with tf.init_scope():
+        here = tf.DeviceSpec.from_string(tf.constant(0).device)
+    own = []
+    for name in (logical.name for logical in tf.config.list_logical_devices()):
+        spec = tf.DeviceSpec.from_string(name)
+        # In a cluster the list also has the other tasks' devices; without one, names carry no task.
+        if spec.job is None or (spec.job, spec.task) == (here.job, here.task):
+            own.append(name)
+            if (spec.device_type, spec.device_index) == (wanted.device_type, wanted.device_index):
+                return name
+    raise ValueError(f"This process has no device {device!r}. It has: {own}.")

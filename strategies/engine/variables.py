@@ -1,0 +1,233 @@
+"""Variables with one component per replica, as TensorFlow has them, that know whose writes count.
+
+Two kinds of variable may be written by a replica for itself:
+
+* metric state (``synchronization=ON_READ``): the components are summed or averaged when read outside a replica.
+  A replica without rows must add nothing.
+* state of layers without aggregation (BatchNormalization's moving statistics, SpectralNormalization's vectors):
+  each replica writes what it saw. The engine makes the components agree before the step ends.
+
+A third kind, gradient accumulators, holds one part of a sum on each replica, for as long as it is not due.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import MirroredVariable, SyncOnReadVariable, get_update_replica_id
+from strategies.batches import shares
+from strategies.collectives.process_group import Crossing
+
+
+class _ReadableNumber:
+    """``float(optimizer.learning_rate)`` and the like, as plain variables have them; TensorFlow's mirrored do not."""
+
+    numpy: Callable[[], Any]
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+
+class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
+    """A mirrored variable that reports to its strategy when a replica writes it for itself.
+
+    Programs that ask ``isinstance`` find TensorFlow's class; Keras' own test of distributed optimizers, which looks for
+    its name in the name of the class, does not.
+    """
+
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        # Integers are counters and random seeds, which advance alike on all replicas without being averaged.
+        if self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating:
+            self.distribute_strategy.extended.note_replica_write(self)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class MetricVariable(_ReadableNumber, SyncOnReadVariable):
+    """A synchronised-on-read variable to which a replica without rows adds nothing."""
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns ``value``; a replica without rows of its own keeps what it has."""
+        return super().assign(self._counted(value, lambda: self.read_value()), *args, **kwargs)
+
+    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds ``value``; a replica without rows of its own adds 0."""
+        return super().assign_add(self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs)
+
+    def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Subtracts ``value``; a replica without rows of its own subtracts 0."""
+        return super().assign_sub(self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs)
+
+    def _get_cross_replica(self) -> Any:
+        presum = self.distribute_strategy.extended.presum_of(self)
+        return super()._get_cross_replica() if presum is None else presum
+
+    def _counted(self, value: Any, otherwise: Callable[[], tf.Tensor]) -> Any:
+        share = shares.current()
+        if share is None or share.surely_has_rows:
+            return value
+        return share.keep(tf.cast(value, self.dtype), otherwise())
+
+
+class PartialSumVariable(MetricVariable):
+    """A gradient accumulator, of which each replica holds a part; the sum of the parts counts.
+
+    Between processes, `is_spread` says whether the parts differ. While they do not (nothing has been gathered since
+    the last update, or since :meth:`level`, or since a value was assigned), the sum is a part times the number of
+    parts, and every process can read and save it by itself. While they do, nobody can: reading is an error, not a wait
+    for processes that may not come.
+
+    Args:
+        variable: has one component per local replica.
+        is_spread: bool scalar, of all accumulators of the optimizer.
+    """
+
+    def __init__(self, variable: SyncOnReadVariable, is_spread: tf.Variable) -> None:
+        super().__init__(variable.distribute_strategy, variable.values, variable.aggregation)
+        self.is_spread = is_spread
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns ``value``; outside a replica, each process an equal part of it."""
+        context = tf.distribute.get_replica_context()
+        in_replica = context is not None and context.strategy is self.distribute_strategy
+        if not in_replica and get_update_replica_id() is None:
+            self.is_spread.assign(False)
+        return super().assign(value, *args, **kwargs)
+
+    def check_known(self) -> None:
+        """Raises a ``ValueError`` if this process does not know the sum by itself."""
+        if self.is_shared and bool(self.is_spread):
+            raise ValueError(self._mend())
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes hold parts, too."""
+        return self.distribute_strategy.extended.crossing is not None
+
+    def _mend(self) -> str:
+        return (
+            f"{self.name!r} holds a part of the gradients that the processes have gathered since the last update, so "
+            "one process cannot read or save their sum. Save after `fit`, at the end of an epoch, or at a step that "
+            "completes the gradient_accumulation_steps; or call `strategies.sum_accumulated(optimizer)` on all "
+            "processes before."
+        )
+
+    def _get_cross_replica(self) -> Any:
+        if not self.is_shared or self.distribute_strategy.extended.presum_of(self) is not None:
+            return super()._get_cross_replica()
+        if tf.executing_eagerly():
+            self.check_known()
+            return self._sum_of_like_parts()
+        with tf.control_dependencies([tf.debugging.assert_equal(self.is_spread, False, self._mend())]):
+            return self._sum_of_like_parts()
+
+    def _sum_of_like_parts(self) -> tf.Tensor:
+        num_parts = self.distribute_strategy.num_replicas_in_sync
+        return self.values[0].read_value() * tf.cast(num_parts, self.dtype)
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable[..., Any]]:
+        def marked(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            saveable = make(*args, **kwargs)
+            restore = saveable.restore
+
+            def restore_like_parts(*args: Any) -> Any:
+                with tf.control_dependencies([self.is_spread.assign(False)]):
+                    return restore(*args)
+
+            saveable.restore = restore_like_parts
+            return saveable
+
+        made = super()._gather_saveables_for_checkpoint()
+        return {name: functools.partial(marked, make) for name, make in made.items()}
+
+
+def level(accumulators: Sequence[PartialSumVariable]) -> None:
+    """Gives each replica an equal part of every sum, so that each process knows the sums by itself.
+
+    All processes that hold parts call it. Where parts are alike already, nothing is sent.
+    """
+    spread = [variable for variable in accumulators if bool(variable.is_spread)]
+    if not spread:
+        return
+    with spread[0].distribute_strategy.extended.presummed(spread):
+        for variable in spread:
+            variable.assign(variable.distribute_strategy.extended.presum_of(variable), read_value=False)
+
+
+def accumulators_of(optimizer: Any) -> list[PartialSumVariable]:
+    """Returns the gradient accumulators of an optimizer, and of those that it wraps, whose parts processes hold."""
+    if optimizer is None:
+        return []
+    found = [getattr(variable, "value", None) for variable in optimizer.variables]
+    return [each for each in found if isinstance(each, PartialSumVariable) and each.is_shared]
+
+
+def check_known(accumulators: Sequence[PartialSumVariable]) -> None:
+    """Raises a ``ValueError`` if this process does not know the sums by itself."""
+    for variable in accumulators:
+        variable.check_known()
+
+
+def aware(variable: Any) -> Any:
+    """Returns ``variable``'s components in the class of this file that replaces TensorFlow's, if one does."""
+    for theirs, ours in ((MirroredVariable, ReplicaStateVariable), (SyncOnReadVariable, MetricVariable)):
+        if type(variable) is theirs:
+            return ours(variable.distribute_strategy, variable.values, variable.aggregation)
+    return variable
+
+
+def agree(
+    written: Sequence[ReplicaStateVariable], local_shares: Sequence[shares.Share], crossing: Crossing | None
+) -> None:
+    """Sets the components of each variable to their mean over all replicas, each weighing what its rows weigh.
+
+    Variables of one dtype and place travel as one vector: a deep network has a hundred small ones.
+
+    Args:
+        written: what a replica wrote for itself in this step.
+        local_shares: the shares of this process' replicas, one per component.
+        crossing: joins the other processes that hold replicas; None if none do.
+    """
+    if local_shares[0].num_replicas == 1:
+        return
+    kinds: dict[Any, list[ReplicaStateVariable]] = {}
+    for variable in written:
+        kinds.setdefault((variable.dtype, *variable._devices), []).append(variable)
+    for alike in kinds.values():
+        devices = [component.device for component in alike[0].values]
+        vectors = []
+        for r, device in enumerate(devices):
+            with tf.device(device):
+                parts = [tf.reshape(variable.values[r].read_value(), [-1]) for variable in alike]
+                vectors.append(tf.concat(parts, axis=0))
+        with tf.device(devices[0]):
+            mean = _local_mean(vectors, local_shares) if crossing is None else _mean(vectors, local_shares, crossing)
+        sizes = [math.prod(variable.shape) for variable in alike]
+        for r, device in enumerate(devices):
+            with tf.device(device):
+                for variable, part in zip(alike, tf.split(mean, sizes), strict=True):
+                    variable.values[r].assign(tf.reshape(part, variable.shape))
+
+
+def _local_mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[shares.Share]) -> tf.Tensor:
+    """``first + sum(weight * (other - first))``: components that are equal already stay bit for bit."""
+    first, *others = vectors
+    mean = first
+    for share, other in zip(local_shares[1:], others, strict=True):
+        mean += tf.math.multiply_no_nan(other - first, tf.cast(share.weight, first.dtype))
+    return mean
+
+
+def _mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[shares.Share], crossing: Crossing) -> tf.Tensor:
+    """``sum(weight * value)``: nobody's value is here to start from."""
+    part = tf.zeros_like(vectors[0])
+    for share, vector in zip(local_shares, vectors, strict=True):
+        part += tf.math.multiply_no_nan(vector, tf.cast(share.weight, vector.dtype))
+    return crossing.sum([part])[0]

@@ -1,0 +1,284 @@
+"""The devices over which one replica of a model is spread, as its layers see them.
+
+A replica is one copy of the model. On a mesh with axes beside "data" it spans several devices, its parts; part k of
+all replicas is a column of the mesh. A layer that is split creates each of its variables in one part, and computes
+with it there, forward and backward. Under other strategies, and without one, a replica has one part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
+from strategies.batches import shares
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import warn_of
+from strategies.collectives.process_group import Crossing
+from strategies.replica.graph_lifetimes import numpy_functions_held
+from strategies.replica.passes import Again, Passes
+from strategies.replica.traced_passes import added
+from strategies.topology.devices import full_name, short_name
+from strategies.topology.mesh import DeviceMesh
+from strategies.topology.placement import local_grid
+
+
+class ReplicaParts:
+    """Where the parts of a replica are, and how to put variables and computations there.
+
+    Parts are numbered in row-major order of the mesh's axes other than "data".
+
+    Args:
+        grid: device names as ``[local replica][part]``.
+        axes: size of each axis other than "data", in the order of the mesh.
+        crossing: joins the processes that hold other replicas; None if there are none.
+    """
+
+    def __init__(
+        self, grid: Sequence[Sequence[str]], axes: Mapping[str, int], crossing: Crossing | None = None
+    ) -> None:
+        #: The mesh of one replica: the axes that it has, over the devices of the first local one.
+        self.mesh = DeviceMesh.from_devices(list(grid[0]), dict(axes) or None)
+        self._grid = tuple(tuple(row) for row in grid)
+        self._crossing = crossing
+        self._local = threading.local()
+
+    @classmethod
+    def of_process(
+        cls, mesh: DeviceMesh, devices: Sequence[str], rank: int = 0, crossing: Crossing | None = None
+    ) -> ReplicaParts:
+        """The parts of the replicas that process `rank` holds, whole, of a mesh; `devices` are all of its devices."""
+        names = {short_name(device): full_name(device) for device in devices}
+        grid = [[names[device] for device in row] for row in local_grid(mesh, rank)]
+        return cls(grid, {name: size for name, size in mesh.axes.items() if name != "data"}, crossing)
+
+    @property
+    def here(self) -> int:
+        """The part in which variables are created now: 0, unless inside :meth:`creating`."""
+        return getattr(self._local, "part", 0)
+
+    def along(self, axis: str) -> tuple[int, ...]:
+        """The parts that differ from the present one along `axis` only, in its order; the present one included."""
+        return self.mesh.group(self.here, axis)
+
+    def column(self, part: int) -> tuple[str, ...]:
+        """The devices of one part, one for each local replica."""
+        return tuple(row[part] for row in self._grid)
+
+    @property
+    def rank(self) -> int:
+        """This process' rank; 0 if it is alone."""
+        return 0 if self._crossing is None else self._crossing.rank
+
+    @property
+    def replica(self) -> int:
+        """Which of this process' replicas is running; 0 outside of replicas."""
+        return int(get_current_replica_id_as_int() or 0)
+
+    def device(self, part: int) -> str:
+        """The device of a part of the replica that is running; of the first one, outside of replicas."""
+        replica = self.replica
+        # A foreign strategy's replicas may be more than ours.
+        return self._grid[replica][part] if replica < len(self._grid) else self._grid[0][part]
+
+    def from_rank_0(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """Returns what rank 0 has, on every process: arrays of the shapes and dtypes of ``values``, in their order.
+
+        For what processes find out for themselves, and have to agree on. All of them call it.
+        """
+        arrays = [np.asarray(value) for value in values]
+        if self._crossing is None:
+            return arrays
+        return [self._crossing.broadcast(tf.constant(array)).numpy() for array in arrays]
+
+    def agree_on(self, variables: Iterable[Any]) -> None:
+        """Sets variables, of Keras or of TensorFlow, to what rank 0 has, one after the other. All processes call it."""
+        if self._crossing is not None:
+            for variable in variables:
+                variable.assign(self._crossing.broadcast(tf.convert_to_tensor(variable)))
+
+    @contextlib.contextmanager
+    def as_first_replica(self) -> Iterator[None]:
+        """Inside, outside of replicas, variables are those of the first local replica, to be read and not changed."""
+        with UpdateContext(0) if tf.distribute.has_strategy() else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def creating(self, part: int) -> Iterator[None]:
+        """Inside, variables are created in `part`: one component on each device of its column."""
+        before = self.here
+        self._local.part = part
+        try:
+            yield
+        finally:
+            self._local.part = before
+
+    def fan_out(self, value: Any, part: int, count: int) -> list[tf.Tensor]:
+        """Returns `count` tensors equal to ``value``, for so many users; the gradient is their sum, made in `part`."""
+        if count == 1:
+            return [tf.convert_to_tensor(value)]
+        device = self.device(part)
+
+        @tf.custom_gradient
+        def copies(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
+            def backward(*upstream: tf.Tensor) -> tf.Tensor:
+                with tf.device(device):
+                    # In turn, so that the order, and so the rounding, is the same in every run.
+                    total = tf.convert_to_tensor(upstream[0])
+                    for gradient in upstream[1:]:
+                        total += tf.convert_to_tensor(gradient)
+                    return total
+
+            return [tf.identity(tensor) for _ in range(count)], backward
+
+        with tf.device(device):
+            copied: list[tf.Tensor] = copies(tf.convert_to_tensor(value))
+        return copied
+
+    @contextlib.contextmanager
+    def on(self, part: int) -> Iterator[None]:
+        """Inside, variables are created in `part`, and ops are on its device unless they say otherwise."""
+        with self.creating(part), contextlib.nullcontext() if self.mesh.size == 1 else tf.device(self.device(part)):
+            yield
+
+    def passes(
+        self,
+        part: int,
+        function: Callable[..., Sequence[Any]],
+        variables: Sequence[Any],
+        *,
+        again: tuple[Callable[[], list[Any]], Callable[..., Sequence[Any]]] | None = None,
+        in_line: bool = True,
+    ) -> Passes:
+        """Returns the forward pass of `function` in `part`, which gives its backward pass there with its outputs.
+
+        Args:
+            part: one of this replica's parts.
+            function: takes tensors, returns tensors.
+            variables: TensorFlow's, that `function` reads and of which gradients can be had.
+            again: how it is computed again for the backward pass, so that nothing that it makes is held until then: a
+                function that returns tensors that tell what changes with each call, such as the seeds of draws, called
+                before the computation; and one that takes these as a list, and the inputs, gives the outputs, and
+                changes nothing.
+            in_line: else both passes stay functions in the graph, whose ops are there once, however often called.
+        """
+        return Passes(lambda: self.on(part), function, variables, Again(*again) if again else None, in_line)
+
+    def told(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
+        """Calls a Python function when tensors are there, each time they are.
+
+        Args:
+            part: in which the tensors are.
+            function: is called in any thread.
+            after: tensors.
+
+        Returns:
+            A scalar 0 that is there when the function has been called. Unless it is used, the function may not be.
+        """
+
+        def tell(*_: Any) -> Any:
+            function()
+            return np.float32(0)
+
+        # A value of each: without one, TensorFlow would drop the edges, or not wait for a device that works behind.
+        firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
+        with tf.device("CPU:0"), numpy_functions_held():
+            # Not stateful: TensorFlow would have all such calls wait for each other.
+            told = tf.numpy_function(tell, firsts, tf.float32, stateful=False)
+        told.set_shape([])
+        return told
+
+    def added(self, part: int, gradients: Sequence[Any]) -> Any:
+        """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""
+        with self.on(part):
+            return added(gradients)
+
+    def in_microbatches(self, batch: Any, num_rows: Collection[int]) -> contextlib.AbstractContextManager[None]:
+        """Inside, this replica computes its batch, a nest of tensors, in micro-batches.
+
+        Args:
+            batch: of the replica.
+            num_rows: of the micro-batches, as far as they are known beforehand.
+        """
+        return shares.in_microbatches(batch, num_rows)
+
+    def as_constant(self, value: Any) -> Any:
+        """Says that a tensor is a factor that does not depend on what is in the rows, as their number; returns it."""
+        return mark(value, Kind.SAME)
+
+    def as_weighed(self, upstream: Any) -> Any:
+        """Returns the gradient of a loss, times what this replica's rows weigh in the batch of Keras' trainer."""
+        share = shares.current()
+        return upstream if share is None or not share.in_trainer else share.weigh(upstream)
+
+    def as_mean(self, loss: Any, rows_share: Any) -> Any:
+        """Returns what a layer added to the loss in a micro-batch, as a term of a mean that is weighed by rows.
+
+        Args:
+            loss: if a sum over rows, it is divided by the micro-batch's share of them.
+            rows_share: of the micro-batch in those of this replica; float or float scalar.
+        """
+        kind = shares.dependence_here().kind(loss)
+        warn_of(kind, "A loss that a layer adds")
+        if kind is not Kind.SUM:
+            return mark(tf.identity(loss), Kind.MEAN)
+        return mark(tf.math.divide_no_nan(loss, tf.cast(rows_share, loss.dtype)), Kind.SUM)
+
+    def sum_over_replicas(self, value: Any) -> tf.Tensor:
+        """Returns the sum of what all replicas have, which has no gradient; `value` itself outside of replicas."""
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return tf.stop_gradient(value)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(value))
+
+    def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Returns ``function(*inputs)``, computed on the device of `part`, as is its gradient.
+
+        TensorFlow puts the ops of a gradient where the caller of ``tape.gradient`` is, wherever those of the forward
+        pass were. Here both stay where the variables are.
+
+        Args:
+            part: one of this replica's parts.
+            function: takes the tensors, returns one or a list; must be differentiable in floating-point ones.
+            inputs: tensors, or variables, which are read there. What `function` reads otherwise gets no gradient.
+        """
+        if self.mesh.size == 1:
+            return function(*(tf.convert_to_tensor(value) for value in inputs))
+        device = self.device(part)
+
+        @tf.custom_gradient
+        def region(*tensors: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+            watched = [tensor for tensor in tensors if tensor.dtype.is_floating]
+            # Persistent, since the tape outside may be.
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(watched)
+                outputs = function(*tensors)
+
+            def backward(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
+                with tf.device(device):
+                    flat = tf.nest.flatten(outputs)
+                    found = iter(
+                        tape.gradient(flat, watched, list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+                    )
+                    return [next(found) if tensor.dtype.is_floating else None for tensor in tensors]
+
+            return outputs, backward
+
+        with tf.device(device):
+            return region(*(tf.convert_to_tensor(value) for value in inputs))
+
+
+#: What layers find where a replica has one part.
+_WHOLE = ReplicaParts([[""]], {})
+
+
+def current_parts() -> ReplicaParts:
+    """The parts of a replica under the strategy whose scope this is called in."""
+    parts = getattr(tf.distribute.get_strategy().extended, "parts", None)
+    return parts if isinstance(parts, ReplicaParts) else _WHOLE

@@ -1,0 +1,160 @@
+"""The forward pass of a computation, and its backward pass when it is wanted: in line, or as functions in the graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from strategies.batches import shares
+from strategies.replica.slices import accumulated
+from strategies.replica.traced_passes import TracedPasses, is_floating
+
+#: Takes a gradient, or None, for each output, tensors that are to be there before, and totals, to which the gradients
+#: of the variables are added; None, for all or for one of them, is nothing. Gives the gradients of the inputs, and the
+#: totals, None where there is nothing. To be called once at most.
+Pull = Callable[..., tuple[list[Any], list[Any]]]
+
+
+class Again(NamedTuple):
+    """How a computation is done again for its backward pass, so that nothing that it makes is held until then.
+
+    Attributes:
+        state: returns tensors that tell what changes with each call, such as the seeds of random draws. Called before
+            the computation.
+        function: takes these as a list, and the inputs; returns the outputs, and changes nothing.
+    """
+
+    state: Callable[[], list[Any]]
+    function: Callable[..., Sequence[Any]]
+
+
+#: Takes gradients of outputs, None for those not wanted, and totals. Gives gradients of inputs, and the totals.
+_Differentiate = Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
+
+
+class Passes:
+    """A computation that may be called several times.
+
+    Args:
+        place: gives a context in which ops are on their device.
+        function: takes tensors, returns tensors.
+        variables: TensorFlow's, that `function` reads and of which gradients can be had.
+        again: without it, what the backward pass takes is held.
+        in_line: else both passes are functions in the graph, traced once for each set of shapes. Where ops run as they
+            are called, there is no graph, and both are in line.
+    """
+
+    def __init__(
+        self,
+        place: Callable[[], contextlib.AbstractContextManager[None]],
+        function: Callable[..., Sequence[Any]],
+        variables: Sequence[Any],
+        again: Again | None = None,
+        in_line: bool = True,
+    ) -> None:
+        self._place = place
+        self._function = function
+        self._variables = list(variables)
+        self._again = again
+        self._in_line = in_line
+        self._traced: dict[Any, TracedPasses] = {}
+
+    def __call__(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], Pull]:
+        """Computes the outputs.
+
+        Args:
+            inputs: tensors; gradients of floating-point ones can be had.
+            after: tensors that are to be there before the computation begins.
+        """
+        with self._place():
+            with tf.control_dependencies(list(after)):
+                own = [tf.identity(value) for value in inputs]
+            if self._in_line or tf.executing_eagerly():
+                outputs, differentiate = self._forward(own)
+            else:
+                outputs, differentiate = self._call(own)
+
+        def pull(
+            upstream: Sequence[Any], after: Sequence[Any] = (), totals: Sequence[Any] | None = None
+        ) -> tuple[list[Any], list[Any]]:
+            given = [dy if is_floating(y) else None for y, dy in zip(outputs, upstream, strict=True)]
+            totals = [None] * len(self._variables) if totals is None else totals
+            if all(dy is None for dy in given):
+                return [None] * len(own), list(totals)
+            with self._place():
+                with tf.control_dependencies(list(after)):
+                    above = [None if dy is None else tf.identity(dy) for dy in given]
+                return differentiate(above, totals)
+
+        return outputs, pull
+
+    def held_bytes(self, inputs: Sequence[Any]) -> int:
+        """The size of what is made of such inputs and lives on: outputs, and what the backward pass takes.
+
+        Found without computing; what has no known shape counts for nothing.
+        """
+        return self._trace(tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)).held_bytes
+
+    def _forward(self, inputs: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
+        """The outputs, and what gives gradients, of those of the outputs, None for those not wanted."""
+        outputs, gradients_of = self._recorded(inputs)
+
+        def differentiate(upstream: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            found = gradients_of(upstream)
+            number = len(inputs)
+            dependence = shares.dependence_here()
+            return found[:number], [
+                accumulated(total, own, dependence) for total, own in zip(totals, found[number:], strict=True)
+            ]
+
+        return outputs, differentiate
+
+    def _recorded(self, inputs: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+        """The outputs, and what gives gradients of inputs and variables."""
+        if self._again is None:
+            with self._recording(inputs) as tape:
+                outputs = list(self._function(*inputs))
+            return outputs, lambda upstream: self._gradients(tape, outputs, inputs, upstream)
+        again, state = self._again, self._again.state()
+
+        def gradients_of(upstream: Sequence[Any]) -> list[Any]:
+            with self._recording(inputs) as tape:
+                made = list(again.function(state, *inputs))
+            return self._gradients(tape, made, inputs, upstream)
+
+        return list(self._function(*inputs)), gradients_of
+
+    @contextlib.contextmanager
+    def _recording(self, inputs: Sequence[Any]) -> Iterator[tf.GradientTape]:
+        # Asked more than once only where it is traced: a graph holds nothing that a tape could let go.
+        with tf.GradientTape(persistent=not tf.executing_eagerly(), watch_accessed_variables=False) as tape:
+            tape.watch([*filter(is_floating, inputs), *self._variables])
+            yield tape
+
+    def _gradients(
+        self, tape: tf.GradientTape, outputs: Sequence[Any], inputs: Sequence[Any], upstream: Sequence[Any]
+    ) -> list[Any]:
+        """Of inputs and variables."""
+        pairs = [(y, dy) for y, dy in zip(outputs, upstream, strict=True) if dy is not None]
+        sources = [*filter(is_floating, inputs), *self._variables]
+        found = iter(tape.gradient([y for y, _ in pairs], sources, output_gradients=[dy for _, dy in pairs]))
+        return [*(next(found) if is_floating(value) else None for value in inputs), *found]
+
+    def _call(self, inputs: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
+        """As `_forward`, by functions."""
+        specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
+        traced = self._trace(specs)
+        outputs, kept = traced.call(inputs)
+
+        def differentiate(upstream: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            return traced.call_back(inputs, kept, upstream, totals)
+
+        return outputs, differentiate
+
+    def _trace(self, specs: tuple[tf.TensorSpec, ...]) -> TracedPasses:
+        if specs not in self._traced:
+            self._traced[specs] = TracedPasses(self._place, self._recorded, self._variables, specs)
+        return self._traced[specs]

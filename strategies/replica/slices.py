@@ -1,0 +1,105 @@
+"""Gradients of tables in which rows are looked up: one slice for each index that was looked up.
+
+Keras' optimizers look at each slice by itself: Adam squares them one by one, though two may be of one row of the table.
+So it matters how many there are. One device has one slice for each index:
+
+* an index that comes from the rows of the batch is looked up by one replica, which has its slice: those of all replicas
+  stand side by side;
+* an index that does not, such as a position in a sequence, is looked up by all replicas, each of which has its part of
+  the one slice: these are added.
+
+Each lookup has its own slices, also where several are of one table. The gradient of a table that is used in other ways
+as well, such as a tied output, is a tensor, and is added as such. All this holds for the micro-batches of a batch as it
+does for replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.batches.row_dependence import RowDependence, mark
+from strategies.batches.row_kinds import Kind
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """The slices of one replica, or micro-batch, by lookups.
+
+    Attributes:
+        shared: of indices that do not depend on its rows, for each lookup of such.
+        own: of all other indices.
+    """
+
+    shared: tuple[tf.IndexedSlices, ...]
+    own: tuple[tf.IndexedSlices, ...]
+
+    @classmethod
+    def of(cls, slices: tf.IndexedSlices, dependence: RowDependence) -> Lookups:
+        """Takes a gradient apart.
+
+        Raises:
+            ValueError: a function was traced whose lookups have sizes that are not known then.
+        """
+        parts = dependence.parts(slices.indices)
+        if all(kind is not Kind.SAME for kind, _ in parts):
+            return cls((), (slices,))
+        found: dict[bool, list[tf.IndexedSlices]] = {True: [], False: []}
+        begin: Any = 0
+        for (kind, _), size in zip(parts, _sizes(parts, slices.indices), strict=True):
+            indices = mark(slices.indices[begin : begin + size], kind)
+            found[kind is Kind.SAME].append(
+                tf.IndexedSlices(slices.values[begin : begin + size], indices, slices.dense_shape)
+            )
+            begin = begin + size
+        return cls(tuple(found[True]), tuple(found[False]))
+
+    def joined(self) -> tf.IndexedSlices:
+        """Returns all slices, in one order whatever the parts."""
+        return side_by_side([*self.shared, *self.own])
+
+
+def _sizes(parts: Sequence[tuple[Kind, Any]], indices: tf.Tensor) -> list[Any]:
+    sizes = [size for _, size in parts]
+    unknown = [i for i, size in enumerate(sizes) if size is None]
+    if len(unknown) > 1:
+        raise ValueError(
+            "A table is looked up several times in one function, by positions and by what depends on the batch, and "
+            "their numbers are not known when the function is traced, so that their gradients cannot be told apart. "
+            f"Look positions up by a number of them that is known, or in tables of their own. Received: {indices}."
+        )
+    for i in unknown:
+        sizes[i] = tf.shape(indices)[0] - sum(size for size in sizes if size is not None)
+    return sizes
+
+
+def side_by_side(all_slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Returns all slices, one after the other."""
+    if len(all_slices) == 1:
+        return all_slices[0]
+    values, indices = (tf.concat(each, 0) for each in zip(*((s.values, s.indices) for s in all_slices), strict=True))
+    return tf.IndexedSlices(values, indices, all_slices[0].dense_shape)
+
+
+def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:
+    """Returns the sum of a gradient of earlier micro-batches and that of one more, which the same program has made.
+
+    Tensors, slices, or None for nothing.
+    """
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    if isinstance(total, tf.IndexedSlices) and isinstance(gradient, tf.IndexedSlices):
+        return of_batch([Lookups.of(each, dependence) for each in (total, gradient)]).joined()
+    return tf.convert_to_tensor(total) + tf.convert_to_tensor(gradient)
+
+
+def of_batch(parts: Sequence[Lookups]) -> Lookups:
+    """Returns the slices of a batch, given those of its parts: the same program has made all of them."""
+    shared = [
+        tf.IndexedSlices(tf.add_n([each.values for each in alike]), alike[0].indices, alike[0].dense_shape)
+        for alike in zip(*(part.shared for part in parts), strict=True)
+    ]
+    return Lookups(tuple(shared), tuple(each for part in parts for each in part.own))

@@ -1,0 +1,221 @@
+"""The forward and the backward pass of a computation as two functions in a graph, traced once.
+
+TensorFlow can differentiate calls of its functions, too, but adds up gradients in another order then, so that results
+differ in their last bits from those of ops in line. Here a tape records the forward pass while that is traced, and
+gives the gradient while the backward pass is: both ways the results are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from strategies.batches import shares
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
+from strategies.replica.slices import Lookups, accumulated, side_by_side
+
+#: Takes inputs. Gives the outputs, and what gives gradients of inputs and variables, of those of the outputs, None for
+#: those not wanted; may be asked several times.
+Record = Callable[[Sequence[Any]], tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]]
+
+
+class _Backward(NamedTuple):
+    """A backward pass: takes gradients of outputs, and totals; gives gradients of inputs, and totals.
+
+    Attributes:
+        function: of TensorFlow, concrete.
+        has_gradient: whether there is one, for each input and variable.
+        is_dense: whether that of a variable is a tensor, which is added to its total inside.
+        captured: of the forward pass, as tensors of its graph.
+    """
+
+    function: Any
+    has_gradient: Sequence[bool]
+    is_dense: Sequence[bool]
+    captured: Sequence[Any]
+
+
+class TracedPasses:
+    """Both passes of a computation with inputs of certain shapes.
+
+    Args:
+        place: gives a context in which ops are on their device.
+        record: computes.
+        variables: TensorFlow's, of which there are gradients.
+        specs: of the inputs.
+    """
+
+    def __init__(
+        self,
+        place: Callable[[], contextlib.AbstractContextManager[None]],
+        record: Record,
+        variables: Sequence[Any],
+        specs: Sequence[tf.TensorSpec],
+    ) -> None:
+        self._place = place
+        self._variables = variables
+        # By which outputs have gradients: outputs that nothing is computed of have none, and pass none on.
+        self._backward: dict[tuple[bool, ...], _Backward] = {}
+        self._nothings: dict[Any, tf.Tensor] = {}
+
+        def forward(*inputs: tf.Tensor) -> list[Any]:
+            self._inputs = inputs
+            with place():
+                self._outputs, self._gradients_of = record(inputs)
+            # Traced inside, so that what it takes of the forward pass shows as what it captures.
+            captured = self._trace_back(tuple(map(is_floating, self._outputs))).captured
+            self._kept = [value for value in captured if _is_made_in_graph(value)]
+            self._places = {id(value): place for place, value in enumerate((*inputs, *self._kept))}
+            return [*self._outputs, *self._kept]
+
+        self._forward = _function(forward).get_concrete_function(*specs)
+        self._from_outside = {id(inner): outer for outer, inner in self._forward.graph.captures}
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of outputs, and of what the backward pass takes."""
+        held = {id(value): value for value in (*self._outputs, *self._kept) if _has_own_memory(value)}
+        return sum((value.shape.num_elements() or 0) * value.dtype.size for value in held.values())
+
+    def call(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the outputs, and what is kept for the backward pass."""
+        made = self._forward(*inputs)
+        return made[: len(self._outputs)], made[len(self._outputs) :]
+
+    def call_back(
+        self, inputs: Sequence[Any], kept: Sequence[Any], upstream: Sequence[Any], totals: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Returns the gradients of inputs, and the totals, to which those of variables are added.
+
+        Args:
+            inputs: of the call.
+            kept: by the call.
+            upstream: gradients of the outputs, or None.
+            totals: for each variable a tensor, slices of rows, or None.
+        """
+        pattern = tuple(dy is not None for dy in upstream)
+        if pattern not in self._backward:
+            with self._forward.graph.as_default():
+                self._trace_back(pattern)
+        function, has_gradient, is_dense, captured = self._backward[pattern]
+        # Sums are made in it: one op for a pass, where each variable would have its own.
+        given = [
+            self._nothing(variable)
+            if not dense
+            else tf.zeros(variable.shape, variable.dtype)
+            if total is None
+            else total
+            for variable, total, dense in zip(self._variables, totals, is_dense, strict=True)
+        ]
+        function.set_external_captures([self._found(value, inputs, kept) for value in captured])
+        made = iter(function(*(dy for dy in upstream if dy is not None), *given))
+        gradients = [next(made) if has_one else None for has_one in has_gradient]
+        new = [
+            gradient if dense or gradient is None else _slices(variable, *gradient)
+            for variable, gradient, dense in zip(self._variables, gradients[len(inputs) :], is_dense, strict=True)
+        ]
+        dependence = shares.dependence_here()
+        return gradients[: len(inputs)], [
+            gradient if dense else accumulated(total, gradient, dependence)
+            for total, gradient, dense in zip(totals, new, is_dense, strict=True)
+        ]
+
+    def _nothing(self, variable: Any) -> tf.Tensor:
+        """A number in the place of a total of slices, which is made outside; one for all calls.
+
+        TensorFlow makes another function for each constant that one is called with.
+        """
+        if variable.dtype not in self._nothings:
+            self._nothings[variable.dtype] = tf.zeros((), variable.dtype)
+        return self._nothings[variable.dtype]
+
+    def _trace_back(self, pattern: tuple[bool, ...]) -> _Backward:
+        above = [tf.TensorSpec(y.shape, y.dtype) for y, wanted in zip(self._outputs, pattern, strict=True) if wanted]
+        # Of the shapes of the variables, but for those whose gradients are slices of rows.
+        totals = [tf.TensorSpec(None, variable.dtype) for variable in self._variables]
+        first = len(self._inputs)
+        has_gradient: list[bool] = []
+        is_dense: list[bool] = []
+
+        def backward(*given: tf.Tensor) -> list[Any]:
+            upstream, sums = iter(given[: len(above)]), given[len(above) :]
+            with self._place():
+                found = self._gradients_of([next(upstream) if wanted else None for wanted in pattern])
+                is_dense[:] = [isinstance(gradient, tf.Tensor) for gradient in found[first:]]
+                for place, total in enumerate(sums):
+                    if is_dense[place]:
+                        total.set_shape(self._variables[place].shape)
+                        found[first + place] = added((total, found[first + place]))
+            has_gradient[:] = [gradient is not None for gradient in found]
+            # Of slices no shape: nobody takes it, and for calls of which something is not taken TensorFlow makes
+            # another function.
+            return [
+                _by_lookups(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+                for gradient in found
+                if gradient is not None
+            ]
+
+        function = _function(backward).get_concrete_function(*above, *totals)
+        self._backward[pattern] = _Backward(function, has_gradient, is_dense, list(function.captured_inputs))
+        return self._backward[pattern]
+
+    def _found(self, value: Any, inputs: Sequence[Any], kept: Sequence[Any]) -> Any:
+        """What the backward pass captures, in a call: an input, what is kept, or something from outside."""
+        if id(value) in self._places:
+            return (*inputs, *kept)[self._places[id(value)]]
+        return self._from_outside.get(id(value), value)
+
+
+def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], list[Any]]:
+    """Values and indices of slices, those that all micro-batches share, and the others: told apart while traced."""
+    found = Lookups.of(gradient, shares.dependence_here())
+    shared, own = ([(each.values, each.indices) for each in some] for some in (found.shared, found.own))
+    return shared, own
+
+
+def _slices(variable: Any, shared: Sequence[Any], own: Sequence[Any]) -> tf.IndexedSlices:
+    """The gradient of which these are values and indices."""
+    shape = tf.constant(variable.shape.as_list())
+    return Lookups(
+        tuple(tf.IndexedSlices(values, mark(indices, Kind.SAME), shape) for values, indices in shared),
+        tuple(tf.IndexedSlices(values, mark(indices, Kind.ROWS), shape) for values, indices in own),
+    ).joined()
+
+
+def _function(function: Callable[..., Any]) -> Any:
+    # Never expanded where it is called: that is what makes a graph of many calls large.
+    attributes = {"_noinline": True}
+    return tf.function(function, autograph=False, jit_compile=False, experimental_attributes=attributes)
+
+
+def added(gradients: Iterable[Any]) -> Any:
+    """Returns the sum of gradients in their order, which may be slices of rows; None of none."""
+    total = None
+    for gradient in gradients:
+        total = gradient if total is None else total if gradient is None else _sum_of(total, gradient)
+    return total
+
+
+def _sum_of(one: Any, other: Any) -> Any:
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        return side_by_side([one, other])
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+
+
+def is_floating(value: Any) -> bool:
+    """Whether a tensor may have a gradient."""
+    return bool(value.dtype.is_floating)
+
+
+def _has_own_memory(value: Any) -> bool:
+    """Whether a tensor of a graph is neither a handle nor what a variable holds."""
+    return value.dtype not in (tf.resource, tf.variant) and value.op.type != "ReadVariableOp"
+
+
+def _is_made_in_graph(value: Any) -> bool:
+    """Whether a tensor is the result of an op in a function, and neither given to it nor taken from outside."""
+    return not hasattr(value, "numpy") and value.op.type != "Placeholder"

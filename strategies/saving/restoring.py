@@ -1,0 +1,105 @@
+"""Loading what one process has on its disk into all of them.
+
+Rank 0 writes files, and its disk may be the only one that has them. It reads alone; what it read is sent to the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.collectives.process_group import Crossing
+from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
+
+_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, this process reads files that the others do not."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def is_alone() -> bool:
+    """Whether this process reads files that the others do not: it must not wait for them."""
+    return _alone.get()
+
+
+def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], variables: Sequence[Any]) -> str:
+    """Runs ``load`` on rank 0, and gives all processes what it returned and loaded.
+
+    All processes call it, with variables of the same shapes in the same order. In a job of one process, and under
+    strategies that are not of this package, it is ``load()``.
+
+    Args:
+        strategy: joins the processes.
+        load: reads files into variables and returns what else there is to know, as text. It must not need the others.
+        variables: the Keras variables that ``load`` may change, those of the optimizer included.
+
+    Returns:
+        What ``load`` returned on rank 0.
+
+    Raises:
+        ValueError: on ranks other than 0, when ``load`` failed on rank 0, which raises the error itself.
+    """
+    engine: Any = strategy.extended
+    crossing: Crossing | None = getattr(engine, "crossing", None)
+    if crossing is None:
+        return load()
+    values = [variable.value for variable in variables]
+    text, error = "", None
+    # What processes hold parts of is read whenever it is set, which rank 0 alone could not.
+    with engine.presummed([value for value in values if isinstance(value, MetricVariable)]):
+        if crossing.rank == 0:
+            with alone():
+                try:
+                    text = load()
+                except Exception as caught:
+                    # The others wait for word, whatever it is.
+                    text, error = f"{type(caught).__name__}: {caught}", caught
+    failed = bool(crossing.broadcast(tf.constant(error is not None)))
+    text = _broadcast(text, crossing)
+    if error is not None:
+        raise error
+    if failed:
+        raise ValueError(f"Rank 0 could not load what all processes go on from. {text}")
+    for variable, value in zip(variables, values, strict=True):
+        if isinstance(value, PartialSumVariable):
+            value.is_spread.assign(False)
+        if isinstance(value, MetricVariable):
+            # Rank 0 holds its own part of the sum that it has set, and the others' are alike.
+            for part in value.values:
+                part.assign(crossing.broadcast(part.read_value()))
+        else:
+            variable.assign(crossing.broadcast(tf.convert_to_tensor(value)))
+    return text
+
+
+def sum_accumulated(optimizer: Any) -> None:
+    """Sums over all processes what the optimizer has accumulated, so that rank 0 alone can save it.
+
+    With ``gradient_accumulation_steps`` each process holds its own part of the gradients since the last update. ``fit``
+    does this before the callbacks at the end of an epoch; a program calls it, on all processes, where it saves at
+    another time, between two updates. Training goes on from the same sums. It changes nothing where none is needed.
+
+    Args:
+        optimizer: a Keras optimizer, or None.
+    """
+    level(accumulators_of(optimizer))
+
+
+def _broadcast(text: str, crossing: Crossing) -> str:
+    encoded = text.encode()
+    size = int(crossing.broadcast(tf.constant(len(encoded))))
+    sent = encoded if len(encoded) == size else bytes(size)
+    if size == 0:
+        return ""
+    return bytes(crossing.broadcast(tf.io.decode_raw(sent, tf.uint8)).numpy()).decode()

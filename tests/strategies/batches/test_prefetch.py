@@ -1,0 +1,224 @@
+"""Batches that are at their devices before their step: where they lie, and that nothing else changes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies.batches import inputs
+from strategies.batches.portions import Portion
+from strategies.batches.prefetch import NUM_AHEAD, ReadAheadDataset, ReadAheadIterator
+from strategies.engine.step import DataParallelExtended
+
+DEVICES = ["/device:CPU:2", "/device:CPU:3"]
+
+# Keras says so of every dataset of unknown length, with or without us.
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+
+def place_of(value: tf.Tensor) -> int:
+    return int(tf.DeviceSpec.from_string(value.device).device_index)
+
+
+class TestIterators:
+    def test_every_replica_has_its_rows(self) -> None:
+        data = {"x": np.arange(5.0), "name": np.array(list("abcde")), "n": np.arange(5)}
+        dataset = inputs.distribute(tf.data.Dataset.from_tensor_slices(data).batch(4), 2)
+        elements = list(ReadAheadDataset(dataset, DEVICES))
+        assert [list(map(as_list, element["x"].values)) for element in elements] == [[[0, 1], [2, 3]], [[4], [4]]]
+        for element, rows in zip(elements, [[2, 2], [1, 0]], strict=True):
+            for name, leaf in element.items():
+                assert isinstance(leaf, Portion)
+                assert leaf.own_rows.numpy().tolist() == rows
+                assert int(leaf.all_rows) == sum(rows)
+                assert [place_of(v) for v in leaf.values] == ([0, 0] if name == "name" else [2, 3])
+                assert [place_of(leaf.own_rows), place_of(leaf.all_rows)] == [0, 0]
+
+    @pytest.mark.parametrize("size", [1, 4])
+    def test_static_rows_stay_static(self, size: int) -> None:
+        dataset = inputs.distribute(tf.data.Dataset.range(8).batch(size, drop_remainder=True), 2)
+        ahead = ReadAheadDataset(dataset, DEVICES)
+        assert ahead.element_spec._static_rows == (size - size // 2, size // 2, size)
+        for element in ahead:
+            assert element.static_rows == ahead.element_spec._static_rows
+            for spec, value in zip(ahead.element_spec.value_specs, element.values, strict=True):
+                assert spec.is_compatible_with(value)
+
+    def test_what_is_no_dense_batch_stays(self) -> None:
+        batch = (tf.ragged.constant([[1], [2, 3], []]), tf.constant(7))
+        ((ragged, number),) = ReadAheadDataset(inputs.distribute(tf.data.Dataset.from_tensors(batch), 2), DEVICES)
+        assert [value.to_list() for value in ragged.values] == [[[1], [2, 3]], [[]]]
+        assert [int(value) for value in number.values] == [7, 7]
+
+    def test_it_draws_no_more_than_it_says_and_loses_nothing(self) -> None:
+        drawn: list[int] = []
+
+        class Source(list[tf.Tensor]):
+            element_spec = tf.TensorSpec([], tf.int64)
+
+            def __iter__(self) -> Iterator[tf.Tensor]:
+                for i in range(9):
+                    drawn.append(i)
+                    yield tf.constant(i, tf.int64)
+
+        dataset = Source()
+        iterator = iter(ReadAheadDataset(dataset, DEVICES[:1]))
+        for i in range(9):
+            element = next(iterator)
+            assert (int(element), place_of(element)) == (i, 2)
+            assert drawn == list(range(min(9, i + 1 + NUM_AHEAD)))
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                next(iterator)
+
+    def test_errors_come_in_their_turn(self) -> None:
+        dataset = tf.data.Dataset.range(3).map(lambda x: tf.debugging.check_numerics(1 / (2 - x), "here"))
+        iterator = iter(ReadAheadDataset(dataset, DEVICES[:1]))
+        assert [float(next(iterator)) for _ in range(2)] == [0.5, 1.0]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="here"):
+            next(iterator)
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_nothing_keeps_it(self, fails: bool) -> None:
+        """An iterator of TensorFlow's that is left to Python's last garbage collection can block the end."""
+        dataset = tf.data.Dataset.range(3).map(
+            lambda x: tf.debugging.check_numerics(1 / (2 - x if fails else 5), "here")
+        )
+        iterator = iter(ReadAheadDataset(dataset, DEVICES[:1]))
+        known = weakref.ref(iterator)
+        gc.collect()
+        gc.disable()
+        try:
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                assert len(list(iterator)) == 3
+            del iterator
+            assert known() is None
+        finally:
+            gc.enable()
+
+    def test_its_thread_ends_with_it(self) -> None:
+        def threads() -> list[threading.Thread]:
+            return [t for t in threading.enumerate() if t.name == "keras-strategies-read-ahead"]
+
+        gc.collect()
+        for thread in threads():
+            thread.join(10)
+        iterator = iter(ReadAheadDataset(tf.data.Dataset.range(9), DEVICES[:1]))
+        next(iterator)
+        (thread,) = threads()
+        del iterator
+        gc.collect()
+        thread.join(10)
+        assert not threads()
+
+
+def as_list(value: tf.Tensor) -> list[Any]:
+    return list(value.numpy().tolist())
+
+
+X = np.random.default_rng(0).standard_normal((22, 4)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+def make() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def dataset(batch_size: int = 5) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
+
+
+def trained(model: keras.Model, case: str) -> Any:
+    settings: dict[str, Any] = {"verbose": 0, "shuffle": False}
+    if case == "tf.data":
+        return [model.fit(dataset(), epochs=2, validation_data=dataset(7), **settings).history]
+    if case == "arrays":
+        history = model.fit(X, Y, batch_size=7, epochs=2, validation_split=0.3, **settings).history
+        return [history, model.evaluate(X, Y, batch_size=9, verbose=0), model.predict(X, batch_size=7, verbose=0)]
+    if case == "steps":
+        history = model.fit(dataset().repeat(), steps_per_epoch=3, epochs=3, **settings).history
+        return [history, model.evaluate(dataset().repeat(), steps=2, verbose=0), model.predict(dataset(), verbose=0)]
+    if case == "short":
+        return [model.fit(dataset(7), steps_per_epoch=2, epochs=4, **settings).history]
+    if case == "two datasets":
+        full = dataset(4).take(5)
+        return [model.fit(d, **settings).history for d in (dataset(), full, dataset(4))]
+    data = dataset().filter(lambda x, y: True) if case == "unknown length" else dataset()
+    return [model.fit(data, epochs=2, **settings).history]
+
+
+@pytest.mark.parametrize("case", ["tf.data", "arrays", "steps", "short", "two datasets", "unknown length"])
+def test_fit_equals_one_device(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataParallelExtended, "computes_on_gpus", True)
+    plain = make()
+    # Of unknown length, Keras' last step finds no batch and counts as one all the same (`optimizer.iterations`).
+    expected = trained(plain, "known length" if case == "unknown length" else case)
+    for devices in (["CPU:1", "CPU:2", "CPU:3"], ["CPU:4"]) if case == "tf.data" else (["CPU:1", "CPU:2"],):
+        with strategies.MirroredStrategy(devices).scope():
+            model = make()
+        keras.tree.map_structure(
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6),
+            trained(model, case),
+            expected,
+        )
+        for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reads_ahead", [True, False])
+def test_steps_find_their_arguments_in_place(reads_ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataParallelExtended, "computes_on_gpus", reads_ahead)
+    places: list[list[int]] = []
+
+    class Spy(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            if not isinstance(data[0], keras.KerasTensor):
+                places.append([place_of(value) for value in data])
+            return super().train_step(data)
+
+    with strategies.MirroredStrategy(mesh={"data": 2, "tensor": 4}).scope():
+        model = Spy([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(dataset(11), verbose=0, shuffle=False)
+    assert sorted(places) == ([[0, 0], [0, 0], [4, 4], [4, 4]] if reads_ahead else [[0, 0]] * 4)
+
+
+@pytest.mark.parametrize("kind", ["generator", "dataset of a generator", "several steps at once"])
+def test_what_must_not_be_read_ahead(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user may go on reading a generator; steps driven inside a function draw for themselves."""
+
+    def refuse(self: Any) -> Any:
+        raise AssertionError("read ahead")
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        while True:
+            yield X[:3], Y[:3]
+
+    monkeypatch.setattr(DataParallelExtended, "computes_on_gpus", True)
+    monkeypatch.setattr(ReadAheadIterator, "__next__", refuse)
+    data: Any = dataset()
+    if kind == "generator":
+        data = batches()
+    if kind == "dataset of a generator":
+        spec = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+        data = tf.data.Dataset.from_generator(batches, output_signature=spec).map(lambda x, y: (x, y)).prefetch(1)
+    with strategies.MirroredStrategy(["CPU:1", "CPU:2"]).scope():
+        model = make()
+        model.compile("sgd", "mse", steps_per_execution=2 if kind == "several steps at once" else 1)
+    model.fit(data, steps_per_epoch=2, verbose=0, shuffle=False)
+    if kind != "several steps at once":
+        with pytest.raises(AssertionError, match="read ahead"):
+            model.fit(dataset(), verbose=0, shuffle=False)

@@ -1,0 +1,113 @@
+"""How tensors depend on rows, asked of TensorFlow: in a graph, behind functions, and as operations are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from strategies.batches.row_dependence import RowDependence, mark, marking
+from strategies.batches.row_kinds import Kind
+
+W = tf.Variable([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+LOSS = keras.losses.MeanSquaredError()
+TABLE = keras.layers.Embedding(20, 2)
+TABLE.build()
+
+#: What a program computes of rows of three numbers, and the kind of it.
+PROGRAMS: dict[str, tuple[Callable[[tf.Tensor], Any], Kind]] = {
+    "penalty": (lambda x: tf.reduce_sum(tf.square(W)), Kind.SAME),
+    "constant": (lambda x: tf.constant(2.0), Kind.SAME),
+    "length of rows": (lambda x: ops.arange(ops.shape(x)[1]), Kind.SAME),
+    "layer": (lambda x: ops.tanh(x @ W), Kind.ROWS),
+    "normalised by the batch": (lambda x: x - ops.mean(x, axis=0), Kind.ROWS),
+    "noise": (lambda x: tf.random.normal(tf.shape(x)), Kind.ROWS),
+    "loss per row": (lambda x: keras.losses.mean_squared_error(x, x * 2), Kind.ROWS),
+    "position of each row": (lambda x: ops.broadcast_to(ops.arange(3), ops.shape(x)), Kind.ROWS),
+    "attention": (lambda x: ops.einsum("bi,bj->bij", x, x), Kind.ROWS),
+    "mean": (lambda x: ops.mean(x), Kind.MEAN),
+    "mean of sums": (lambda x: 2.0 * tf.reduce_mean(tf.reduce_sum(x @ W, axis=1)) + 1.0, Kind.MEAN),
+    "keras loss": (lambda x: LOSS(x, x * 2), Kind.MEAN),
+    "sum over rows by their number": (lambda x: ops.sum(x) / ops.cast(ops.shape(x)[0], "float32"), Kind.MEAN),
+    "shares of rows": (lambda x: ops.sum(x / tf.cast(tf.shape(x)[0], tf.float32)), Kind.MEAN),
+    "mean and penalty": (lambda x: ops.mean(x) - ops.sum(W) + ops.mean(x @ W), Kind.MEAN),
+    "sum of a list": (lambda x: ops.sum([ops.mean(x), ops.sum(W)]), Kind.MEAN),
+    "sum": (lambda x: ops.sum(x), Kind.SUM),
+    "sum by a constant": (lambda x: tf.nn.compute_average_loss(x[:, 0], global_batch_size=10), Kind.SUM),
+    "mean times number": (lambda x: ops.mean(x) * ops.cast(ops.size(x), "float32"), Kind.SUM),
+    "sum and penalty": (lambda x: ops.sum(x) + ops.sum(W), Kind.MIXED),
+    "root of a mean": (lambda x: ops.sqrt(ops.mean(x)), Kind.OTHER),
+    "product of means": (lambda x: ops.sum(ops.mean(x, 0) * ops.mean(ops.square(x), 0)), Kind.OTHER),
+    "largest": (lambda x: ops.max(x), Kind.OTHER),
+    "pairs": (lambda x: ops.mean(ops.softmax(ops.matmul(x, ops.transpose(x)))), Kind.OTHER),
+}
+#: A plain number where rows are counted, when their number is known beforehand or there is no graph.
+COUNTED_BY_PYTHON = ("mean times number",)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_in_graphs_and_behind_functions(name: str) -> None:
+    program, expected = PROGRAMS[name]
+    found = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
+    def step(x: tf.Tensor) -> None:
+        inner = tf.function(lambda y: program(y), autograph=False)
+        found.append(RowDependence().kind(tf.convert_to_tensor(program(x))))
+        found.append(RowDependence().kind(tf.convert_to_tensor(inner(x))))
+
+    step.get_concrete_function()
+    assert found == [expected, expected]
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - COUNTED_BY_PYTHON))
+def test_as_called_and_with_known_rows(name: str) -> None:
+    program, expected = PROGRAMS[name]
+    x = tf.reshape(tf.range(12.0), (4, 3)) + 1.0
+    with marking([x], num_rows=[4]):
+        assert RowDependence([4]).kind(tf.convert_to_tensor(program(x))) is expected
+
+    @tf.function(input_signature=[tf.TensorSpec([4, 3])], autograph=False)
+    def step(x: tf.Tensor) -> None:
+        assert RowDependence([4]).kind(tf.convert_to_tensor(program(x))) is expected
+
+    step.get_concrete_function()
+
+
+def test_nothing_is_known_of_what_was_made_outside() -> None:
+    assert RowDependence().kind(tf.constant(1.0)) is Kind.ROWS
+    assert RowDependence(is_marked=True).kind(tf.constant(1.0)) is Kind.SAME
+    assert RowDependence().kind(3.0) is Kind.SAME
+    assert RowDependence().kind(mark(tf.constant(1.0), Kind.SUM)) is Kind.SUM
+
+
+def lookups(x: tf.Tensor) -> tf.IndexedSlices:
+    """The gradient of a table that is looked up by positions, by the batch, and by positions again."""
+    with tf.GradientTape() as tape:
+        ids = ops.cast(x[:, 0], "int32")
+        found = TABLE(ids)[:, None] + TABLE(ops.arange(ops.shape(x)[1])) + TABLE(ops.arange(2, 5))
+        value = ops.sum(ops.square(found))
+    return tape.gradient(value, TABLE.embeddings.value)
+
+
+def test_parts_of_slices() -> None:
+    expected = [(Kind.ROWS, 4), (Kind.SAME, 3), (Kind.SAME, 3)]
+    x = tf.reshape(tf.range(12.0), (4, 3))
+
+    def sizes(slices: tf.IndexedSlices, rows: Any) -> list[tuple[Kind, Any]]:
+        parts = RowDependence().parts(slices.indices)
+        return sorted(((kind, 4 if kind is Kind.ROWS else size) for kind, size in parts), key=lambda p: p[0].name)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
+    def step(x: tf.Tensor) -> None:
+        inner = tf.function(lambda y: lookups(y), autograph=False)
+        assert sizes(lookups(x), None) == expected
+        assert sizes(inner(x), None) == expected
+
+    step.get_concrete_function()
+    with marking([x], num_rows=[4]):
+        assert sizes(lookups(x), 4) == expected

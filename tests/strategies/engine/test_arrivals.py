@@ -1,0 +1,63 @@
+"""Files that another process writes: which of them has arrived, and for how long one waits."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+
+import pytest
+
+from strategies.engine import arrivals
+from strategies.engine.arrivals import Savings
+
+
+def test_a_file_says_which_saving_made_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a file"
+    rank_0, rank_1, another = Savings(0, 5), Savings(1, 5), Savings(1, 6)
+    assert [rank_1.count(path), rank_1.count(tmp_path / ".." / tmp_path.name / "other"), rank_1.count(path)] == [
+        1,
+        1,
+        2,
+    ]
+    assert rank_1.last(path) == 2
+    assert not rank_1.is_there(path, 1)
+    path.touch()  # By whoever: an older file of the name.
+    os.utime(path, ns=(0, 1234567000))
+    assert not rank_1.is_there(path, 1)
+    for number in (1, 2, 999, 1000, 1001):
+        before = time.time_ns()
+        rank_0.mark(path, number)
+        assert before - 10**9 < path.stat().st_mtime_ns <= time.time_ns()
+        assert rank_1.is_there(path, number)
+        assert rank_1.is_there(path, max(1, number - 1))
+        assert not rank_1.is_there(path, number + 1)
+        assert not another.is_there(path, number)
+    os.utime(path, ns=(0, 10**9))
+    assert rank_1.is_there(path, 7), "A file system that keeps whole seconds cannot tell."
+
+
+def test_waiting_ends(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(arrivals, "UNKNOWN_SECONDS", 0.05)
+    monkeypatch.setattr(arrivals, "SAVED_SECONDS", 0.4)
+    path = tmp_path / "a file"
+
+    def seconds() -> float:
+        begin = time.monotonic()
+        arrivals.wait_for(path)
+        return time.monotonic() - begin
+
+    assert 0.05 <= seconds() < 0.4, "Nobody writes it."
+    arrivals.name_unfinished(path).touch()
+    assert seconds() >= 0.4, "Somebody does."
+    path.touch()
+    assert seconds() < 0.05
+    savings = Savings(1, 5)
+    savings.count(path)
+    assert not caplog.records
+    assert seconds() >= 0.4
+    assert "may be an older one" in caplog.text
+    Savings(0, 5).mark(path, 1)
+    assert seconds() < 0.05

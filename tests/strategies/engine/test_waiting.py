@@ -1,0 +1,248 @@
+"""What a step waits for: measured where it waits, and nothing else is changed by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+import strategies
+from strategies import layer_api
+from strategies.engine.waiting import Waits
+from tests.strategies.parity.harness import features
+
+X, Y = features(24, 6), features(24, 2, seed=1)
+
+
+def mirrored(num_replicas: int) -> strategies.MirroredStrategy:
+    return strategies.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+
+
+def slow(seconds: float) -> tf.data.Dataset:
+    """Batches of two rows, each made in so much time, one after the other."""
+
+    def make(i: Any) -> Any:
+        time.sleep(seconds)
+        return np.float32(i)
+
+    def batch(i: tf.Tensor) -> Any:
+        value = tf.ensure_shape(tf.numpy_function(make, [i], tf.float32, stateful=True), [])
+        return tf.fill([2, 6], value), tf.zeros([2, 1])
+
+    return tf.data.Dataset.range(1000).map(batch)
+
+
+def not_read_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
+
+
+# ---- input
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("ending", ["as it is", "prefetched"])
+def test_waiting_is_what_the_consumer_waits(num_replicas: int, ending: str) -> None:
+    strategy = mirrored(num_replicas)
+
+    def waited(source: float, consumer: float) -> tuple[float, float]:
+        dataset = slow(source).prefetch(2) if ending == "prefetched" else slow(source)
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        next(iterator)
+        before, seen = strategies.seconds_waited(strategy).input, 0.0
+        for _ in range(8):
+            time.sleep(consumer)
+            begin = time.perf_counter()
+            next(iterator)
+            seen += time.perf_counter() - begin
+        return strategies.seconds_waited(strategy).input - before, seen
+
+    measured, seen = waited(source=0.01, consumer=0.05)
+    # A stage that something reads ahead of would have waited 10 ms for each.
+    assert measured <= seen + 1e-3
+    assert measured < 8 * 0.01
+    measured, seen = waited(source=0.05, consumer=0.01)
+    assert 0.8 * seen < measured <= seen + 1e-3
+    assert measured > 0.05
+
+
+def test_elements_options_and_length_stay() -> None:
+    strategy = mirrored(1)
+    ragged = tf.ragged.constant([[1], [2, 3], [4], [5, 6, 7]])
+    sparse = tf.sparse.from_dense(np.eye(4, dtype="float32"))
+    options = tf.data.Options()
+    options.deterministic = False
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    plain = tf.data.Dataset.from_tensor_slices({"a": ragged, "b": (sparse, X[:4])}).batch(3).with_options(options)
+    clocked = strategy.experimental_distribute_dataset(plain)
+    assert clocked.element_spec == plain.element_spec
+    assert int(clocked.cardinality()) == int(plain.cardinality()) == 2
+    assert clocked.options().deterministic is False
+    assert (
+        clocked.options().experimental_distribute.auto_shard_policy == options.experimental_distribute.auto_shard_policy
+    )
+    for mine, theirs in zip(clocked, plain, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, tf.nest.flatten(mine, True), tf.nest.flatten(theirs, True))
+    assert int(strategy.experimental_distribute_dataset(plain.repeat()).cardinality()) == tf.data.INFINITE_CARDINALITY
+    filtered = strategy.experimental_distribute_dataset(plain.filter(lambda _: True))
+    assert int(filtered.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+    # Keras distributes what a user has distributed already: each wait counts once.
+    assert strategy.experimental_distribute_dataset(clocked) is clocked
+
+
+@pytest.mark.parametrize("prefetched", [0, 1])
+def test_reads_no_further_ahead(prefetched: int) -> None:
+    drawn = []
+
+    def numbers() -> Iterator[Any]:
+        for i in range(100):
+            drawn.append(i)
+            yield np.full([2, 6], i, "float32")
+
+    dataset = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([2, 6]))
+    dataset = dataset.prefetch(prefetched) if prefetched else not_read_ahead(dataset)
+    iterator = iter(mirrored(1).experimental_distribute_dataset(dataset))
+    assert [float(next(iterator)[0, 0]) for _ in range(3)] == [0, 1, 2]
+    end = time.monotonic() + 5
+    while len(drawn) < 3 + prefetched and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(drawn) == 3 + prefetched
+
+
+class Sleeps(keras.layers.Layer):
+    """Takes so much time in every step."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def call(self, x: Any) -> Any:
+        if isinstance(x, keras.KerasTensor):
+            return x
+
+        def sleep(value: Any) -> Any:
+            time.sleep(self.seconds)
+            return value
+
+        @tf.custom_gradient
+        def identity(value: tf.Tensor) -> Any:
+            return tf.ensure_shape(tf.numpy_function(sleep, [value], tf.float32), value.shape), lambda d: d
+
+        return identity(x)
+
+
+def test_batches_drawn_beside_a_step_are_not_waited_for() -> None:
+    def waited(steps_per_execution: int) -> float:
+        strategy = mirrored(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), Sleeps(0.06), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=steps_per_execution)
+        model.fit(not_read_ahead(slow(0.02)), steps_per_epoch=10, verbose=0, shuffle=False)
+        return strategies.seconds_waited(strategy).input
+
+    assert waited(1) >= 10 * 0.02
+    assert waited(5) < 5 * 0.02
+
+
+# ---- communication
+
+
+def trained(strategy: Any, watched: bool, *, run_eagerly: bool = False, **settings: Any) -> list[np.ndarray]:
+    if watched:
+        layer_api.watch_communication(strategy)
+    keras.utils.set_random_seed(3)
+    accumulated = settings.pop("gradient_accumulation_steps", None)
+    with strategy.scope():
+        layers = [keras.Input((6,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(16, "relu")]
+        model = keras.Sequential([*layers, keras.layers.Dense(2)])
+        if "pipe" in strategy.mesh.axes:
+            model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
+        if "tensor" in strategy.mesh.axes:
+            model = keras_ext.parallelize(model)
+        optimizer = keras.optimizers.Adam(0.01, global_clipnorm=1.0, gradient_accumulation_steps=accumulated)
+        model.compile(optimizer, "mse", run_eagerly=run_eagerly, **settings)
+    model.fit(X, Y, batch_size=5, verbose=0, shuffle=False)
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "settings"),
+    [
+        ({"data": 2}, {"steps_per_execution": 3}),
+        ({"data": 2}, {"gradient_accumulation_steps": 2}),
+        ({"data": 2}, {"run_eagerly": True}),
+        ({"data": 2, "tensor": 2}, {}),
+        ({"data": 2, "pipe": 2}, {}),
+    ],
+    ids=str,
+)
+def test_watching_changes_no_number(mesh: dict[str, int], settings: dict[str, Any]) -> None:
+    def make() -> strategies.MirroredStrategy:
+        devices = [f"CPU:{i}" for i in range(int(np.prod(list(mesh.values()))))]
+        return strategies.MirroredStrategy(devices, mesh=mesh)
+
+    plain, watching = make(), make()
+    expected = trained(plain, False, **settings)
+    begin = time.perf_counter()
+    received = trained(watching, True, **settings)
+    elapsed = time.perf_counter() - begin
+    for one, other in zip(expected, received, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
+    assert strategies.seconds_waited(plain).communication is None
+    waited = strategies.seconds_waited(watching).communication
+    assert waited is not None
+    assert 0 < waited < elapsed
+
+
+def test_one_replica_waits_for_nobody() -> None:
+    strategy = mirrored(1)
+    trained(strategy, True)
+    assert strategies.seconds_waited(strategy).communication == 0.0
+
+
+def test_from_the_last_gradient_to_the_last_sum() -> None:
+    waits = Waits(num_replicas=2)
+
+    def late(value: tf.Tensor, seconds: float) -> tf.Tensor:
+        def sleep(v: Any) -> Any:
+            time.sleep(seconds)
+            return v
+
+        return tf.numpy_function(sleep, [value], tf.float32)
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        gradients = [late(x, 0.05), late(x, 0.2)]
+        begin = waits.moment_after(gradients)
+        sums = [gradients[0] + 1.0, late(gradients[1], 0.1)]
+        waits.add_communication(begin, waits.moment_after(sums))
+
+    step(tf.zeros([]))
+    step(tf.zeros([]))
+    waited = waits.seconds().communication
+    assert waited is not None
+    assert waited >= 2 * 0.1
+
+
+# ---- interface
+
+
+def test_other_strategies_are_refused() -> None:
+    for ask in (strategies.seconds_waited, layer_api.watch_communication):
+        with pytest.raises(ValueError, match="Only the strategies of this package measure"):
+            ask(tf.distribute.get_strategy())
+
+
+def test_what_is_told_is_a_value() -> None:
+    told = strategies.seconds_waited(mirrored(1))
+    assert told == strategies.SecondsWaited(input=0.0, communication=None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        told.input = 1.0  # type: ignore[misc]

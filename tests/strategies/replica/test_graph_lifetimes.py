@@ -1,0 +1,129 @@
+"""Graphs of models that are gone are gone; those that are needed still have their gradients."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies._tf_internals import gradient_registry
+from strategies.replica import parts
+from tests.strategies.parity.harness import features
+
+
+@pytest.fixture(params=[1, 2])
+def strategy(request: pytest.FixtureRequest) -> strategies.MirroredStrategy:
+    return strategies.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
+
+
+class Scaled(keras.layers.Layer):
+    """Its gradient is three times what it would be."""
+
+    def call(self, x: Any) -> Any:
+        return threefold(x)
+
+
+@tf.custom_gradient
+def threefold(x: tf.Tensor) -> Any:
+    return tf.identity(x), lambda upstream: 3 * upstream
+
+
+def classifier() -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), Scaled(), keras.layers.Dense(3, activation="softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def graphs() -> set[int]:
+    gc.collect()
+    return {id(each) for each in gc.get_objects() if isinstance(each, tf.Graph)}
+
+
+def test_models_that_were_trained_and_dropped_leave_no_graph(strategy: strategies.MirroredStrategy) -> None:
+    x, y = features(8, 4), np.arange(8) % 3
+
+    def train() -> None:
+        with strategy.scope():
+            model = classifier()
+        model.fit(x, y, batch_size=4, verbose=0, validation_data=(x, y))
+        model.predict(x, verbose=0)
+
+    # What the strategy itself traces once.
+    train()
+    before, names = graphs(), len(gradient_registry.list())
+    for _ in range(3):
+        train()
+    assert len(graphs()) <= len(before)
+    assert len(gradient_registry.list()) <= names
+
+
+def test_gradients_of_functions_traced_before(strategy: strategies.MirroredStrategy) -> None:
+    @tf.function
+    def inner(x: tf.Tensor) -> tf.Tensor:
+        # A loop's body is made again from its definition where its gradient is.
+        return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, threefold(v * v)), (0, threefold(x)))[1]
+
+    @tf.function
+    def value(x: tf.Tensor) -> tf.Tensor:
+        return strategy.run(lambda: inner(x))
+
+    @tf.function
+    def slope(x: tf.Tensor) -> Any:
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                result = inner(x)
+            return tape.gradient(result, x)
+
+        return strategy.run(step)
+
+    value(tf.constant(2.0))
+    gc.collect()
+    for received in strategy.experimental_local_results(slope(tf.constant(2.0))):
+        # x ** 4, and each custom gradient has three times the slope.
+        assert float(received) == 27 * 4 * 2.0**3
+
+
+def test_graphs_of_others_are_left_alone(strategy: strategies.MirroredStrategy) -> None:
+    before = set(gradient_registry.list())
+    function = tf.function(lambda x: threefold(x))
+    function(tf.constant(1.0))
+    del function
+    gc.collect()
+    assert len(set(gradient_registry.list()) - before) == 1
+
+
+def test_functions_that_a_graph_calls_go_with_it(strategy: strategies.MirroredStrategy) -> None:
+    called = []
+
+    def host(after: tf.Tensor) -> Any:
+        def note() -> None:
+            called.append(1)
+
+        return weakref.ref(note), parts.current_parts().told(0, note, [after])
+
+    noted: list[Any] = []
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        def inside() -> tf.Tensor:
+            held, zero = host(x)
+            noted.append(held)
+            return x + zero
+
+        with strategy.scope():
+            return strategy.run(inside)
+
+    step(tf.constant(1.0))
+    gc.collect()
+    step(tf.constant(2.0))
+    assert len(called) == 2 * strategy.num_replicas_in_sync
+    del step
+    gc.collect()
+    assert all(held() is None for held in noted)
