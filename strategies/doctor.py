@@ -312,14 +312,14 @@ def measure(strategy: Any, max_mb: float) -> dict[str, Any]:
     Raises:
         ValueError: a sum that is wrong.
     """
-    crossing = strategy.extended.crossing
+    process_group = strategy.extended.process_group
     microseconds, rates = 0.0, {}
     for size_mb, repetitions in {0.0: 30, **SIZES_MB}.items():
         if size_mb > max_mb:
             continue
         num_values = max(1, round(size_mb * 1e6 / 4))
-        part = tf.fill([num_values], float(crossing.rank + 1))
-        sum_up = tf.function(lambda part: crossing.sum([part])[0], autograph=False)
+        part = tf.fill([num_values], float(process_group.rank + 1))
+        sum_up = tf.function(lambda part: process_group.sum([part])[0], autograph=False)
         seconds = []
         for _ in range(2 + repetitions):
             start = time.perf_counter()
@@ -327,7 +327,7 @@ def measure(strategy: Any, max_mb: float) -> dict[str, Any]:
             # Reading one value waits for all of them.
             received = float(total[-1])
             seconds.append(time.perf_counter() - start)
-        expected = crossing.num_processes * (crossing.num_processes + 1) / 2
+        expected = process_group.num_processes * (process_group.num_processes + 1) / 2
         if received != expected:
             raise ValueError(f"the sum over all ranks came out as {received}, not {expected}")
         median = statistics.median(seconds[2:])

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._tf_internals import eager_context
-from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, Crossing
+from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.cluster import Cluster
@@ -87,13 +87,13 @@ class HorovodStrategy(tf.distribute.Strategy):
         rank = horovod.start(*over)
         _keras_hooks.install()
         self._collective_key_base = 0
-        crossings = []
+        groups = []
         if cluster.world_size > 1:
             for each in over:
                 collectives = horovod.HorovodCollectives(each, rank, timeout_seconds=timeout_seconds)
-                crossings.append(Crossing(collectives, bucket_bytes, compression=compression, reduction=reduction))
-        parts = ReplicaParts.of_process(self._mesh, devices, rank, crossings[0] if crossings else None)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices), crossings)
+                groups.append(ProcessGroup(collectives, bucket_bytes, compression=compression, reduction=reduction))
+        parts = ReplicaParts.of_process(self._mesh, devices, rank, groups[0] if groups else None)
+        extended = ReplicatedExtended(self, parts, default_reduction(devices), groups)
         tf.distribute.Strategy.__init__(self, extended)
 
     @property

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._tf_internals import eager_context
-from strategies.collectives.process_group import Crossing
+from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.parts import ReplicaParts
@@ -66,13 +66,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         _keras_hooks.install()
         # What the stock class' properties ask for.
         self._collective_key_base = 0
-        crossings = []
+        groups = []
         if cluster.world_size > 1:
             # Each part of a replica meets those of the other processes by itself.
             firsts = local_grid(self._mesh, cluster.rank)[0]
-            crossings = [_join(cluster, device, communication_options) for device in firsts]
-        parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, crossings[0] if crossings else None)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices), crossings)
+            groups = [_join(cluster, device, communication_options) for device in firsts]
+        parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, groups[0] if groups else None)
+        extended = ReplicatedExtended(self, parts, default_reduction(devices), groups)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
 
@@ -82,7 +82,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return self._mesh
 
 
-def _join(cluster: Cluster, device: str, options: tf.distribute.experimental.CommunicationOptions | None) -> Crossing:
+def _join(
+    cluster: Cluster, device: str, options: tf.distribute.experimental.CommunicationOptions | None
+) -> ProcessGroup:
     options = options or tf.distribute.experimental.CommunicationOptions()
     mesh = DeviceMesh.from_processes(cluster.world_size, local_devices=[device])
     timeout = TIMEOUT_SECONDS if options.timeout_seconds is None else options.timeout_seconds
@@ -90,7 +92,7 @@ def _join(cluster: Cluster, device: str, options: tf.distribute.experimental.Com
     collectives = TensorFlowCollectives(
         mesh, cluster.rank, implementation="auto" if name == "AUTO" else name, timeout_seconds=timeout
     )
-    return Crossing(collectives, **({"bucket_bytes": options.bytes_per_pack} if options.bytes_per_pack else {}))
+    return ProcessGroup(collectives, **({"bucket_bytes": options.bytes_per_pack} if options.bytes_per_pack else {}))
 
 
 def _resolved(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> Cluster:

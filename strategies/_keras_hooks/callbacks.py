@@ -15,7 +15,7 @@ from keras.src.callbacks import backup_and_restore, callback_list, model_checkpo
 
 from strategies._keras_hooks.input_watch import InputWatch
 from strategies._keras_hooks.wrapping import engine_of, wrap
-from strategies.collectives.process_group import Crossing
+from strategies.collectives.process_group import ProcessGroup
 from strategies.saving.restoring import load_on_all, sum_accumulated
 
 _WRITERS = (
@@ -36,15 +36,15 @@ def install() -> None:
     wrap(model_checkpoint.ModelCheckpoint, "_save_model", _by_all, in_step=False)
 
 
-def _crossing(model: Any) -> Crossing | None:
+def _process_group(model: Any) -> ProcessGroup | None:
     engine = None if model is None else engine_of(model.distribute_strategy)
-    return None if engine is None else engine.crossing
+    return None if engine is None else engine.process_group
 
 
 def _init(original: Callable[..., Any], owner: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
     model = kwargs.get("model")
-    crossing = _crossing(model)
-    if crossing is not None and crossing.rank > 0:
+    process_group = _process_group(model)
+    if process_group is not None and process_group.rank > 0:
         # Before they meet the model, at which some open their files.
         callbacks = [each for each in keras.tree.flatten(callbacks or []) if not isinstance(each, _WRITERS)]
         kwargs["add_progbar"] = False
@@ -61,18 +61,18 @@ def _on_epoch_end(original: Callable[..., Any], callbacks: Any, epoch: int, logs
     sum_accumulated(getattr(getattr(callbacks, "model", None), "optimizer", None))
     original(callbacks, epoch, logs)
     model = getattr(callbacks, "model", None)
-    crossing = _crossing(model)
-    if model is not None and crossing is not None:
+    process_group = _process_group(model)
+    if model is not None and process_group is not None:
         # Whatever made one process stop, all stop with it.
-        wanting = crossing.sum([tf.constant(int(bool(model.stop_training)))])[0]
+        wanting = process_group.sum([tf.constant(int(bool(model.stop_training)))])[0]
         model.stop_training = bool(wanting > 0)
 
 
 def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
     """Rank 0 reads the backup and tells the others: the file need not be on their machines."""
     model = callback.model
-    crossing = _crossing(model)
-    if crossing is None:
+    process_group = _process_group(model)
+    if process_group is None:
         original(callback, logs)
         return
     model._initial_epoch = 0
@@ -89,9 +89,9 @@ def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> N
 
 
 def _by_rank_0(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
-    crossing = _crossing(callback.model)
+    process_group = _process_group(callback.model)
     sum_accumulated(callback.model.optimizer)
-    if crossing is None or crossing.rank == 0:
+    if process_group is None or process_group.rank == 0:
         original(callback, *args, **kwargs)
 
 

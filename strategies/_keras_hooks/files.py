@@ -48,18 +48,18 @@ def install() -> None:
 def _engine(model: Any) -> DataParallelExtended | None:
     """Returns the model's engine if other processes take part in it."""
     engine = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
-    return None if engine is None or engine.crossing is None else engine
+    return None if engine is None or engine.process_group is None else engine
 
 
 def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     engine = _engine(model)
-    if engine is None or engine.crossing is None:
+    if engine is None or engine.process_group is None:
         return original(model, filepath, *args, **kwargs)
     # An error on all processes that save, not only on the one that reads them.
     check_known(accumulators_of(getattr(model, "optimizer", None)))
     path = _local_path(filepath)
     number = 0 if path is None else engine.savings.count(path)
-    if engine.crossing.rank > 0:
+    if engine.process_group.rank > 0:
         return None
     if path is None:
         return original(model, filepath, *args, **kwargs)
@@ -116,8 +116,8 @@ def _await(engine: DataParallelExtended | None, filepath: Any) -> None:
     """Waits until rank 0 has written what is to be read."""
     if is_alone():
         return
-    if engine is not None and engine.crossing is not None:
-        engine.crossing.barrier()
+    if engine is not None and engine.process_group is not None:
+        engine.process_group.barrier()
         return
     path = _local_path(filepath)
     known = arrivals.all_savings()

@@ -217,7 +217,7 @@ def _epoch_iterator(
     original: Callable[..., Any], iterator: Any, distribute_strategy: Any = None, **kwargs: Any
 ) -> None:
     engine = engine_of(distribute_strategy)
-    token = _shared_out.set(engine is not None and engine.crossing is not None)
+    token = _shared_out.set(engine is not None and engine.process_group is not None)
     try:
         original(iterator, distribute_strategy, **kwargs)
     finally:
@@ -242,7 +242,7 @@ def _may_read_ahead(iterator: Any, engine: Any) -> bool:
     )
     if not isinstance(dataset, AgreedDataset):
         return bool(may)
-    return int(engine.crossing.sum([tf.constant(int(may))])[0]) == engine.crossing.num_processes
+    return int(engine.process_group.sum([tf.constant(int(may))])[0]) == engine.process_group.num_processes
 
 
 def _reset(original: Callable[..., Any], iterator: Any) -> None:

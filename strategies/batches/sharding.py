@@ -23,20 +23,20 @@ import tensorflow as tf
 from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica, PerReplicaSpec
 from strategies.batches import inputs, own_rows, shares
 from strategies.batches.portions import Portion, PortionSpec
-from strategies.collectives.process_group import Crossing
+from strategies.collectives.process_group import ProcessGroup
 
 _logger = logging.getLogger(__name__)
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-def distribute(dataset: Any, crossing: Crossing, num_local: int) -> Any:
+def distribute(dataset: Any, process_group: ProcessGroup, num_local: int) -> Any:
     """Shares a dataset of global batches out among processes, by the policy in its options.
 
     Args:
         dataset: the same on all processes. Its ``options().experimental_distribute.auto_shard_policy`` decides: AUTO
             and DATA, by row; FILE and HINT, its own, as TensorFlow shards it; OFF, its own, as it is.
-        crossing: joins the processes.
+        process_group: joins the processes.
         num_local: replicas of this process.
 
     Returns:
@@ -47,53 +47,57 @@ def distribute(dataset: Any, crossing: Crossing, num_local: int) -> Any:
         return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy in (_Policy.FILE, _Policy.HINT):
-        per_process = LegacyRebatchDataset(dataset, crossing.num_processes)
-        _say(crossing, f"{policy.name}, each of {crossing.num_processes} processes reads its own shard")
-        return _own(AutoShardDataset(per_process, crossing.num_processes, crossing.rank), crossing, num_local)
+        per_process = LegacyRebatchDataset(dataset, process_group.num_processes)
+        _say(process_group, f"{policy.name}, each of {process_group.num_processes} processes reads its own shard")
+        return _own(
+            AutoShardDataset(per_process, process_group.num_processes, process_group.rank), process_group, num_local
+        )
     if policy == _Policy.OFF:
-        _say(crossing, "OFF, each process reads all of the dataset that it was given, as its part of every batch")
-        return _own(dataset, crossing, num_local)
+        _say(process_group, "OFF, each process reads all of the dataset that it was given, as its part of every batch")
+        return _own(dataset, process_group, num_local)
 
-    first, num_replicas = crossing.rank * num_local, crossing.num_processes * num_local
+    first, num_replicas = process_group.rank * num_local, process_group.num_processes * num_local
     portions = own_rows.portions(dataset, first, num_local, num_replicas)
-    plan = f"by row, each of {crossing.num_processes} processes maps its own rows of every global batch and no others"
+    plan = (
+        f"by row, each of {process_group.num_processes} processes maps its own rows of every global batch and no others"
+    )
     if isinstance(portions, str):
-        plan = f"by row, each of {crossing.num_processes} processes reads all and keeps its rows of every global batch"
-        plan += f", for {portions}"
+        plan = f"by row, each of {process_group.num_processes} processes reads all and keeps its rows of every global "
+        plan += f"batch, for {portions}"
         portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
-    lengths = _lengths(dataset, crossing)
+    lengths = _lengths(dataset, process_group)
     if tf.data.UNKNOWN_CARDINALITY in lengths:
         plan += (
             "; its length is unknown, so that processes ask each other at every step whether they go on. Tell it with "
             "dataset.apply(tf.data.experimental.assert_cardinality(number_of_batches))"
         )
-    _say(crossing, plan)
+    _say(process_group, plan)
     if len(set(lengths)) == 1 and lengths[0] != tf.data.UNKNOWN_CARDINALITY:
         return portions
     if tf.data.UNKNOWN_CARDINALITY not in lengths:
         _logger.warning("The processes' datasets have %s batches; all end with the shortest.", lengths)
-    return AgreedDataset(portions, crossing, _known(min, lengths), ends="first")
+    return AgreedDataset(portions, process_group, _known(min, lengths), ends="first")
 
 
-def distribute_own(dataset: tf.data.Dataset, crossing: Crossing, num_local: int) -> AgreedDataset:
+def distribute_own(dataset: tf.data.Dataset, process_group: ProcessGroup, num_local: int) -> AgreedDataset:
     """Joins datasets that each process made for itself, whose elements are batches of one replica each."""
-    _say(crossing, "each process reads the dataset that its function made")
-    return _own(dataset, crossing, num_local, batch_per_replica=True)
+    _say(process_group, "each process reads the dataset that its function made")
+    return _own(dataset, process_group, num_local, batch_per_replica=True)
 
 
 def _own(
-    dataset: tf.data.Dataset, crossing: Crossing, num_local: int, *, batch_per_replica: bool = False
+    dataset: tf.data.Dataset, process_group: ProcessGroup, num_local: int, *, batch_per_replica: bool = False
 ) -> AgreedDataset:
     per_element = 1 if batch_per_replica else num_local
     portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, 0, per_element, per_element))
     together = num_local // per_element
-    lengths = [-(-length // together) if length > 0 else length for length in _lengths(dataset, crossing)]
-    return AgreedDataset(portions, crossing, _known(max, lengths), ends="last", num_together=together)
+    lengths = [-(-length // together) if length > 0 else length for length in _lengths(dataset, process_group)]
+    return AgreedDataset(portions, process_group, _known(max, lengths), ends="last", num_together=together)
 
 
-def _lengths(dataset: tf.data.Dataset, crossing: Crossing) -> list[int]:
+def _lengths(dataset: tf.data.Dataset, process_group: ProcessGroup) -> list[int]:
     """Returns every process' number of batches, as ``tf.data`` gives it."""
-    lengths: list[int] = crossing.gather(tf.reshape(dataset.cardinality(), [1])).numpy().tolist()
+    lengths: list[int] = process_group.gather(tf.reshape(dataset.cardinality(), [1])).numpy().tolist()
     return lengths
 
 
@@ -102,8 +106,8 @@ def _known(choose: Callable[[list[int]], int], lengths: list[int]) -> int | None
     return None if min(lengths) < 0 else choose(lengths)
 
 
-def _say(crossing: Crossing, plan: str) -> None:
-    if crossing.rank == 0:
+def _say(process_group: ProcessGroup, plan: str) -> None:
+    if process_group.rank == 0:
         _logger.info("Sharing the dataset out: %s.", plan)
 
 
@@ -114,7 +118,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
 
     Args:
         dataset: of :class:`Portion`.
-        crossing: joins the processes.
+        process_group: joins the processes.
         num_batches: how many there will be; None if nobody knows.
         ends: "first", with the process that ends first, where elements are parts of one global batch; "last", where
             each process counts its own rows: those that have ended take part without rows.
@@ -124,7 +128,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     def __init__(
         self,
         dataset: tf.data.Dataset,
-        crossing: Crossing,
+        process_group: ProcessGroup,
         num_batches: int | None,
         *,
         ends: Literal["first", "last"],
@@ -132,7 +136,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     ) -> None:
         self.num_batches = num_batches
         self.dataset = dataset
-        self._crossing = crossing
+        self._process_group = process_group
         self._ends = ends
         self._num_together = num_together
 
@@ -152,19 +156,19 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         return applied
 
     def __iter__(self) -> AgreedIterator:
-        return AgreedIterator(self.dataset, self.element_spec, self._crossing, self._ends, self._num_together)
+        return AgreedIterator(self.dataset, self.element_spec, self._process_group, self._ends, self._num_together)
 
 
 class AgreedIterator:
     """Iterates over an :class:`AgreedDataset`."""
 
     def __init__(
-        self, dataset: tf.data.Dataset, element_spec: Any, crossing: Crossing, ends: str, num_together: int
+        self, dataset: tf.data.Dataset, element_spec: Any, process_group: ProcessGroup, ends: str, num_together: int
     ) -> None:
         self.element_spec = element_spec
         self._part_spec = dataset.element_spec
         self._iterator = iter(dataset)
-        self._crossing = crossing
+        self._process_group = process_group
         self._ends = ends
         self._num_together = num_together
         self._last: Any = None
@@ -176,11 +180,13 @@ class AgreedIterator:
         parts = [self._draw() for _ in range(self._num_together)]
         mine = sum(_own_rows(part) for part in parts if part is not None)
         have_more = any(part is not None for part in parts)
-        num_having, total = self._crossing.sum([tf.constant(int(have_more)), tf.constant(mine)])
-        ended = int(num_having) < self._crossing.num_processes if self._ends == "first" else int(num_having) == 0
+        num_having, total = self._process_group.sum([tf.constant(int(have_more)), tf.constant(mine)])
+        ended = int(num_having) < self._process_group.num_processes if self._ends == "first" else int(num_having) == 0
         if ended:
             if have_more:
-                _logger.warning("Process %d has batches left: another process' dataset ended.", self._crossing.rank)
+                _logger.warning(
+                    "Process %d has batches left: another process' dataset ended.", self._process_group.rank
+                )
             raise StopIteration
         if self._ends == "first":
             return parts[0]

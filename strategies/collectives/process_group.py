@@ -1,4 +1,4 @@
-"""What crosses between the processes of a data-parallel job, in the engine's terms.
+"""The processes of a data-parallel job: sums, gathers and broadcasts between them, in the engine's terms.
 
 Every process owns some replicas; what they add up to locally is one part of a global sum. All processes must call
 the same methods in the same order, which they do because they run the same program on batches of one plan.
@@ -21,7 +21,7 @@ DEFAULT_BUCKET_BYTES = 4 * 2**20
 _AXIS = "data"
 
 
-class Crossing:
+class ProcessGroup:
     """Sums, gathers and broadcasts between processes.
 
     Args:

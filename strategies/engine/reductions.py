@@ -21,7 +21,7 @@ from strategies._tf_internals import DistributedVariable, PerReplica, is_mirrore
 from strategies.batches import shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
-from strategies.collectives.process_group import Crossing, if_present
+from strategies.collectives.process_group import ProcessGroup, if_present
 from strategies.engine.waiting import Waits
 from strategies.replica.slices import Lookups, of_batch, side_by_side
 
@@ -34,11 +34,11 @@ class Column:
 
     Attributes:
         devices: full names, one for each local replica.
-        crossing: joins the first of them to those of the other processes; None where there are none.
+        process_group: joins the first of them to those of the other processes; None where there are none.
     """
 
     devices: tuple[str, ...]
-    crossing: Crossing | None = None
+    process_group: ProcessGroup | None = None
 
 
 class ReducingExtended:
@@ -61,9 +61,9 @@ class ReducingExtended:
         self._presummed = {}
 
     @property
-    def crossing(self) -> Crossing | None:
+    def process_group(self) -> ProcessGroup | None:
         """Joins this process to the others of the job; None where there are none."""
-        return self.columns[0].crossing
+        return self.columns[0].process_group
 
     def _column_of(self, where: Any) -> int:
         """The part on whose devices a distributed value, or a tensor, is; 0 if it is on those of none."""
@@ -73,7 +73,7 @@ class ReducingExtended:
     # ---- TensorFlow's interface
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if self.crossing is None:
+        if self.process_group is None:
             return super()._reduce_to(reduce_op, value, destinations, options)  # type: ignore[misc]
         if reduce_op == _MEAN and is_mirrored(value):
             return value
@@ -84,7 +84,7 @@ class ReducingExtended:
         values = [_cut(value) for value, _ in value_destination_pairs]
         if reduce_op == _SUM:
             values = self._without_borrowed(self._as_local(values))
-        if self.crossing is not None:
+        if self.process_group is not None:
             columns = [self._column_of(where) for _, where in value_destination_pairs]
             totals = self._reduce_across(reduce_op, values, columns=columns)
             return [self._same(self._on_column(total, k)) for total, k in zip(totals, columns, strict=True)]
@@ -98,10 +98,10 @@ class ReducingExtended:
         return total
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
-        if self.crossing is None:
+        if self.process_group is None:
             return super()._gather_to_implementation(value, destinations, axis, options)  # type: ignore[misc]
         local = [tf.convert_to_tensor(v) for v in self._local_values(value)]
-        return self.crossing.gather(tf.concat(local, axis) if len(local) > 1 else local[0], int(axis))
+        return self.process_group.gather(tf.concat(local, axis) if len(local) > 1 else local[0], int(axis))
 
     # ---- sums over replicas
 
@@ -128,7 +128,7 @@ class ReducingExtended:
         sums = list(gradients)
         reducible = [i for i, g in enumerate(sums) if isinstance(g, PerReplica)]
         where = sums if destinations is None else list(destinations)
-        if self.crossing is not None:
+        if self.process_group is not None:
             columns = [self._column_of(where[i]) for i in reducible]
             parts = [sums[i] for i in reducible]
             totals = self._reduce_across(_SUM, parts, present, gradients=True, columns=columns)
@@ -213,7 +213,7 @@ class ReducingExtended:
 
     def _as_local(self, values: Sequence[Any]) -> list[Any]:
         """Marks as local the plain values that TensorFlow hands over where this process has one replica of several."""
-        if self.crossing is None or len(self.worker_devices) > 1:
+        if self.process_group is None or len(self.worker_devices) > 1:
             return list(values)
         return [v if v is None or isinstance(v, PerReplica) else PerReplica((v,)) for v in values]
 
@@ -243,8 +243,8 @@ class ReducingExtended:
         for k in sorted(set(wanted)):
             own = [i for i, column in enumerate(wanted) if column == k]
             with tf.device(self.columns[k].devices[0]):
-                crossing = _joined(self.columns[k].crossing)
-                made = self._sums_across(crossing, [values[i] for i in own], present, gradients)
+                process_group = _joined(self.columns[k].process_group)
+                made = self._sums_across(process_group, [values[i] for i in own], present, gradients)
                 if reduce_op == _MEAN:
                     n: int = self._num_replicas_in_sync  # type: ignore[attr-defined]
                     made = [tf.cast(total / tf.cast(n, total.dtype), total.dtype) for total in made]
@@ -253,15 +253,15 @@ class ReducingExtended:
         return totals
 
     def _sums_across(
-        self, crossing: Crossing, values: Sequence[Any], present: bool | tf.Tensor, gradients: bool
+        self, process_group: ProcessGroup, values: Sequence[Any], present: bool | tf.Tensor, gradients: bool
     ) -> list[Any]:
-        sum_dense = crossing.sum_gradients if gradients else crossing.sum
+        sum_dense = process_group.sum_gradients if gradients else process_group.sum
         sparse = [i for i, value in enumerate(values) if isinstance(self._local_values(value)[0], tf.IndexedSlices)]
         lookups = {i: self._lookups(values[i]) for i in sparse}
         totals: list[Any] = [
             None if i in lookups else _add_up(self._local_values(value)) for i, value in enumerate(values)
         ]
-        if gradients and crossing.combines_means and self._shares:
+        if gradients and process_group.combines_means and self._shares:
             # Of the rows of all local replicas.
             weight = tf.add_n([tf.convert_to_tensor(share.weight_here(), tf.float32) for share in self._shares])
             for i, own in lookups.items():
@@ -272,13 +272,13 @@ class ReducingExtended:
         for i, total in zip(dense, sum_dense([totals[i] for i in dense], present), strict=True):
             totals[i] = total
         for i, own in lookups.items():
-            totals[i] = _slices_across(crossing, own, present)
+            totals[i] = _slices_across(process_group, own, present)
         return totals
 
     @contextlib.contextmanager
     def presummed(self, variables: Iterable[Any]) -> Iterator[None]:
         """Sums the metric ``variables`` over all replicas at once, for reads inside: one message instead of many."""
-        if self.crossing is None or self._presummed:
+        if self.process_group is None or self._presummed:
             yield
             return
         chosen = [v for v in variables if v.aggregation == tf.VariableAggregation.SUM]
@@ -312,27 +312,27 @@ def _cut(value: Any) -> Any:
     return PerReplica(tuple(components))
 
 
-def _joined(crossing: Crossing | None) -> Crossing:
-    if crossing is None:
+def _joined(process_group: ProcessGroup | None) -> ProcessGroup:
+    if process_group is None:
         raise RuntimeError("There are no other processes.")
-    return crossing
+    return process_group
 
 
-def _slices_across(crossing: Crossing, local: Lookups, present: bool | tf.Tensor) -> tf.IndexedSlices:
+def _slices_across(process_group: ProcessGroup, local: Lookups, present: bool | tf.Tensor) -> tf.IndexedSlices:
     """Returns the slices of all processes."""
     num_shared = len(local.shared)
     mine = if_present(present, [*local.shared, *([side_by_side(local.own)] if local.own else [])])
     all_slices = []
     for i, slices in enumerate(mine):
         if i >= num_shared:
-            gathered = crossing.gather(slices.values), crossing.gather(slices.indices)
+            gathered = process_group.gather(slices.values), process_group.gather(slices.indices)
             all_slices.append(tf.IndexedSlices(*gathered, slices.dense_shape))
             continue
         if slices.values.shape.is_fully_defined():
-            total = crossing.sum([slices.values])[0]
+            total = process_group.sum([slices.values])[0]
         else:
             # A sum is bound to one shape.
-            gathered_values = crossing.gather(slices.values[tf.newaxis])
+            gathered_values = process_group.gather(slices.values[tf.newaxis])
             total = tf.reduce_sum(gathered_values, 0)
         all_slices.append(tf.IndexedSlices(total, slices.indices, slices.dense_shape))
     return side_by_side(all_slices)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import CheckpointInitialValue, CollectiveAllReduce, MirroredExtended, regroup
 from strategies.batches import inputs, sharding
-from strategies.collectives.process_group import Crossing
+from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.arrivals import Savings
 from strategies.engine.reductions import Column
 from strategies.engine.seeds import agree_on_seed
@@ -38,7 +38,7 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         container_strategy: the strategy this is part of.
         parts: all devices of each local replica.
         cross_device_ops: sums over the first ones; None for TensorFlow's own choice.
-        crossings: join the other processes, one for each part of a replica; none if there are no other processes.
+        process_groups: join the other processes, one for each part of a replica; none if there are no other processes.
     """
 
     _cross_device_ops: Any
@@ -48,7 +48,7 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         container_strategy: Any,
         parts: ReplicaParts,
         cross_device_ops: Any,
-        crossings: Sequence[Crossing] = (),
+        process_groups: Sequence[ProcessGroup] = (),
     ) -> None:
         #: The devices over which a replica is spread.
         self.parts = parts
@@ -57,16 +57,16 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         self._devices = columns[0]
         # TensorFlow's own reductions are bound to their devices; those that a caller brings are not.
         self._bound_reductions: dict[tuple[str, ...], Any] | None = {} if cross_device_ops is None else None
-        joined: Sequence[Crossing | None] = crossings or [None] * len(columns)
+        joined: Sequence[ProcessGroup | None] = process_groups or [None] * len(columns)
         self._start_engine([Column(*each) for each in zip(columns, joined, strict=True)])
         super().__init__(container_strategy, devices=columns[0], cross_device_ops=cross_device_ops)
         self._make_weights()
         self.waits = Waits(self._num_replicas_in_sync)
-        if self.crossing is not None:
-            job = _check_alike(self.crossing, len(columns[0]), len(columns))
+        if self.process_group is not None:
+            job = _check_alike(self.process_group, len(columns[0]), len(columns))
             #: What this process has saved, or left to rank 0 to save.
-            self.savings = Savings(self.crossing.rank, job)
-            agree_on_seed(self.crossing)
+            self.savings = Savings(self.process_group.rank, job)
+            agree_on_seed(self.process_group)
         _number_once(self._collective_ops)
 
     # ---- variables
@@ -77,17 +77,19 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         return super()._create_variable(next_creator, **kwargs)
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
-        if self.crossing is None or replica_id > 0:
+        if self.process_group is None or replica_id > 0:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         # Through no other device than that on which the variable will be: it may be all that fits there.
-        joined = [column.crossing for column in self.columns if column.devices[0] == device and column.crossing]
-        crossing, initial_value = next(iter(joined), self.crossing), kwargs["initial_value"]
+        joined = [
+            column.process_group for column in self.columns if column.devices[0] == device and column.process_group
+        ]
+        process_group, initial_value = next(iter(joined), self.process_group), kwargs["initial_value"]
 
         def from_rank_0() -> tf.Tensor:
             value = initial_value() if callable(initial_value) else initial_value
             if isinstance(value, CheckpointInitialValue):
                 value = value.wrapped_value
-            return crossing.broadcast(tf.convert_to_tensor(value, dtype=kwargs.get("dtype")))
+            return process_group.broadcast(tf.convert_to_tensor(value, dtype=kwargs.get("dtype")))
 
         return from_rank_0
 
@@ -118,23 +120,23 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
     # ---- input
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self.crossing is not None:
-            return self._clocked(sharding.distribute(dataset, self.crossing, len(self.worker_devices)))
+        if self.process_group is not None:
+            return self._clocked(sharding.distribute(dataset, self.process_group, len(self.worker_devices)))
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
         return self._clocked(inputs.distribute(dataset, self._num_replicas_in_sync))
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        if self.crossing is None:
+        if self.process_group is None:
             return super()._distribute_datasets_from_function(dataset_fn, options)
         dataset = dataset_fn(self._make_input_context())
-        return self._clocked(sharding.distribute_own(dataset, self.crossing, len(self.worker_devices)))
+        return self._clocked(sharding.distribute_own(dataset, self.process_group, len(self.worker_devices)))
 
     def _clocked(self, dataset: Any) -> Any:
         return dataset.apply(self.waits.clocked) if hasattr(dataset, "apply") else dataset
 
     def _make_input_context(self) -> tf.distribute.InputContext:
-        rank = 0 if self.crossing is None else self.crossing.rank
+        rank = 0 if self.process_group is None else self.process_group.rank
         return tf.distribute.InputContext(self._num_processes, rank, self._num_replicas_in_sync)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
@@ -149,7 +151,7 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
     @property
     def should_checkpoint(self) -> bool:
         """Whether this process writes checkpoints: one of them does."""
-        return self.crossing is None or self.crossing.rank == 0
+        return self.process_group is None or self.process_group.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
@@ -167,14 +169,14 @@ def _number_once(reduction: Any) -> None:
         launcher._use_unique_instance_key = lambda: False
 
 
-def _check_alike(crossing: Crossing, num_replicas: int, num_parts: int) -> int:
+def _check_alike(process_group: ProcessGroup, num_replicas: int, num_parts: int) -> int:
     """Refuses, on all processes, processes with other numbers of devices: they would share batches out differently.
 
     Returns:
         A number that rank 0 has drawn, by which this job can be told from others.
     """
     mine = tf.constant([[num_replicas, num_parts, secrets.randbelow(2**31)]], tf.int32)
-    gathered = crossing.gather(mine).numpy().tolist()
+    gathered = process_group.gather(mine).numpy().tolist()
     held = [tuple(each[:2]) for each in gathered]
     if len(set(held)) > 1:
         raise ValueError(

@@ -9,7 +9,7 @@ A step runs in four movements, all in one graph when the caller is a ``tf.functi
    and their conditionals all see the global gradient, and no replica has to meet another inside a conditional;
 4. state that replicas wrote for themselves is made to agree (``variables.agree``).
 
-Some of the replicas may belong to other processes: what has to meet, meets across them (``reductions``, ``crossing``).
+Some of the replicas may belong to other processes, with which ``reductions`` meet in a ``ProcessGroup``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class DataParallelExtended(ReducingExtended):
 
     @property
     def _num_processes(self) -> int:
-        return 1 if self.crossing is None else self.crossing.num_processes
+        return 1 if self.process_group is None else self.process_group.num_processes
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -90,7 +90,7 @@ class DataParallelExtended(ReducingExtended):
     @property
     def first_replica(self) -> int:
         """Which of all replicas is this process' first."""
-        return 0 if self.crossing is None else self.crossing.rank * len(self.worker_devices)
+        return 0 if self.process_group is None else self.process_group.rank * len(self.worker_devices)
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
         return replica_id_in_sync_group - self.first_replica
@@ -147,8 +147,8 @@ class DataParallelExtended(ReducingExtended):
             # train_on_batch and its kin hand over the plain batch.
             args = self._share_out(args)
             rows = shares.rows_of(args, num_local)
-        if rows is not None and rows.total is None and self.crossing is not None:
-            rows = rows.with_total(self.crossing.sum([rows.local_total()])[0])
+        if rows is not None and rows.total is None and self.process_group is not None:
+            rows = rows.with_total(self.process_group.sum([rows.local_total()])[0])
         outer = self._shares, self._written, self._agreed
         self._shares = shares.divide(
             rows, self.first_replica, num_local, self._num_replicas_in_sync, self._combination, self._read_weight
@@ -162,14 +162,14 @@ class DataParallelExtended(ReducingExtended):
         try:
             outputs = self._run_replicas(fn, args, kwargs)
             written = self._written | self._written_in_older_graphs()
-            variables.agree(list(written.values()), self._shares, self.crossing)
+            variables.agree(list(written.values()), self._shares, self.process_group)
             return self._combined(shares.combinable(outputs, self._shares, self._agreed))
         finally:
             self._shares, self._written, self._agreed = outer
 
     def _share_out(self, batch: Any) -> Any:
         num_local = len(self.worker_devices)
-        if self.crossing is None:
+        if self.process_group is None:
             return inputs.share_out(batch, num_local)
         return inputs.portion_out(batch, self.first_replica, num_local, self._num_replicas_in_sync)
 
@@ -211,7 +211,7 @@ class DataParallelExtended(ReducingExtended):
 
     def _combined(self, outputs: Any) -> Any:
         """Combines with the other processes' what Keras' trainer will combine of this process' replicas only."""
-        if self.crossing is None or self._combination is None:
+        if self.process_group is None or self._combination is None:
             return outputs
         if self._combination == "concat":
             return tf.nest.map_structure(self._all_rows, outputs)
@@ -223,13 +223,13 @@ class DataParallelExtended(ReducingExtended):
         return tf.nest.pack_sequence_as(outputs, flat)
 
     def _all_rows(self, value: Any) -> Any:
-        if self.crossing is None or not all(isinstance(v, tf.Tensor) for v in self._local_values(value)):
+        if self.process_group is None or not all(isinstance(v, tf.Tensor) for v in self._local_values(value)):
             raise ValueError(
                 "Across processes, predict gathers dense tensors only. Make the model's outputs dense, for instance "
                 f"with to_tensor(). Received: {value}"
             )
         local = [tf.reshape(v, [1]) if v.shape.rank == 0 else v for v in self._local_values(value)]
-        return self.crossing.gather(tf.concat(local, 0) if len(local) > 1 else local[0])
+        return self.process_group.gather(tf.concat(local, 0) if len(local) > 1 else local[0])
 
     def note_replica_write(self, variable: variables.ReplicaStateVariable) -> None:
         """Remembers that a replica wrote ``variable`` for itself in the running step."""
@@ -326,7 +326,7 @@ class DataParallelExtended(ReducingExtended):
         gradients = self._as_local(gradients)
         if accumulators is not None:
             local = self._sum_when_due(gradients, accumulators, is_due, variables)
-        elif self.crossing is not None and len(self.worker_devices) == 1:
+        elif self.process_group is not None and len(self.worker_devices) == 1:
             # Gradients leave bucket by bucket; a conditional around all of them would wait for the last.
             has_rows = self._shares[0].has_rows if self._shares else True
             local = self._sum_gradients(gradients, has_rows, variables)
@@ -355,7 +355,7 @@ class DataParallelExtended(ReducingExtended):
         }
 
         def note(spread: bool) -> None:
-            for flag in are_spread.values() if self.crossing is not None else ():
+            for flag in are_spread.values() if self.process_group is not None else ():
                 flag.assign(spread)
 
         def own() -> list[list[tf.Tensor]]:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import MirroredVariable, SyncOnReadVariable, get_update_replica_id
 from strategies.batches import shares
-from strategies.collectives.process_group import Crossing
+from strategies.collectives.process_group import ProcessGroup
 
 
 class _ReadableNumber:
@@ -109,7 +109,7 @@ class PartialSumVariable(MetricVariable):
     @property
     def is_shared(self) -> bool:
         """Whether other processes hold parts, too."""
-        return self.distribute_strategy.extended.crossing is not None
+        return self.distribute_strategy.extended.process_group is not None
 
     def _mend(self) -> str:
         return (
@@ -184,7 +184,7 @@ def aware(variable: Any) -> Any:
 
 
 def agree(
-    written: Sequence[ReplicaStateVariable], local_shares: Sequence[shares.Share], crossing: Crossing | None
+    written: Sequence[ReplicaStateVariable], local_shares: Sequence[shares.Share], process_group: ProcessGroup | None
 ) -> None:
     """Sets the components of each variable to their mean over all replicas, each weighing what its rows weigh.
 
@@ -193,7 +193,7 @@ def agree(
     Args:
         written: what a replica wrote for itself in this step.
         local_shares: the shares of this process' replicas, one per component.
-        crossing: joins the other processes that hold replicas; None if none do.
+        process_group: joins the other processes that hold replicas; None if none do.
     """
     if local_shares[0].num_replicas == 1:
         return
@@ -208,7 +208,11 @@ def agree(
                 parts = [tf.reshape(variable.values[r].read_value(), [-1]) for variable in alike]
                 vectors.append(tf.concat(parts, axis=0))
         with tf.device(devices[0]):
-            mean = _local_mean(vectors, local_shares) if crossing is None else _mean(vectors, local_shares, crossing)
+            mean = (
+                _local_mean(vectors, local_shares)
+                if process_group is None
+                else _mean(vectors, local_shares, process_group)
+            )
         sizes = [math.prod(variable.shape) for variable in alike]
         for r, device in enumerate(devices):
             with tf.device(device):
@@ -225,9 +229,9 @@ def _local_mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[shares.Shar
     return mean
 
 
-def _mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[shares.Share], crossing: Crossing) -> tf.Tensor:
+def _mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[shares.Share], process_group: ProcessGroup) -> tf.Tensor:
     """``sum(weight * value)``: nobody's value is here to start from."""
     part = tf.zeros_like(vectors[0])
     for share, vector in zip(local_shares, vectors, strict=True):
         part += tf.math.multiply_no_nan(vector, tf.cast(share.weight, vector.dtype))
-    return crossing.sum([part])[0]
+    return process_group.sum([part])[0]

@@ -20,7 +20,7 @@ from strategies.batches import shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
-from strategies.collectives.process_group import Crossing
+from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.graph_lifetimes import numpy_functions_held
 from strategies.replica.passes import Again, Passes
 from strategies.replica.traced_passes import added
@@ -37,26 +37,26 @@ class ReplicaParts:
     Args:
         grid: device names as ``[local replica][part]``.
         axes: size of each axis other than "data", in the order of the mesh.
-        crossing: joins the processes that hold other replicas; None if there are none.
+        process_group: joins the processes that hold other replicas; None if there are none.
     """
 
     def __init__(
-        self, grid: Sequence[Sequence[str]], axes: Mapping[str, int], crossing: Crossing | None = None
+        self, grid: Sequence[Sequence[str]], axes: Mapping[str, int], process_group: ProcessGroup | None = None
     ) -> None:
         #: The mesh of one replica: the axes that it has, over the devices of the first local one.
         self.mesh = DeviceMesh.from_devices(list(grid[0]), dict(axes) or None)
         self._grid = tuple(tuple(row) for row in grid)
-        self._crossing = crossing
+        self._process_group = process_group
         self._local = threading.local()
 
     @classmethod
     def of_process(
-        cls, mesh: DeviceMesh, devices: Sequence[str], rank: int = 0, crossing: Crossing | None = None
+        cls, mesh: DeviceMesh, devices: Sequence[str], rank: int = 0, process_group: ProcessGroup | None = None
     ) -> ReplicaParts:
         """The parts of the replicas that process `rank` holds, whole, of a mesh; `devices` are all of its devices."""
         names = {short_name(device): full_name(device) for device in devices}
         grid = [[names[device] for device in row] for row in local_grid(mesh, rank)]
-        return cls(grid, {name: size for name, size in mesh.axes.items() if name != "data"}, crossing)
+        return cls(grid, {name: size for name, size in mesh.axes.items() if name != "data"}, process_group)
 
     @property
     def here(self) -> int:
@@ -74,7 +74,7 @@ class ReplicaParts:
     @property
     def rank(self) -> int:
         """This process' rank; 0 if it is alone."""
-        return 0 if self._crossing is None else self._crossing.rank
+        return 0 if self._process_group is None else self._process_group.rank
 
     @property
     def replica(self) -> int:
@@ -93,15 +93,15 @@ class ReplicaParts:
         For what processes find out for themselves, and have to agree on. All of them call it.
         """
         arrays = [np.asarray(value) for value in values]
-        if self._crossing is None:
+        if self._process_group is None:
             return arrays
-        return [self._crossing.broadcast(tf.constant(array)).numpy() for array in arrays]
+        return [self._process_group.broadcast(tf.constant(array)).numpy() for array in arrays]
 
     def agree_on(self, variables: Iterable[Any]) -> None:
         """Sets variables, of Keras or of TensorFlow, to what rank 0 has, one after the other. All processes call it."""
-        if self._crossing is not None:
+        if self._process_group is not None:
             for variable in variables:
-                variable.assign(self._crossing.broadcast(tf.convert_to_tensor(variable)))
+                variable.assign(self._process_group.broadcast(tf.convert_to_tensor(variable)))
 
     @contextlib.contextmanager
     def as_first_replica(self) -> Iterator[None]:

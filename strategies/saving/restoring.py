@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.process_group import Crossing
+from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
 
 _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
@@ -51,22 +51,22 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
         ValueError: on ranks other than 0, when ``load`` failed on rank 0, which raises the error itself.
     """
     engine: Any = strategy.extended
-    crossing: Crossing | None = getattr(engine, "crossing", None)
-    if crossing is None:
+    process_group: ProcessGroup | None = getattr(engine, "process_group", None)
+    if process_group is None:
         return load()
     values = [variable.value for variable in variables]
     text, error = "", None
     # What processes hold parts of is read whenever it is set, which rank 0 alone could not.
     with engine.presummed([value for value in values if isinstance(value, MetricVariable)]):
-        if crossing.rank == 0:
+        if process_group.rank == 0:
             with alone():
                 try:
                     text = load()
                 except Exception as caught:
                     # The others wait for word, whatever it is.
                     text, error = f"{type(caught).__name__}: {caught}", caught
-    failed = bool(crossing.broadcast(tf.constant(error is not None)))
-    text = _broadcast(text, crossing)
+    failed = bool(process_group.broadcast(tf.constant(error is not None)))
+    text = _broadcast(text, process_group)
     if error is not None:
         raise error
     if failed:
@@ -77,9 +77,9 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
         if isinstance(value, MetricVariable):
             # Rank 0 holds its own part of the sum that it has set, and the others' are alike.
             for part in value.values:
-                part.assign(crossing.broadcast(part.read_value()))
+                part.assign(process_group.broadcast(part.read_value()))
         else:
-            variable.assign(crossing.broadcast(tf.convert_to_tensor(value)))
+            variable.assign(process_group.broadcast(tf.convert_to_tensor(value)))
     return text
 
 
@@ -96,10 +96,10 @@ def sum_accumulated(optimizer: Any) -> None:
     level(accumulators_of(optimizer))
 
 
-def _broadcast(text: str, crossing: Crossing) -> str:
+def _broadcast(text: str, process_group: ProcessGroup) -> str:
     encoded = text.encode()
-    size = int(crossing.broadcast(tf.constant(len(encoded))))
+    size = int(process_group.broadcast(tf.constant(len(encoded))))
     sent = encoded if len(encoded) == size else bytes(size)
     if size == 0:
         return ""
-    return bytes(crossing.broadcast(tf.io.decode_raw(sent, tf.uint8)).numpy()).decode()
+    return bytes(process_group.broadcast(tf.io.decode_raw(sent, tf.uint8)).numpy()).decode()

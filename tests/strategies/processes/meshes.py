@@ -45,24 +45,24 @@ def _made_first() -> None:
     on(MESH)
 
 
-def crossing() -> Any:
-    return on(MESH).extended.crossing
+def process_group() -> Any:
+    return on(MESH).extended.process_group
 
 
 def rank() -> int:
-    return int(crossing().rank)
+    return int(process_group().rank)
 
 
 def assert_same_on_all_ranks(values: Any) -> None:
     """To the bit."""
     for value in values:
-        first, second = crossing().gather(tf.convert_to_tensor(np.asarray(value)[np.newaxis])).numpy()
+        first, second = process_group().gather(tf.convert_to_tensor(np.asarray(value)[np.newaxis])).numpy()
         np.testing.assert_array_equal(first, second)
 
 
 @pytest.fixture
 def shared(request: pytest.FixtureRequest) -> Path:
-    return shared_folder(request.node.name, crossing())
+    return shared_folder(request.node.name, process_group())
 
 
 def tokens() -> np.ndarray:
@@ -208,7 +208,7 @@ def test_files_are_whole_and_one_rank_writes(shared: Path) -> None:
     model.fit(tokens(), labels(), batch_size=14, shuffle=False, verbose=0, callbacks=[backup])
     model.save_weights(shared / "a.weights.h5")
     model.save(shared / "a.keras")
-    crossing().barrier()
+    process_group().barrier()
     assert sorted(path.name for path in shared.iterdir()) == ["a.keras", "a.weights.h5", "backup"]
 
     loaded = mesh_model(6)

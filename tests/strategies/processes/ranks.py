@@ -34,17 +34,17 @@ def _made_first() -> None:
     strategy()
 
 
-def crossing() -> Any:
-    return strategy().extended.crossing
+def process_group() -> Any:
+    return strategy().extended.process_group
 
 
 def rank() -> int:
-    return int(crossing().rank)
+    return int(process_group().rank)
 
 
 def all_ranks(value: Any) -> list[Any]:
     """What each rank has; numbers only."""
-    return list(crossing().gather(tf.convert_to_tensor([value])).numpy().tolist())
+    return list(process_group().gather(tf.convert_to_tensor([value])).numpy().tolist())
 
 
 @pytest.fixture(autouse=True)
@@ -53,17 +53,17 @@ def _graphs_are_let_go() -> Iterator[None]:
     forget_gradients()
 
 
-def shared_folder(test: str, crossing: Any) -> Path:
+def shared_folder(test: str, process_group: Any) -> Path:
     """A folder of a test, the same on both ranks."""
     folder = FOLDER / test
     folder.mkdir(parents=True, exist_ok=True)
-    crossing.barrier()
+    process_group.barrier()
     return folder
 
 
 @pytest.fixture
 def shared(request: pytest.FixtureRequest) -> Path:
-    return shared_folder(request.node.name, crossing())
+    return shared_folder(request.node.name, process_group())
 
 
 class Rows(keras.Model):
@@ -121,7 +121,7 @@ def records(shared: Path, counts: list[int]) -> list[str]:
                 for _ in range(count):
                     writer.write(np.float32(value).tobytes())
                     value += 1
-    crossing().barrier()
+    process_group().barrier()
     return paths
 
 
@@ -149,7 +149,7 @@ def dense(seed: int = 5, **settings: Any) -> keras.Model:
 
 
 def files_in(folder: Path) -> list[str]:
-    crossing().barrier()
+    process_group().barrier()
     return sorted(path.name for path in folder.iterdir())
 
 

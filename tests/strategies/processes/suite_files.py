@@ -14,10 +14,10 @@ import tensorflow as tf
 import strategies
 from tests.strategies.processes.ranks import (
     all_ranks,
-    crossing,
     dense,
     digest,
     files_in,
+    process_group,
     rank,
     regression,
     shared_folder,
@@ -61,7 +61,7 @@ class TestFiles:
     @pytest.mark.parametrize("saved_by", ["all ranks", "rank 0"])
     def test_gathered_gradients_are_saved_whole(self, saved_by: str) -> None:
         # TensorFlow takes brackets in the path of a checkpoint for a pattern.
-        shared = shared_folder(f"gathered and saved by {saved_by}", crossing())
+        shared = shared_folder(f"gathered and saved by {saved_by}", process_group())
         x, y = regression()
         model = dense(gradient_accumulation_steps=4)
         model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
@@ -70,7 +70,7 @@ class TestFiles:
             model.save(shared / "model.keras")
             model.save_weights(shared / "model.weights.h5")
             point.write(str(shared / f"point of {rank()}"))
-        crossing().barrier()
+        process_group().barrier()
         with strategy().scope():
             again = keras.models.load_model(shared / "model.keras")
         for name in ("file", "weights", "point"):
@@ -118,7 +118,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5", "a folder", "exported"])
     def test_what_is_saved_is_read_at_once(self, name: str) -> None:
         """Outside the scope, by models of one device each. An older file of the same name is not taken for it."""
-        shared = shared_folder(f"read at once {name}", crossing())  # Without brackets, as above.
+        shared = shared_folder(f"read at once {name}", process_group())  # Without brackets, as above.
         path = shared / name
 
         def save(model: keras.Model) -> None:
@@ -142,7 +142,7 @@ class TestFiles:
         first, second = dense(), dense(seed=8)
         for model in (first, second):
             expected = np.asarray(model(np.ones([3, 4], "float32")))
-            crossing().barrier()
+            process_group().barrier()
             if rank() == 0:
                 time.sleep(0.3)  # Rank 0 is late. The others must not take what is there.
             save(model)
