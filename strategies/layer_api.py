@@ -2,17 +2,19 @@
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept
-from strategies.engine.waiting import watch_communication
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.splitting import SplitWeight, joined, saved_as
 
 
 def replica_parts() -> ReplicaParts:
-    """Returns the parts of a replica under the strategy whose scope this is called in.
+    """Returns the parts of a replica under the strategy whose scope this is called in; one part if it has no others.
 
-    Example:
+    Example, in `build` of a layer whose kernel is cut into columns, one shard for each device of the axis "tensor":
 
         parts = layer_api.replica_parts()
+        for part in parts.along("tensor"):
+            with parts.creating(part):
+                self.shards.append(self.add_weight(shape=shape_of_shard, name=f"kernel_{part}"))
     """
     # A layer that is split has its weights written as one, with or without a strategy.
     _keras_hooks.install()
@@ -26,5 +28,4 @@ __all__ = [
     "joined",
     "replica_parts",
     "saved_as",
-    "watch_communication",
 ]

@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "programs" / "launch_without_tensorflow.py")]
+LAUNCHER = [sys.executable, "-m", "strategies.launch"]
 TIMEOUT_SECONDS = 120
 # What a test run inherits, from another launcher or from a shell, must not decide what is tested here.
 OURS = re.compile(

@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,9 +25,17 @@ from strategies.launching.output import MAX_LINE_BYTES, Lines
 from strategies.launching.ports import HeldPorts, LaunchError
 from strategies.topology.cluster import Cluster
 from strategies.topology.cores import deal_cores, usable_cores
+from tests.strategies.launching import ENVIRONMENT
 
 LOOPBACK = "127.0.0.1"
 WORLD = World((("a:1", "a:2"), ("b:1", "b:2", "b:3")), node_rank=1, master_addr="a", master_port=29500)
+
+
+def test_starts_without_tensorflow() -> None:
+    """In a tenth of a second: what else the package holds is imported when it is asked for."""
+    program = "import sys, strategies.launch; print(sorted({'keras', 'numpy', 'tensorflow'} & sys.modules.keys()))"
+    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "[]\n"
 
 
 class TestEnvironment:

@@ -16,7 +16,6 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies import layer_api
 from strategies._keras_hooks import callbacks as hooked
 from strategies._keras_hooks.input_watch import InputWatch
 from tests.strategies.processes.ranks import (
@@ -87,7 +86,7 @@ class TestWaiting:
             return [np.asarray(weight) for weight in model.get_weights()]
 
         expected = weights()
-        layer_api.watch_communication(strategy())
+        strategies.watch_communication(strategy())
         for one, other in zip(weights(), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
         waited = strategies.seconds_waited(strategy()).communication
