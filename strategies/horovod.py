@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import tensorflow as tf
-
 from strategies import _keras_hooks
 from strategies._tf_internals import eager_context
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.cluster import Cluster
 from strategies.topology.devices import default_reduction, own_devices, pin_gpus, short_name
@@ -19,7 +18,7 @@ from strategies.topology.placement import has_model_axes, local_grid, mesh_of_lo
 from strategies.topology.threads import deal_threads
 
 
-class HorovodStrategy(tf.distribute.Strategy):
+class HorovodStrategy(MeshStrategy):
     """Synchronous data parallelism over processes that Horovod joins, with the numbers of one device.
 
     Every process runs the same program on one device (a GPU by its local rank, else the CPU) unless ``mesh`` has it
@@ -71,7 +70,7 @@ class HorovodStrategy(tf.distribute.Strategy):
         # Only here: the rest of the package works without Horovod.
         from strategies.collectives import horovod
 
-        cluster = Cluster.from_environment()
+        cluster = self._cluster = Cluster.from_environment()
         deal_threads(cluster, has_started=eager_context.context()._initialized)
         pin_gpus(cluster.local_rank, cluster.local_size)
         devices = own_devices() if has_model_axes(mesh) else own_devices()[:1]
@@ -94,9 +93,4 @@ class HorovodStrategy(tf.distribute.Strategy):
                 groups.append(ProcessGroup(collectives, bucket_bytes, compression=compression, reduction=reduction))
         parts = ReplicaParts.of_process(self._mesh, devices, rank, groups[0] if groups else None)
         extended = ReplicatedExtended(self, parts, default_reduction(devices), groups)
-        tf.distribute.Strategy.__init__(self, extended)
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The processes' devices by their coordinates."""
-        return self._mesh
+        super().__init__(extended)

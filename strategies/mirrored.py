@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.devices import checked_devices, default_reduction, own_devices
 from strategies.topology.mesh import DeviceMesh
@@ -18,7 +19,7 @@ _KEYS_PER_STRATEGY = 1000
 _strategies_made = itertools.count(1)
 
 
-class MirroredStrategy(tf.distribute.MirroredStrategy):
+class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
     """Synchronous data parallelism over the devices of one process, with the numbers of one device.
 
     Each device holds a copy of the variables and takes an equal run of the rows of every global batch. Weights,
@@ -64,8 +65,3 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         reduction = cross_device_ops or default_reduction(found)
         extended = ReplicatedExtended(self, ReplicaParts.of_process(self._mesh, found), reduction)
         tf.distribute.Strategy.__init__(self, extended)
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The devices by their coordinates."""
-        return self._mesh

@@ -11,6 +11,7 @@ from strategies._tf_internals import eager_context
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.cluster import Cluster
 from strategies.topology.devices import default_reduction, own_devices, pin_gpus, short_name
@@ -22,7 +23,7 @@ from strategies.topology.placement import local_grid, mesh_of_local_replicas
 TIMEOUT_SECONDS = 600.0
 
 
-class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous data parallelism over the devices of many processes, with the numbers of one device.
 
     Every process runs the same program; each of its devices holds a copy of the variables and takes its rows of every
@@ -59,6 +60,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         mesh: Mapping[str, int] | None = None,
     ) -> None:
         cluster = Cluster.from_environment() if cluster_resolver is None else _resolved(cluster_resolver)
+        self._cluster = cluster
         if cluster.world_size > 1:
             _start_runtime(cluster)
         devices = own_devices()
@@ -75,11 +77,6 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         extended = ReplicatedExtended(self, parts, default_reduction(devices), groups)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The devices of all processes by their coordinates."""
-        return self._mesh
 
 
 def _join(

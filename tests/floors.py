@@ -102,7 +102,7 @@ ROOMS = (
         2,
         ("strategies.engine",),
         ("numpy", "tensorflow"),
-        ("row values", "internals", "collectives", "batches", "replica", "engine"),
+        ("row values", "topology", "internals", "collectives", "batches", "replica", "engine"),
     ),
     Room("saving", 2, ("strategies.saving",), ("tensorflow",), ("collectives", "engine", "saving")),
     Room(

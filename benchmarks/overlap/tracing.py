@@ -50,7 +50,7 @@ def run(name: str, workload: Workload, folder: Path, report: Report) -> None:
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = workloads.compiled_model(workloads.MODELS[workload.model])
-    first = strategy.extended.process_group.rank == 0
+    first = strategy.is_chief
     model.fit(
         training.dataset(workload, strategy.num_replicas_in_sync, autotune=True),
         steps_per_epoch=workload.num_skipped + _NUM_TRACED + 1,

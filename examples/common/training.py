@@ -108,7 +108,7 @@ def train(
     except ValueError as error:
         raise OptionError(str(error)) from error
     throughput = keras_ext.Throughput(units_per_step, unit=unit)
-    is_chief: bool = model.distribute_strategy.extended.should_checkpoint
+    is_chief: bool = model.distribute_strategy.is_chief
     # Of the first `fit` below.
     num_steps = (steps_per_epoch - at.step) if at.step else max(0, epochs - at.epoch) * steps_per_epoch
     every = [

@@ -105,7 +105,7 @@ def run(options: Options, digits: data.Digits) -> Result:
         images_per_second=throughput.units_per_second,
         epochs=options.epochs,
         devices=strategy.num_replicas_in_sync,
-        is_chief=strategy.extended.should_checkpoint,
+        is_chief=strategy.is_chief,
         seconds=time.perf_counter() - start,
         history=history.history,
     )

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
 
     test_images = digits.test.images[..., None].astype("float32") / 255
     logs = model.evaluate(test_images, digits.test.labels, batch_size=global_batch_size, return_dict=True, verbose=0)
-    if strategy.extended.should_checkpoint:
+    if strategy.is_chief:
         print(f"result test_accuracy={logs['accuracy']:.4f} test_loss={logs['loss']:.4f} processes={size}")
 
 

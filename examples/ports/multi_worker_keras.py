@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
 
     # First of all that is TensorFlow: processes are joined before anything has run.
     strategy = strategies.MultiWorkerMirroredStrategy()
-    is_chief = strategy.extended.should_checkpoint
+    is_chief = strategy.is_chief
     global_batch_size = FLAGS.batch_size * strategy.num_replicas_in_sync
     with strategy.scope():
         model = build_and_compile_cnn_model()

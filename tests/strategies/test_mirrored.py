@@ -287,3 +287,8 @@ def test_an_error_on_one_replica_ends_the_step_on_all() -> None:
         with pytest.raises(ValueError, match="replica 2 has a problem"):
             run(step)
     assert float(strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)) == 4.0
+
+
+def test_one_process_is_chief_of_itself() -> None:
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert (strategy.rank, strategy.local_rank, strategy.world_size, strategy.is_chief) == (0, 0, 1, True)

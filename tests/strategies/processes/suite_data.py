@@ -32,6 +32,13 @@ from tests.strategies.processes.ranks import (
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
 
+def test_each_process_knows_its_place() -> None:
+    assert all_ranks(strategy().rank) == [0, 1]
+    assert all_ranks(strategy().local_rank) == [0, 1]
+    assert all_ranks(strategy().world_size) == [2, 2]
+    assert all_ranks(int(strategy().is_chief)) == [1, 0]
+
+
 class TestDatasets:
     def test_row_by_row_each_example_once(self) -> None:
         logs = fit(numbers(21).batch(4), epochs=2)
