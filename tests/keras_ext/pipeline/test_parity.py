@@ -65,6 +65,15 @@ SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.n
     "LSTM",
     *(name for name in ALL if name.startswith("masked sequences")),
 }
+
+#: Layers, metrics and optimizers do the same however many replicas there are beside the stages, save for sums that are
+#: left over, and overflows.
+IN_ONE_REPLICA = {
+    case.name
+    for section in ("Layers", "Metrics and training options", "Optimizers")
+    for case in SECTIONS[section]
+    if "accumulation" not in case.name and "overflow" not in case.name
+}
 MESHES = {"pipe=2": {"pipe": 2}, "data=2,pipe=2": {"data": 2, "pipe": 2}}
 
 
