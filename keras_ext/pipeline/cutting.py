@@ -153,9 +153,9 @@ def _costs(graph: Any, wanted: PartitionByTime) -> list[tuple[float, int]]:
             seconds = []
             for _ in range(NUM_TIMED + 1):
                 start = time.perf_counter()
-                outputs, pull = _computed(passes, given, node.operation, wanted)
+                outputs, vjp = _computed(passes, given, node.operation, wanted)
                 upstream = [ops.ones_like(y) if keras.backend.is_float_dtype(y.dtype) else None for y in outputs]
-                _wait_for(pull(upstream))
+                _wait_for(vjp(upstream))
                 seconds.append(time.perf_counter() - start)
             held = passes.held_bytes(given)
         stage.take_added_losses()

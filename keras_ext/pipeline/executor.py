@@ -14,12 +14,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.pipeline.hung import LOGITS, MASK, hang, hung, not_none
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
 from keras_ext.pipeline.stage import Stage
+from keras_ext.pipeline.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
 from strategies import layer_api
 
-#: What micro-batch i loses: takes i, the model's outputs, and the losses that layers add; gives a scalar.
+#: The loss of micro-batch i: takes i, the model's outputs, and the losses that layers add; returns a scalar.
 LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
 
 #: Told of the start (False) and of the end (True) of an action, when it comes.
@@ -44,7 +44,7 @@ class Run:
         penalties: for each stage a function that returns the penalties of its weights, which are variables of it.
         inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
         remat: stages that are computed again for their backward pass, and hold only their inputs until then.
-        watch: is told when actions start and end, if given.
+        watch: called when actions start and end, if given.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Run:
         self._variables = variables
         self._remat = remat
         self._watch = watch
-        #: If actions are watched, scalars that are there when each of them has been told of.
+        #: If actions are watched, scalars that are there when the watch has been called for each of them.
         self.watched: list[Any] = []
         self._from_outside = set(inputs[0])
         #: For each micro-batch what was computed of it, by the `id` of Keras' tensors.
@@ -76,7 +76,7 @@ class Run:
         self._added_upstream: dict[tuple[int, int], list[Any]] = {}
         self._penalties = [parts.passes(devices[k], function, variables[k])([]) for k, function in enumerate(penalties)]
         self._penalties_upstream: list[list[list[Any]]] = [[[] for _ in outputs] for outputs, _ in self._penalties]
-        self._pulls: dict[tuple[int, int], Any] = {}
+        self._vjps: dict[tuple[int, int], Any] = {}
         self._passes: dict[Any, Any] = {}
         self._in_line = len(stages) * len(inputs) <= MOST_CALLS_IN_LINE
         # By micro-batch and the `id` of a Keras tensor, with "logits" behind for those of it.
@@ -100,32 +100,32 @@ class Run:
             if action.kind is Kind.FORWARD:
                 self._forward(action)
                 if action.stage == len(self._stages) - 1:
-                    self._lose(action.microbatch, outputs, loss_of)
+                    self._compute_loss(action.microbatch, outputs, loss_of)
             else:
                 self._backward(action)
-        for k, (_, pull) in enumerate(self._penalties):
+        for k, (_, vjp) in enumerate(self._penalties):
             upstream = [self._parts.added(self._devices[k], each) for each in self._penalties_upstream[k]]
-            _, self._totals[k] = pull(upstream, (), self._totals[k])
+            _, self._totals[k] = vjp(upstream, (), self._totals[k])
         return self._totals
 
     def _forward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
         stage, part = self._stages[k], self._devices[k]
         inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
-        masks = hung(inputs, MASK)
+        masks = metadata_of(inputs, MASK)
         there = (tuple(value is not None for value in inputs), tuple(mask is not None for mask in masks))
         passes, made_of = self._passes_of(k, *there)
         given = [*not_none(inputs), *not_none(masks)]
-        made, pull = passes(given, self._started(action, given))
+        made, vjp = passes(given, self._started(action, given))
         outputs = made[: len(stage.outputs)]
         rest = iter(made[len(outputs) :])
         self.values[i].update(zip(map(id, stage.outputs), outputs, strict=True))
-        hang(outputs, MASK, [next(rest) if has_one else None for has_one in made_of["masks"]])
+        set_metadata(outputs, MASK, [next(rest) if has_one else None for has_one in made_of["masks"]])
         for tensor, has_logits in zip(stage.outputs, made_of["logits"], strict=True):
             if has_logits:
                 self._logits[i, id(tensor)] = next(rest)
         self._added[k, i] = list(rest)
-        self._pulls[k, i] = pull, sum(made_of["masks"]), there[0]
+        self._vjps[k, i] = vjp, sum(made_of["masks"]), there[0]
         self._gates[part] = [value for value in made if value.dtype.is_floating]
         self._ended(action)
 
@@ -137,7 +137,7 @@ class Run:
         Optional inputs of a model, and masks, may not be there.
 
         That is, in turn, the masks of outputs, what a softmax or a sigmoid among them was computed of, and what layers
-        add to the loss: Keras hangs them on tensors and on layers, which end where a function does.
+        add to the loss: Keras keeps them as attributes of tensors and layers, which end where a function does.
         """
         key = k, has_input, has_mask
         if key not in self._passes:
@@ -146,15 +146,15 @@ class Run:
             def compute(*tensors: Any) -> list[Any]:
                 rest = iter(tensors)
                 own = [next(rest) if has_one else None for has_one in has_input]
-                hang(own, MASK, [next(rest) if has_one else None for has_one in has_mask])
+                set_metadata(own, MASK, [next(rest) if has_one else None for has_one in has_mask])
                 added: list[Any] = []
                 made = stage.compute(own, training=True, added_losses=added)
-                masks, logits = hung(made, MASK), hung(made, LOGITS)
+                masks, logits = metadata_of(made, MASK), metadata_of(made, LOGITS)
                 made_of["masks"] = [mask is not None for mask in masks]
                 made_of["logits"] = [each is not None for each in logits]
                 return [*made, *not_none(masks), *not_none(logits), *added]
 
-            def compute_again(state: Sequence[Any], *tensors: Any) -> list[Any]:
+            def recompute(state: Sequence[Any], *tensors: Any) -> list[Any]:
                 # Draws what was drawn, and drops what it would change.
                 changing = list(zip(stage.state_variables, state, strict=True))
                 with keras.StatelessScope(changing, collect_losses=True):
@@ -164,16 +164,16 @@ class Run:
                 self._devices[k],
                 compute,
                 self._variables[k],
-                again=(stage.state, compute_again) if k in self._remat else None,
+                recompute=(stage.state, recompute) if k in self._remat else None,
                 # What is computed twice in line, TensorFlow would find to be the same, and compute once.
                 in_line=(self._in_line or stage.sums_over_replicas) and k not in self._remat,
             )
             self._passes[key] = passes, made_of
         return self._passes[key]
 
-    def _lose(self, i: int, outputs: Sequence[Any], loss_of: LossOf) -> None:
+    def _compute_loss(self, i: int, outputs: Sequence[Any], loss_of: LossOf) -> None:
         predicted = [self.values[i][id(tensor)] for tensor in outputs]
-        masks = hung(predicted, MASK)
+        masks = metadata_of(predicted, MASK)
         # Of an output that is a softmax or a sigmoid Keras' losses take what that was computed of.
         logits = [self._logits.get((i, id(tensor))) for tensor in outputs]
         added = [loss for k in range(len(self._stages)) for loss in self._added[k, i]]
@@ -182,13 +182,13 @@ class Run:
 
         def compute(*tensors: Any) -> list[Any]:
             own, rest = tensors[:count], iter(tensors[count + num_losses :])
-            hang(own, MASK, masks)
-            hang(own, LOGITS, [None if each is None else next(rest) for each in logits])
+            set_metadata(own, MASK, masks)
+            set_metadata(own, LOGITS, [None if each is None else next(rest) for each in logits])
             return [loss_of(i, own, tensors[count : count + num_losses])]
 
         given = [*predicted, *added, *penalties, *not_none(logits)]
-        [loss], pull = self._parts.passes(self._devices[-1], compute, [])(given)
-        gradients, _ = pull([self._parts.as_weighed(ops.ones_like(loss))])
+        [loss], vjp = self._parts.passes(self._devices[-1], compute, [])(given)
+        gradients, _ = vjp([self._parts.as_weighed(ops.ones_like(loss))])
         upstream = iter(gradients)
         for tensor in outputs:
             self._note((i, id(tensor)), next(upstream))
@@ -204,12 +204,12 @@ class Run:
     def _backward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
         stage, part = self._stages[k], self._devices[k]
-        pull, num_masks, has_input = self._pulls.pop((k, i))
+        vjp, num_masks, has_input = self._vjps.pop((k, i))
         of_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._logits]
         of_outputs = [self._gathered(part, (i, id(tensor))) for tensor in stage.outputs]
         of_outputs += [None] * num_masks + [self._gathered(part, (i, id(tensor), "logits")) for tensor in of_logits]
         upstream = [*of_outputs, *self._added_upstream.pop((k, i))]
-        of_inputs, self._totals[k] = pull(upstream, self._started(action, not_none(upstream)), self._totals[k])
+        of_inputs, self._totals[k] = vjp(upstream, self._started(action, not_none(upstream)), self._totals[k])
         gate = []
         # Behind those of inputs, those of masks.
         given = [tensor for tensor, is_there in zip(stage.inputs, has_input, strict=True) if is_there]
@@ -228,19 +228,19 @@ class Run:
         if self._watch is None:
             return gate
         watch = self._watch
-        told = self._parts.told(self._devices[action.stage], lambda: watch(action, False), [*gate, *given])
-        self.watched.append(told)
-        return [*gate, told]
+        noted = self._parts.host_callback(self._devices[action.stage], lambda: watch(action, False), [*gate, *given])
+        self.watched.append(noted)
+        return [*gate, noted]
 
     def _ended(self, action: Action) -> None:
         if self._watch is not None:
             watch, part = self._watch, self._devices[action.stage]
             # After the start at any rate: an action may have nothing to compute.
             after = [*self._gates[part], self.watched[-1]]
-            told = self._parts.told(part, lambda: watch(action, True), after)
-            # The next action waits for it: else it could be told of before the end of this one is.
-            self._gates[part] = [told]
-            self.watched.append(told)
+            noted = self._parts.host_callback(part, lambda: watch(action, True), after)
+            # The next action waits for it: else its start could be noted before the end of this one is.
+            self._gates[part] = [noted]
+            self.watched.append(noted)
 
     def _gathered(self, part: int, key: Any) -> Any:
         """The sum of the gradients that came for a tensor."""

@@ -41,8 +41,8 @@ class MicrobatchLosses:
             self._divisor(entry, parts, own, masks, sample_weight)
             for entry, own in zip(self._flat, labels, strict=True)
         ]
-        # The means of losses, one for each output of several, with what each was told of each micro-batch.
-        self._told: list[tuple[Any, list[Any]]] = [(metric, []) for metric in compiled.metrics] if compiled else []
+        # The means of losses, one for each output of several, with what each was seen of each micro-batch.
+        self._seen: list[tuple[Any, list[Any]]] = [(metric, []) for metric in compiled.metrics] if compiled else []
 
     def _divisor(self, entry: Any, parts: layer_api.ReplicaParts, labels: Any, masks: Any, sample_weight: Any) -> Any:
         """What the sum of one loss over all of the batch is to be divided by; None for a mean over rows."""
@@ -85,8 +85,8 @@ class MicrobatchLosses:
         for place, (entry, divisor) in enumerate(zip(before, self._of_batch, strict=True)):
             if divisor is not None:
                 self._flat[place] = entry._replace(loss=_divided(entry.loss, divisor, self._shares[i]))
-        for metric, told in self._told:
-            put(metric, "update_state", lambda value, sample_weight=None, told=told: told.append(value))
+        for metric, seen in self._seen:
+            put(metric, "update_state", lambda value, sample_weight=None, seen=seen: seen.append(value))
         try:
             yield
         finally:
@@ -100,8 +100,8 @@ class MicrobatchLosses:
         Args:
             num_rows: of the batch; int, or a tensor where it is not known beforehand: Keras weighs by it only if it is.
         """
-        for metric, told in self._told:
-            total = sum(value * ops.cast(share, value.dtype) for value, share in zip(told, self._shares, strict=True))
+        for metric, seen in self._seen:
+            total = sum(value * ops.cast(share, value.dtype) for value, share in zip(seen, self._shares, strict=True))
             metric.update_state(total, sample_weight=num_rows if isinstance(num_rows, int) else None)
 
 

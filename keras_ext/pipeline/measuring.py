@@ -24,7 +24,7 @@ class _Recorder(keras.callbacks.Callback):
         self.steps: list[Mapping[tuple[Action, bool], float]] = []
         self._now: dict[tuple[Action, bool], float] = {}
 
-    def told(self, action: Action, has_ended: bool) -> None:
+    def note(self, action: Action, has_ended: bool) -> None:
         """Notes the time; any thread may call this."""
         self._now[action, has_ended] = time.perf_counter()
 
@@ -47,7 +47,7 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
     # A `fit` that is on its way, as when a callback asks, goes on with the step that it has.
     train_function = model.train_function
     recorder = _Recorder()
-    model._watch, model.train_function, model.steps_per_execution = recorder.told, None, 1
+    model._watch, model.train_function, model.steps_per_execution = recorder.note, None, 1
     try:
         model.fit(dataset, steps_per_epoch=_num_steps(dataset), shuffle=False, verbose=0, callbacks=[recorder])
     finally:

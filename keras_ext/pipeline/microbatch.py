@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_ext.evenly import even_bounds, even_sizes_of
-from keras_ext.pipeline.hung import LOGITS, MASK, hang, hung
+from keras_ext.pipeline.tensor_metadata import LOGITS, MASK, metadata_of, set_metadata
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Microbatches:
         return cls(max(1, min(number, rows)), rows)
 
     def split(self, structure: Any) -> list[Any]:
-        """Returns a structure like the given one for each micro-batch; masks that hang on tensors go with them."""
+        """Returns a structure like the given one for each micro-batch; masks of tensors go with them."""
         if self.number == 1:
             return [structure]
         leaves = keras.tree.flatten(structure)
         cut = [self._split_one(leaf) for leaf in leaves]
-        for pieces, mask in zip(cut, hung(leaves, MASK), strict=True):
+        for pieces, mask in zip(cut, metadata_of(leaves, MASK), strict=True):
             if mask is not None:
-                hang(pieces, MASK, self._split_one(mask))
+                set_metadata(pieces, MASK, self._split_one(mask))
         return [keras.tree.pack_sequence_as(structure, list(pieces)) for pieces in zip(*cut, strict=True)]
 
     def _split_one(self, value: Any) -> list[Any]:
@@ -91,9 +91,9 @@ class Microbatches:
                 return None
             value = self._join_one(pieces)
             for name in (MASK, LOGITS):
-                own = hung(pieces, name)
+                own = metadata_of(pieces, name)
                 if all(each is not None for each in own):
-                    hang([value], name, [self._join_one(own)])
+                    set_metadata([value], name, [self._join_one(own)])
             return value
 
         return keras.tree.map_structure(joined, *structures)

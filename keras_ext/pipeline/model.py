@@ -15,12 +15,12 @@ from keras_ext.copying import put_in_order
 from keras_ext.pipeline.copying import copied, graph_of
 from keras_ext.pipeline.cutting import Wanted, num_stages_of, partition_of
 from keras_ext.pipeline.executor import Run, Watch
-from keras_ext.pipeline.hung import MASK, hang, hung
 from keras_ext.pipeline.losses import MicrobatchLosses
 from keras_ext.pipeline.measuring import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.schedule import SCHEDULES, Schedule
 from keras_ext.pipeline.stage import cut, penalties_of, stage_of_operations
+from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
 from keras_ext.pipeline.timeline import Timeline, picture_path
 from strategies import layer_api
 
@@ -179,7 +179,7 @@ class PipelineModel(keras.Model):
         """Computes the stages one after the other, each on its device."""
         flat = self._standardize_inputs(inputs)
         if mask is not None:
-            hang(flat, MASK, keras.tree.flatten(mask))
+            set_metadata(flat, MASK, keras.tree.flatten(mask))
         self._local.added = []
         flows = getattr(self._local, "flows", False) and not training
         return self._packed(self._flow(flat) if flows else self._computed(flat, training))
@@ -283,10 +283,10 @@ class PipelineModel(keras.Model):
         A loss is a mean over what is not masked in all of the batch, so that is counted before the first micro-batch
         has gone through. Of this forward pass a graph keeps what masks are computed of, which is next to nothing.
         """
-        if all(mask is None for mask in hung(self.outputs, MASK)):
+        if all(mask is None for mask in metadata_of(self.outputs, MASK)):
             return None
         with keras.StatelessScope():
-            masks = hung(self._computed(flat, training=False), MASK)
+            masks = metadata_of(self._computed(flat, training=False), MASK)
         self._take_added_losses()
         return self._packed(masks)
 

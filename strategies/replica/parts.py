@@ -22,7 +22,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
 from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.graph_lifetimes import numpy_functions_held
-from strategies.replica.passes import Again, Passes
+from strategies.replica.passes import Passes, Recompute
 from strategies.replica.traced_passes import added
 from strategies.topology.devices import full_name, short_name
 from strategies.topology.mesh import DeviceMesh
@@ -153,7 +153,7 @@ class ReplicaParts:
         function: Callable[..., Sequence[Any]],
         variables: Sequence[Any],
         *,
-        again: tuple[Callable[[], list[Any]], Callable[..., Sequence[Any]]] | None = None,
+        recompute: tuple[Callable[[], list[Any]], Callable[..., Sequence[Any]]] | None = None,
         in_line: bool = True,
     ) -> Passes:
         """Returns the forward pass of `function` in `part`, which gives its backward pass there with its outputs.
@@ -162,15 +162,15 @@ class ReplicaParts:
             part: one of this replica's parts.
             function: takes tensors, returns tensors.
             variables: TensorFlow's, that `function` reads and of which gradients can be had.
-            again: how it is computed again for the backward pass, so that nothing that it makes is held until then: a
-                function that returns tensors that tell what changes with each call, such as the seeds of draws, called
-                before the computation; and one that takes these as a list, and the inputs, gives the outputs, and
-                changes nothing.
+            recompute: computes it a second time for the backward pass, so that nothing that it makes is held until
+                then: a function that returns tensors which tell what changes with each call, such as the seeds of
+                draws, called before the computation; and one that takes these as a list, and the inputs, returns the
+                outputs, and changes nothing.
             in_line: else both passes stay functions in the graph, whose ops are there once, however often called.
         """
-        return Passes(lambda: self.on(part), function, variables, Again(*again) if again else None, in_line)
+        return Passes(lambda: self.on(part), function, variables, Recompute(*recompute) if recompute else None, in_line)
 
-    def told(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
+    def host_callback(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
         """Calls a Python function when tensors are there, each time they are.
 
         Args:
@@ -190,9 +190,9 @@ class ReplicaParts:
         firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
         with tf.device("CPU:0"), numpy_functions_held():
             # Not stateful: TensorFlow would have all such calls wait for each other.
-            told = tf.numpy_function(tell, firsts, tf.float32, stateful=False)
-        told.set_shape([])
-        return told
+            done = tf.numpy_function(tell, firsts, tf.float32, stateful=False)
+        done.set_shape([])
+        return done
 
     def added(self, part: int, gradients: Sequence[Any]) -> Any:
         """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""

@@ -15,10 +15,10 @@ from strategies.replica.traced_passes import TracedPasses, is_floating
 #: Takes a gradient, or None, for each output, tensors that are to be there before, and totals, to which the gradients
 #: of the variables are added; None, for all or for one of them, is nothing. Gives the gradients of the inputs, and the
 #: totals, None where there is nothing. To be called once at most.
-Pull = Callable[..., tuple[list[Any], list[Any]]]
+Vjp = Callable[..., tuple[list[Any], list[Any]]]
 
 
-class Again(NamedTuple):
+class Recompute(NamedTuple):
     """How a computation is done again for its backward pass, so that nothing that it makes is held until then.
 
     Attributes:
@@ -42,7 +42,7 @@ class Passes:
         place: gives a context in which ops are on their device.
         function: takes tensors, returns tensors.
         variables: TensorFlow's, that `function` reads and of which gradients can be had.
-        again: without it, what the backward pass takes is held.
+        recompute: without it, what the backward pass takes is held.
         in_line: else both passes are functions in the graph, traced once for each set of shapes. Where ops run as they
             are called, there is no graph, and both are in line.
     """
@@ -52,17 +52,17 @@ class Passes:
         place: Callable[[], contextlib.AbstractContextManager[None]],
         function: Callable[..., Sequence[Any]],
         variables: Sequence[Any],
-        again: Again | None = None,
+        recompute: Recompute | None = None,
         in_line: bool = True,
     ) -> None:
         self._place = place
         self._function = function
         self._variables = list(variables)
-        self._again = again
+        self._recompute = recompute
         self._in_line = in_line
         self._traced: dict[Any, TracedPasses] = {}
 
-    def __call__(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], Pull]:
+    def __call__(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], Vjp]:
         """Computes the outputs.
 
         Args:
@@ -77,7 +77,7 @@ class Passes:
             else:
                 outputs, differentiate = self._call(own)
 
-        def pull(
+        def vjp(
             upstream: Sequence[Any], after: Sequence[Any] = (), totals: Sequence[Any] | None = None
         ) -> tuple[list[Any], list[Any]]:
             given = [dy if is_floating(y) else None for y, dy in zip(outputs, upstream, strict=True)]
@@ -89,7 +89,7 @@ class Passes:
                     above = [None if dy is None else tf.identity(dy) for dy in given]
                 return differentiate(above, totals)
 
-        return outputs, pull
+        return outputs, vjp
 
     def held_bytes(self, inputs: Sequence[Any]) -> int:
         """The size of what is made of such inputs and lives on: outputs, and what the backward pass takes.
@@ -114,15 +114,15 @@ class Passes:
 
     def _recorded(self, inputs: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """The outputs, and what gives gradients of inputs and variables."""
-        if self._again is None:
+        if self._recompute is None:
             with self._recording(inputs) as tape:
                 outputs = list(self._function(*inputs))
             return outputs, lambda upstream: self._gradients(tape, outputs, inputs, upstream)
-        again, state = self._again, self._again.state()
+        recompute, state = self._recompute, self._recompute.state()
 
         def gradients_of(upstream: Sequence[Any]) -> list[Any]:
             with self._recording(inputs) as tape:
-                made = list(again.function(state, *inputs))
+                made = list(recompute.function(state, *inputs))
             return self._gradients(tape, made, inputs, upstream)
 
         return list(self._function(*inputs)), gradients_of

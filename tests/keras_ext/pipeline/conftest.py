@@ -5,7 +5,7 @@ import pytest
 from tests.keras_ext.pipeline.test_parity import IN_ONE_REPLICA, SELDOM
 from tests.selecting import leave_to_parity_all
 
-# Beside these run ResNet50 with micro-batches accumulated, one block of the language model on the first of these meshes,
+# Beside these run ResNet50 with micro-batches accumulated, a block of the language model on the first of these meshes,
 # and all of the GPT example; and of each kind of loop in stages one.
 LEFT_OUT = (
     "test_architectures.py::test_resnet50_with_frozen_statistics_equals_whole_batches",

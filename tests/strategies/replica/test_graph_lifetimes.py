@@ -106,7 +106,7 @@ def test_functions_that_a_graph_calls_go_with_it(strategy: strategies.MirroredSt
         def note() -> None:
             called.append(1)
 
-        return weakref.ref(note), parts.current_parts().told(0, note, [after])
+        return weakref.ref(note), parts.current_parts().host_callback(0, note, [after])
 
     noted: list[Any] = []
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.replica.passes import Again, Passes
+from strategies.replica.passes import Passes, Recompute
 
 Results = list[np.ndarray]
 
@@ -24,18 +24,18 @@ def run(
     inputs: Sequence[tf.Tensor],
     variables: Sequence[tf.Variable],
     in_line: bool,
-    again: Again | None = None,
+    recompute: Recompute | None = None,
     calls: int = 2,
 ) -> Results:
     """Outputs and gradients of some calls, in one graph; 0 where there is no gradient."""
 
     @tf.function(autograph=False)
     def everything(*inputs: tf.Tensor) -> list[Any]:
-        passes = Passes(contextlib.nullcontext, function, variables, again, in_line)
+        passes = Passes(contextlib.nullcontext, function, variables, recompute, in_line)
         found: list[Any] = []
         for i in range(calls):
-            outputs, pull = passes([x if x.dtype.is_integer else x * (i + 1.0) for x in inputs])
-            of_inputs, of_variables = pull([tf.ones_like(y) * 0.5 if y.dtype.is_floating else None for y in outputs])
+            outputs, vjp = passes([x if x.dtype.is_integer else x * (i + 1.0) for x in inputs])
+            of_inputs, of_variables = vjp([tf.ones_like(y) * 0.5 if y.dtype.is_floating else None for y in outputs])
             found += [*outputs, *of_inputs, *map(tf.convert_to_tensor, (0.0 if g is None else g for g in of_variables))]
         return [0.0 if value is None else value for value in found]
 
@@ -105,8 +105,8 @@ def test_done_again_gives_the_same_and_changes_nothing_twice(in_line: bool) -> N
     once = run(function, [numbers(3, 4)], [kernel], in_line)
     assert count.numpy() == 3
     count.assign(1.0)
-    again = Again(lambda: [tf.identity(count)], lambda state, x: drawn(state[0], x))
-    twice = run(function, [numbers(3, 4)], [kernel], in_line, again)
+    recompute = Recompute(lambda: [tf.identity(count)], lambda state, x: drawn(state[0], x))
+    twice = run(function, [numbers(3, 4)], [kernel], in_line, recompute)
     assert count.numpy() == 3
     for one, other in zip(once, twice, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -120,7 +120,7 @@ def test_ops_are_there_once_however_often_called() -> None:
         def everything(x: tf.Tensor) -> list[Any]:
             passes = Passes(contextlib.nullcontext, branching(kernel), [kernel], None, False)
             made = [passes([x[: rows if i else 3]]) for i in range(calls)]
-            return [g for outputs, pull in made for g in pull([tf.ones_like(outputs[0]), None, None])[1]]
+            return [g for outputs, vjp in made for g in vjp([tf.ones_like(outputs[0]), None, None])[1]]
 
         definition = everything.get_concrete_function(numbers(3, 4)).graph.as_graph_def()
         nodes = [node for function in definition.library.function for node in function.node_def]
@@ -150,11 +150,11 @@ def test_of_outputs_that_are_not_wanted_nothing_comes_back() -> None:
             passes = Passes(contextlib.nullcontext, function, [one, other], None, in_line)
             found = []
             for wanted in ((False, True), (True, False), (True, True)):
-                outputs, pull = passes([x])
+                outputs, vjp = passes([x])
                 upstream = [
                     tf.ones_like(y) if is_wanted else None for y, is_wanted in zip(outputs, wanted, strict=True)
                 ]
-                [of_input], of_variables = pull(upstream)
+                [of_input], of_variables = vjp(upstream)
                 assert [g is not None for g in of_variables] == list(wanted)
                 found.append(of_input)
             return found
@@ -168,5 +168,5 @@ def test_of_outputs_that_are_not_wanted_nothing_comes_back() -> None:
 def test_nothing_wanted_gives_nothing() -> None:
     kernel = tf.Variable(KERNEL)
     for in_line in (True, False):
-        _, pull = Passes(contextlib.nullcontext, lambda x: [x @ kernel], [kernel], None, in_line)([numbers(3, 4)])
-        assert pull([None]) == ([None], [None])
+        _, vjp = Passes(contextlib.nullcontext, lambda x: [x @ kernel], [kernel], None, in_line)([numbers(3, 4)])
+        assert vjp([None]) == ([None], [None])
