@@ -55,32 +55,74 @@ WITH_FOUR_REPLICAS = (
     "mixed_float16, overflow on one replica only",
 )
 
+#: What is counted and summed in ways of its own.
+_SUMMED = (
+    "AUC, Precision, Recall, F1 and other counts",
+    "steps_per_execution=3",
+    "run_eagerly=True",
+    "mixed_float16, overflow on one replica only",
+    "MultiOptimizer",
+    "LossScaleOptimizer, clipnorm",
+    "LossScaleOptimizer, gradients left in accumulation",
+    "Embedding, sparse gradients",
+    "Embedding, sparse gradients, clipnorm",
+    "Embedding, sparse gradients, gradient_accumulation_steps",
+    "BatchNormalization(synchronized=True)",
+    *LOSSES,
+)
+
 #: Between two processes, how batches come and what is summed matter; what optimizers and layers do by themselves is the
 #: same code as on two devices.
-_SUMMED = ("Embedding, ", "MultiOptimizer", "LossScaleOptimizer")
-_OPTIMIZERS = ("accumulation", "global_clipnorm", "EMA with overwrite", *_SUMMED)
 BETWEEN_TWO_PROCESSES = (
-    *(case.name for section in ("Data", "Models and losses") for case in SECTIONS[section]),
-    *(case.name for case in SECTIONS["Metrics and training options"]),
-    *(case.name for case in SECTIONS["Optimizers"] if any(part in case.name for part in _OPTIMIZERS)),
-    *LOSSES,
-    "BatchNormalization(synchronized=True)",
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "arrays, shuffled",
+    "batches of 1 row",
+    "validation_split",
+    "sample_weight",
+    "tf.data, infinite, steps_per_epoch",
+    "PyDataset",
+    "one-pass generator",
+    "dict of inputs and outputs",
+    "train_on_batch, test_on_batch, predict_on_batch",
+    "Functional, several losses and outputs, run_eagerly",
+    "subclassed, built lazily, add_loss, regularizer",
+    "custom train_step with compute_loss",
+    "custom train_step with a loss per row",
+    "overridden compute_loss",
+    "loss with reduction='sum'",
+    "loss with reduction='mean_with_sample_weight'",
+    "masked sequences, reduction='sum_over_batch_size'",
+    "custom loop, loss over the global batch",
+    "batches of changing size",
+    "Adam, global_clipnorm",
+    "Adam, EMA with overwrite",
+    "SGD, gradients left in accumulation",
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    *_SUMMED,
     "LSTM",
     "wide and deep network from a CSV file",
     "WGAN with gradient penalty",
 )
 
-#: Where the sums are Horovod's, what is summed.
+#: Where the sums are Horovod's.
 OVER_HOROVOD = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "one-pass generator",
     "train_on_batch, test_on_batch, predict_on_batch",
     "custom loop, loss over the global batch",
-    *(case.name for case in SECTIONS["Metrics and training options"]),
-    *(name for name in ALL if name.startswith(_SUMMED)),
-    *LOSSES,
-    "BatchNormalization(synchronized=True)",
+    *_SUMMED,
     "variational autoencoder",
+)
+
+#: Replicas beside this one in the process, and in another one.
+WITH_TWO_IN_EACH_OF_TWO = (
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "one-pass generator",
+    "BatchNormalization(synchronized=True)",
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    "Embedding, sparse gradients, gradient_accumulation_steps",
+    *LOSSES,
+    "mixed_float16, overflow on one replica only",
 )
 
 #: Like others.
@@ -104,7 +146,7 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
         return []
     if num_processes * num_local == 2:
         return list(OVER_HOROVOD if world[0] == "HorovodStrategy" else BETWEEN_TWO_PROCESSES)
-    return list(WITH_FOUR_REPLICAS)
+    return list(WITH_TWO_IN_EACH_OF_TWO if num_processes == 2 else WITH_FOUR_REPLICAS)
 
 
 def parametrize(metafunc: pytest.Metafunc, worlds: Iterable[World]) -> None:
