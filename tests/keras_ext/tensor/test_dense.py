@@ -87,9 +87,11 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_optimizers(optimizer: Optimizer) -> None:
-    assert_parity(lambda split: classifier(split, optimizer), vectors(), labels(), {"data": 2, "tensor": 2})
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name: str) -> None:
+    # What replicas do to a gradient they have done before the optimizer looks at it, unless they accumulate.
+    axes = {"data": 2, "tensor": 2} if "accumulation" in name else {"tensor": 2}
+    assert_parity(lambda split: classifier(split, OPTIMIZERS[name]), vectors(), labels(), axes)
 
 
 def halved(weight: Any) -> Any:
