@@ -73,7 +73,7 @@ def test_arguments_of_batch_normalization(kwargs: dict[str, Any]) -> None:
     def make(split: bool) -> keras.Model:
         return normalized(split, compiled={"optimizer": keras.optimizers.SGD(0.1)}, **kwargs)
 
-    assert_parity(make, images(), labels(), {"data": 2, "tensor": 2})
+    assert_parity(make, images(), labels(), {"tensor": 2})
 
 
 def test_statistics_of_one_replica() -> None:

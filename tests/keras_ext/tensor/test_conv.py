@@ -87,14 +87,12 @@ def test_arguments_of_the_plain_layer(column: dict[str, Any], row: dict[str, Any
     def make(split: bool) -> keras.Model:
         return classifier(split, keras.optimizers.SGD(0.1), column=column, row=row)
 
-    assert_parity(make, images(), labels(), {"data": 2, "tensor": 2})
+    assert_parity(make, images(), labels(), {"tensor": 2})
 
 
 @pytest.mark.parametrize("groups", [2, 4])
 def test_groups(groups: int) -> None:
-    assert_parity(
-        lambda split: classifier(split, column={"groups": groups}), images(), labels(), {"data": 2, "tensor": 2}
-    )
+    assert_parity(lambda split: classifier(split, column={"groups": groups}), images(), labels(), {"tensor": 2})
 
 
 def test_activation_of_all_channels() -> None:
@@ -180,7 +178,7 @@ def test_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:
         return model
 
     x = np.moveaxis(images(), -1, 1)
-    assert_parity(make, x, x[:, :, 0, 0], {"data": 2, "tensor": 2})
+    assert_parity(make, x, x[:, :, 0, 0], {"tensor": 2})
 
 
 def test_a_file_is_one_of_plain_layers(tmp_path: pathlib.Path) -> None:

@@ -45,7 +45,7 @@ def test_parity(axes: Mapping[str, int]) -> None:
 
 def test_arguments() -> None:
     arguments = {"use_bias": False, "kernel_regularizer": "l2", "kernel_initializer": "he_normal"}
-    assert_parity(lambda split: classifier(split, **arguments), vectors(), labels(), {"data": 2, "tensor": 2})
+    assert_parity(lambda split: classifier(split, **arguments), vectors(), labels(), {"tensor": 2})
 
 
 def test_is_a_sequential_in_files(tmp_path: pathlib.Path) -> None:

@@ -102,7 +102,7 @@ KINDS = {
 @pytest.mark.parametrize("arguments", KINDS.values(), ids=KINDS)
 def test_parity_of_kinds(arguments: Mapping[str, Any]) -> None:
     make = functools.partial(tagger, **arguments)
-    assert_parity(make, data("cross" in arguments), tags(), {"data": 2, "tensor": 2}, predict=True)
+    assert_parity(make, data("cross" in arguments), tags(), {"tensor": 2}, predict=True)
 
 
 def test_mixed_bfloat16() -> None:
