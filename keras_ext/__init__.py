@@ -1,4 +1,4 @@
-"""What training across devices adds to Keras: layers whose weights are split over devices, and callbacks."""
+"""Additions to Keras for training across devices: layers whose weights are split, pipelines, and callbacks."""
 
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.checkpoints import Checkpoints, Position

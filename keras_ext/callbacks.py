@@ -108,7 +108,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Ends the warm-up, and logs the rate."""
         if epoch == self._warmup_epochs - 1 and self._num_replicas > 1:
-            # Where an execution has several steps, none may have begun with the last.
+            # With several steps per execution, it may be that none began with the epoch's last step.
             self._set(self._full_rate)
             if self.verbose:
                 print(f"\nEpoch {epoch + 1}: the learning rate has warmed up to {self._full_rate:g}.")

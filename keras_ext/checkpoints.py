@@ -23,7 +23,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Position:
-    """How far training has come.
+    """The progress of training.
 
     Attributes:
         epoch: number of finished epochs.
@@ -194,7 +194,7 @@ class Checkpoints(keras.callbacks.Callback):
         unfinished = self._folder / f".{name}.json"
         unfinished.write_text(json.dumps(state))
         unfinished.replace(self._folder / f"{name}.json")
-        # What comes later was left by another run, or cannot be read.
+        # Later checkpoints were left by another run, or cannot be read.
         whole = [path for path in sorted(self._folder.glob("step-*.json")) if path.name <= f"{name}.json"]
         kept = whole[-self._num_kept :]
         for path in self._folder.glob("step-*"):

@@ -215,7 +215,7 @@ def _of_arguments(layer: Any) -> Any:
     if given is None:
         raise ValueError(f"{type(layer).__name__} was given other than plain values.")
     before = keras.config.dtype_policy()
-    # Which the layer has taken, if it does not take one of its own.
+    # A layer takes the global policy, unless it has a dtype argument of its own.
     keras.config.set_dtype_policy(layer.dtype_policy)
     try:
         return type(layer)(**given)

@@ -1,4 +1,4 @@
-"""How something is shared out in parts that differ by one at most."""
+"""Division of a size into parts that differ by one at most."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from keras import ops
 
 
 def even_bounds(size: Any, count: int) -> list[Any]:
-    """Where each of ``count`` parts of ``size`` begins, and the end of the last; the larger parts come first.
+    """Returns the start of each of ``count`` parts of ``size``, and the end of the last; larger parts come first.
 
     Args:
-        size: int, or an integer scalar where it is not known beforehand, as the bounds are then.
-        count: of parts.
+        size: int, or an integer scalar if it is not known before the run; the bounds are of the same kind.
+        count: number of parts.
     """
     smaller = min if isinstance(size, int) else ops.minimum
     return [i * (size // count) + smaller(i, size % count) for i in range(count + 1)]

@@ -1,4 +1,4 @@
-"""Where a model's weights and its optimizer's state lie."""
+"""Memory of a model's weights and of its optimizer's state, by device."""
 
 from __future__ import annotations
 

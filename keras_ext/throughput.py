@@ -1,4 +1,4 @@
-"""How fast training goes and what it waits for, in the progress bar and in the logs."""
+"""The speed of training and the share of time that it waits, in the progress bar and in the logs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Moment:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """What lies between two moments, or in several such stretches together."""
+    """The steps and times between two moments, or in several such stretches together."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -99,8 +99,8 @@ class Throughput(keras.callbacks.Callback):
         self._name = f"{unit}_per_second"
         self._all = _Stretch()
         self._is_first_execution = True
-        # Where the stretch of this epoch that is measured begins, and by how many steps later than the epoch; where
-        # it ends, once validation has begun.
+        # The start of the measured stretch of this epoch, and the number of steps of the epoch before it; its end,
+        # once validation has begun.
         self._begin: _Moment | None = None
         self._num_skipped = 0
         self._end: _Moment | None = None

@@ -49,7 +49,7 @@ class Failures:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where the output is nobody's who waits for the summary."""
+    """Registers `Failures` in CI, where nobody waits for the summary."""
     if os.environ.get("CI") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(config))
 
@@ -100,7 +100,7 @@ def _graphs_are_let_go() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> "Baselines":
-    """What a parity case, by its name, gives in plain Keras."""
+    """The outcomes of parity cases in plain Keras, by the name of the case."""
     from tests.strategies.parity.baselines import baselines_of
 
     return baselines_of(tmp_path_factory)

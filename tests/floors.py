@@ -228,9 +228,9 @@ def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[t
 
 
 def violations(module: str, source: str, *, known: Iterable[str], is_package: bool = False) -> Iterator[str]:
-    """What `source`, as the file of `module`, imports against the table: one sentence each.
+    """Yields one sentence for each import of `source`, the file of `module`, that the table forbids.
 
-    `known` are the dotted names of all modules of ours, by which a module and a name in it are told apart.
+    `known` are the dotted names of all our modules; they distinguish a module from a name in it.
     """
     room = room_of(module)
     if room is None:

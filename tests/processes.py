@@ -89,7 +89,7 @@ class Programs:
         return [process.pid for process in self._processes]
 
     def running(self) -> bool:
-        """Whether all of them still run."""
+        """True if all programs still run."""
         return all(process.poll() is None for process in self._processes)
 
     def wait(self, timeout_seconds: float) -> list[int | None]:
@@ -103,6 +103,6 @@ class Programs:
         return [process.poll() for process in self._processes]
 
     def output(self, limit: int = 6000) -> str:
-        """What they have printed, the end of it."""
+        """Returns the end of each program's output, `limit` characters at most."""
         texts = [log.read_text(errors="replace")[-limit:] for log in self._logs]
         return "\n".join(f"--- program {i} ---\n{text}" for i, text in enumerate(texts))

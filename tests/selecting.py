@@ -1,4 +1,4 @@
-"""What runs with `--parity-all` only."""
+"""Selection of the tests that run with `--parity-all` only."""
 
 from collections.abc import Callable
 

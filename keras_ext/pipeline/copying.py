@@ -14,7 +14,7 @@ from keras_ext.tensor.custom import is_custom
 from keras_ext.tensor.layer import SplitLayer
 from strategies import layer_api
 
-#: What a class of a user's own may do in its own way, and a pipeline would not.
+#: Methods that a user's class may override, and that a pipeline would not call.
 OWN_WAYS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "call")
 
 

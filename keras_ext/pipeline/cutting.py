@@ -1,4 +1,4 @@
-"""Where a model's graph is cut into stages: as is said, or by what its layers cost."""
+"""Partitions of a model's graph into stages: as the user states them, or by the cost of its layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.tensor.custom import is_graph
 from strategies import layer_api
 
-#: What a stage holds of a weight: itself, its gradient, and two slots of an optimizer such as Adam.
+#: Tensors of a weight's size that a stage holds: the weight, its gradient, and two slots of an optimizer such as Adam.
 NUM_HELD_OF_WEIGHTS = 4
 
 #: Passes that are timed of each layer, after a first one.
@@ -44,7 +44,7 @@ class PartitionByTime:
     max_stage_bytes: float | Sequence[float] | None = None
 
 
-#: What a model's `partition` can be.
+#: The values that a model's `partition` can have.
 Wanted = str | Sequence[str] | PartitionByTime
 
 
@@ -146,7 +146,7 @@ def _costs(graph: Any, wanted: PartitionByTime) -> list[tuple[float, int]]:
         def compute(*tensors: Any, stage: Stage = stage) -> list[Any]:
             return stage.compute(tensors, training=True)
 
-        # What layers change of themselves when they are called, such as statistics, goes to the scope.
+        # Updates that layers make when they are called, such as those of statistics, go to the scope.
         with parts.as_first_replica(), keras.StatelessScope():
             variables = [variable.value for variable in stage.trainable_variables]
             passes = parts.passes(parts.here, compute, variables)

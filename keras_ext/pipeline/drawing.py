@@ -166,7 +166,7 @@ def _label_size(boxes: Sequence[Box], pixels_per_unit: float) -> int:
 
 
 def _legend(legend: Sequence[Sequence[tuple[str, str]]], width: float) -> tuple[int, list[str]]:
-    """Where the lanes begin below it, and the legend, in as many lines as it needs."""
+    """Returns the y at which the lanes begin below the legend, and its SVG elements, in as many lines as it needs."""
     all_keys = list(itertools.chain(*legend))
     # One below the other where there are several lines.
     widest = max(_width(meaning, TEXT_SIZE) for _, meaning in all_keys) + 36

@@ -26,9 +26,9 @@ LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
 Watch = Callable[[Action, bool], None]
 
 
-#: Where there are more passes of stages forward, each stage is a function in the graph. It is traced once then, not
-#: for each micro-batch: 16 of them through 4 stages of a small transformer are ready after 6 s, not 22. Steps take a
-#: few percent longer, so few passes, which need it less, are in line.
+#: The largest number of forward passes of stages that are in line. With more, each stage is a function in the graph,
+#: traced once and not for each micro-batch: 16 of them through 4 stages of a small transformer are ready after 6 s, not
+#: 22. Steps take a few percent longer, so few passes, which need it less, are in line.
 MOST_CALLS_IN_LINE = 24
 
 
@@ -83,7 +83,7 @@ class Run:
         self._logits: dict[tuple[int, int], Any] = {}
         self._upstream: dict[Any, list[Any]] = {}
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
-        # What the last action on each device has made.
+        # The outputs of the last action on each device.
         self._gates: dict[int, list[Any]] = {}
 
     def train(self, outputs: Sequence[Any], loss_of: LossOf) -> list[list[Any]]:
@@ -165,7 +165,7 @@ class Run:
                 compute,
                 self._variables[k],
                 recompute=(stage.state, recompute) if k in self._remat else None,
-                # What is computed twice in line, TensorFlow would find to be the same, and compute once.
+                # In line, TensorFlow would find that the recomputation is the same computation, and run it once.
                 in_line=(self._in_line or stage.sums_over_replicas) and k not in self._remat,
             )
             self._passes[key] = passes, made_of
@@ -223,7 +223,7 @@ class Run:
         self._ended(action)
 
     def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:
-        """What an action waits for, beside what it is given."""
+        """Returns the tensors that an action waits for, beside its inputs; its start is noted if it is watched."""
         gate = self._gates.get(self._devices[action.stage], ())
         if self._watch is None:
             return gate

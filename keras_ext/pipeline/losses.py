@@ -45,7 +45,7 @@ class MicrobatchLosses:
         self._seen: list[tuple[Any, list[Any]]] = [(metric, []) for metric in compiled.metrics] if compiled else []
 
     def _divisor(self, entry: Any, parts: layer_api.ReplicaParts, labels: Any, masks: Any, sample_weight: Any) -> Any:
-        """What the sum of one loss over all of the batch is to be divided by; None for a mean over rows."""
+        """Returns the divisor of the sum of one loss over the whole batch; None for a mean over rows."""
         reduction = getattr(entry.loss, "reduction", "mean")
         if reduction == "sum":
             return 1.0

@@ -17,7 +17,7 @@ NUM_STEPS = 6
 
 
 class _Recorder(keras.callbacks.Callback):
-    """When actions of each step started and ended."""
+    """A callback that records the start and end of the actions of each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
         model.history = history
         known = {id(variable): value for variable, value in zip(variables, before, strict=True)}
         for variable in (*model.variables, *model.optimizer.variables, *model.metrics_variables):
-            # What the first step has made, which are metrics, begins with zeros.
+            # Variables that the first step has made, which are metrics, begin with zeros.
             variable.assign(known.get(id(variable), np.zeros(variable.shape, variable.dtype)))
     if not recorder.steps:
         raise ValueError(f"There is no step to measure. Received a data set without a batch: {dataset!r}.")

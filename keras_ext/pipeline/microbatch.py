@@ -67,7 +67,7 @@ class Microbatches:
         ]
 
     def weights(self) -> list[Any]:
-        """What each micro-batch's mean over rows weighs in that of the batch: its share of the rows; they add up to 1.
+        """Returns each micro-batch's weight in a mean over the batch's rows: its share of the rows; they add up to 1.
 
         Floats, or float32 scalars.
         """
@@ -102,6 +102,6 @@ class Microbatches:
         value = ops.concatenate(pieces, axis=0)
         if isinstance(self.num_rows, int):
             return value
-        # What was lent to micro-batches without rows is at the end. Where all have some, nothing was: an output may
-        # have other rows than the batch.
+        # Rows lent to micro-batches without any are at the end. If all have rows, none was lent: an output may have
+        # another number of rows than the batch.
         return value[: ops.where(self.num_rows < self.number, self.num_rows, ops.shape(value)[0])]

@@ -88,7 +88,7 @@ class PipelineModel(keras.Model):
         super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
         put_in_order(self, copy._layers)
         self.num_microbatches = num_microbatches
-        #: Which layers are in which stage; prints as a table.
+        #: The layers of each stage; prints as a table.
         self.partition = made
         self._parts = parts
         self._stages = cut(self, made)
@@ -171,7 +171,7 @@ class PipelineModel(keras.Model):
 
     @property
     def losses(self) -> list[Any]:
-        """What layers add to the loss; in a training step that of one micro-batch."""
+        """The losses that layers add; in a training step those of one micro-batch."""
         shown: list[Any] | None = getattr(self._local, "losses", None)
         return [*super().losses, *getattr(self._local, "added", ())] if shown is None else shown
 
@@ -325,7 +325,7 @@ class PipelineModel(keras.Model):
 
 
 def _num_stages(wanted: int | None, said: int | None, num_devices: int, schedule: str) -> int:
-    """How many stages there are to be; `said` by the model's layers."""
+    """Returns the number of stages to make; `said` is the number that the model's `PipelineStage` layers give."""
     several = schedule == "interleaved_1f1b"
     number = said or (2 if several else 1) * num_devices
     number = number if wanted is None else wanted

@@ -1,4 +1,4 @@
-"""Where a chain of layers is cut into stages. Pure: numbers in, cuts out."""
+"""Partitions of a chain of layers into stages. Pure: numbers in, cuts out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """What one link of the chain costs, a layer or several that cannot be parted.
+    """The cost of one link of the chain: a layer, or several that cannot be separated.
 
     Attributes:
         name: of the layer.

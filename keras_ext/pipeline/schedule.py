@@ -25,7 +25,7 @@ FORWARD_TICKS, BACKWARD_TICKS = 1, 2
 
 
 class Kind(Enum):
-    """What an action does; the value is how it prints."""
+    """The kind of an action; the value is its printed form."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -53,12 +53,12 @@ class Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each device does, in its order. Prints as a clock grid.
+    """The actions of each device, in its order. Prints as a clock grid.
 
     Stage k lies on device ``k % num_devices``.
 
     Attributes:
-        name: of the way it was made.
+        name: of the kind of schedule.
         num_stages: of the model; a multiple of the number of devices.
         num_microbatches: of a batch.
         devices: the actions of each device.
@@ -87,13 +87,13 @@ class Schedule:
         return [action for action, _ in _timed(self)]
 
     def times(self, ticks: Callable[[Action], float] | None = None) -> dict[Action, tuple[float, float]]:
-        """When each action starts and ends, where each starts as soon as its device and what it needs are ready.
+        """Returns start and end of each action, which starts as soon as its device and the actions it needs are ready.
 
         Args:
-            ticks: how long an action takes; `FORWARD_TICKS` or `BACKWARD_TICKS` if left out, nothing for messages.
+            ticks: duration of an action; `FORWARD_TICKS` or `BACKWARD_TICKS` if left out, 0 for messages.
 
         Raises:
-            ValueError: some never start.
+            ValueError: some actions never start.
         """
         return dict(_timed(self, ticks))
 
@@ -258,7 +258,7 @@ def _alternating(forward: Sequence[Action], backward: Sequence[Action], num_firs
 
 
 def _needs(schedule: Schedule, action: Action) -> list[Action]:
-    """What has to be done before, beside what is before it on its device."""
+    """Returns the actions that an action needs, beside those before it on its device."""
     stage, i, last = action.stage, action.microbatch, schedule.num_stages - 1
     if action.kind is Kind.FORWARD:
         return [Action(stage - 1, Kind.FORWARD, i)] if stage > 0 else []
@@ -312,7 +312,7 @@ def _stuck(schedule: Schedule, following: Sequence[int], done: Collection[Action
         if following[k] < len(actions):
             action = actions[following[k]]
             missing = next(need for need in _needs(schedule, action) if need not in done)
-            # What waits for its own device is wrong in any case, others may wait because of it.
+            # An action that waits for its own device is wrong in any case; others may wait because of it.
             waiting.append((schedule.device_of(missing.stage) != k, k, action, missing))
     _, k, action, missing = min(waiting, key=lambda each: each[:2])
     return k, following[k], f"{action} waits for {missing}, which never comes"

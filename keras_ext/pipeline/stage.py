@@ -56,7 +56,7 @@ class Stage:
             if added_losses is not None and isinstance(node.operation, keras.Layer):
                 # Now: the next call of the same layer begins with none.
                 added_losses += _taken(node.operation)
-        # What goes to another stage is one tensor: pieces are joined, wherever the cut is.
+        # Each output goes to another stage as one tensor: pieces are joined, wherever the cut is.
         return [joined(values[id(tensor)]) for tensor in self.outputs]
 
     def take_added_losses(self) -> list[Any]:
@@ -71,7 +71,7 @@ class Stage:
 
     @property
     def sums_over_replicas(self) -> bool:
-        """Whether a layer here speaks to other replicas while it computes, which functions of a graph cannot."""
+        """True if a layer here all-reduces over replicas while it computes, which functions of a graph cannot."""
         inside = [inner for layer in self.layers for inner in layer._flatten_layers()]
         return any(getattr(inner, "synchronized", False) for inner in inside)
 

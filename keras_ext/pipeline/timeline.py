@@ -1,6 +1,6 @@
-"""When the devices of a pipeline computed which stage, as a plan or as measured: the bubble, a picture and a trace.
+"""Timelines of a pipeline's actions on its devices, planned or measured: the bubble, a picture and a trace.
 
-Pure: who measures hands over the times.
+Pure: the caller measures the times and passes them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each action of a schedule started and ended. Prints as a few lines of text.
+    """The start and end of each action of a schedule. Prints as a few lines of text.
 
     Attributes:
-        schedule: what the devices do; its messages are left out.
+        schedule: the actions of the devices; its messages are left out.
         device_names: one for each device of the schedule.
         times: start and end of each forward and backward action, in seconds from the beginning of the step if
             measured, else in ticks.
-        measured: whether this is what happened, or what the schedule says.
+        measured: True if the times were measured, False if they are planned by the schedule.
 
     Raises:
         ValueError: the schedule does not compute a pipeline, there is not one name for each device, or not one start
@@ -71,11 +71,11 @@ class Timeline:
 
     @classmethod
     def planned(cls, schedule: Schedule, ticks: Callable[[Action], float] | None = None) -> Timeline:
-        """What the schedule says: each action starts as soon as it can.
+        """Returns the timeline that a schedule plans: each action starts as soon as it can.
 
         Args:
             schedule: with or without messages.
-            ticks: how long an action takes; a backward action twice as long as a forward one if left out.
+            ticks: duration of an action; a backward action twice as long as a forward one if left out.
         """
         times = schedule.times(ticks)
         names = tuple(f"device {k}" for k in range(schedule.num_devices))

@@ -1,4 +1,4 @@
-"""Which activations may be applied to a piece of a tensor: those that look at one number at a time."""
+"""Activations that may be applied to a piece of a tensor: those that map each number by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ELEMENTWISE = frozenset(
 
 
 def is_elementwise(activation: Callable[..., Any] | None) -> bool:
-    """Whether `activation` is one of Keras' that map each number by itself. Of others nobody knows."""
+    """True if `activation` is None or one of Keras' that map each number by itself; nothing is known of others."""
     if activation is None:
         return True
     name = getattr(activation, "__name__", "")

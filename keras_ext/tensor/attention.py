@@ -20,7 +20,7 @@ _SEED_STRIDE = 0x85EBCA6B
 
 
 class _SplitAttention(SplitLayer):
-    """What both have: everything but the shapes of their projections."""
+    """The base of both attention layers: everything but the shapes of their projections."""
 
     own_arguments = ("sequence_parallel",)
 

@@ -12,7 +12,7 @@ from strategies import layer_api
 
 
 class _SplitConv2D(SplitMatrix, keras.layers.Conv2D):
-    """What both have: the convolution."""
+    """The base of both convolutions: the product with the kernel."""
 
     def _kernel_shape(self, input_shape: Any) -> tuple[int, ...]:
         channels = input_shape[self._channel_axis]

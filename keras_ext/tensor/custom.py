@@ -13,13 +13,13 @@ Replace = Callable[[Any, str, Any], Any]
 
 
 def is_custom(layer: Any) -> bool:
-    """Whether `layer` is of a class that is not Keras' own, is no Functional or Sequential model, and holds layers."""
+    """True if `layer` is of a class that is not Keras' own, is no Functional or Sequential model, and holds layers."""
     is_keras = type(layer).__module__.partition(".")[0] in ("keras", "keras_ext")
     return not is_keras and not is_graph(layer) and bool(getattr(layer, "_layers", ()))
 
 
 def is_graph(layer: Any) -> bool:
-    """Whether `layer` is a model that is made of a graph of layers: a Sequential or Functional one."""
+    """True if `layer` is a model that is made of a graph of layers: a Sequential or Functional one."""
     return isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations"))
 
 

@@ -13,7 +13,7 @@ from strategies import layer_api
 
 
 class _SplitDense(SplitMatrix, keras.layers.Dense):
-    """What both have: the product."""
+    """The base of both dense layers: the product with the kernel."""
 
     def _kernel_shape(self, input_shape: Any) -> tuple[int, ...]:
         self.input_spec = keras.InputSpec(min_ndim=2, axes={-1: input_shape[-1]})

@@ -15,7 +15,7 @@ from strategies import layer_api
 
 
 class _SplitEmbedding(SplitLayer):
-    """What both have: the table, how ids are looked up in it, and what is refused."""
+    """The base of both embeddings: the table, the lookup of ids in it, and the refusals."""
 
     # Attributes of the plain layer.
     input_dim: int
@@ -82,7 +82,7 @@ class _SplitEmbedding(SplitLayer):
             ids = ops.where(ids < 0, ids + self.input_dim, ids)
             held = ops.logical_and(ids >= start, ids < start + size)
             known = ops.logical_and(ids >= 0, ids < self.input_dim)
-            # What no shard holds is out of range for each, so that the look-up does what it does in a whole table.
+            # Ids that no shard holds are out of range for each, so that the lookup treats them as in a whole table.
             local = ops.where(held, ids - start, ops.where(known, ops.zeros_like(ids), ops.full_like(ids, size)))
             found = ops.cast(ops.take(table, local, axis=0), self.compute_dtype)
             # Ids of others get row 0 times zero. As gradients these are slices of zeros beside one slice for each id,

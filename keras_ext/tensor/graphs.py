@@ -1,4 +1,4 @@
-"""What a model consists of: its layers, by path, and which of them follows which."""
+"""The layers of a model, by path, and the layers that follow them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def followers_in(graph: Any, paths: Mapping[int, str]) -> dict[str, str]:
         for node in nodes:
             calls[id(node.operation)] = calls.get(id(node.operation), 0) + 1
             for tensor in node.input_tensors:
-                # What comes in from outside has no history.
+                # Tensors from outside the graph have no history.
                 if getattr(tensor, "_keras_history", None) is not None:
                     users.setdefault(id(tensor._keras_history.operation), []).append(id(node.operation))
     for tensor in keras.tree.flatten(graph.outputs):

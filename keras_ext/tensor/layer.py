@@ -1,4 +1,4 @@
-"""What split layers have in common: weights that are cut, files in which they are whole."""
+"""The base of split layers: weights that are cut, files in which they are whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors come to the shards of a layer and back, forward and backward.
+"""Mappings of tensors to the shards of a layer and back, forward and backward.
 
 The two pairs of Megatron-LM: ``copy`` (f) hands one tensor to all shards, and adds up their gradients; ``reduce`` (g)
 adds up what the shards made, and hands one gradient to all. ``scatter`` and ``gather`` cut and join along a dimension,

@@ -1,6 +1,6 @@
-"""What dense layers and convolutions have in common: a kernel that is split by its outputs, or by its inputs.
+"""The base of dense layers and convolutions: a kernel that is split by its outputs, or by its inputs.
 
-A kernel's last dimension is its outputs, the one before its inputs; whatever stands in front is no concern here.
+A kernel's last dimension is its outputs, the one before its inputs; dimensions in front of these do not matter here.
 """
 
 from __future__ import annotations

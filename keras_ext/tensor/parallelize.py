@@ -35,7 +35,7 @@ _SPLIT: Mapping[tuple[type, str], Any] = {
     (keras.layers.GroupQueryAttention, "heads"): ParallelGroupedQueryAttention,
 }
 
-# What takes the place of a layer through which pieces pass.
+# Replacements of layers through which pieces pass.
 _PIECEWISE: Mapping[type, Any] = {
     keras.layers.Activation: channelwise.PiecewiseActivation,
     keras.layers.AveragePooling2D: channelwise.PiecewiseAveragePooling2D,
@@ -115,7 +115,7 @@ def _cloned(model: Any, plan: Plan, prefix: str, sequence_parallel: bool, adopte
     made: dict[int, tuple[Any, Any]] = {}
 
     def replaced(old: Any, path: str, inner: Any) -> Any:
-        """What takes the place of a layer inside a custom one, whose like in the old model is ``old``."""
+        """Returns the replacement of a layer inside a custom one; ``old`` is its counterpart in the old model."""
         if old is None or isinstance(inner, SplitLayer):
             return inner
         if id(inner) not in made:

@@ -1,4 +1,4 @@
-"""Which layers of a model are split, and how: as data, made from the model's graph."""
+"""Plans that say which layers of a model are split, and how: data, made from the model's graph."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from keras_ext.tensor.custom import is_custom, layers_inside
 from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
 from keras_ext.tensor.sequence_plan import in_pieces_of_sequences
 
-#: How a layer may be split.
+#: The kinds of split of a layer.
 KINDS = ("column", "row", "vocab", "heads")
 
 _MATRICES = (keras.layers.Dense, keras.layers.Conv2D)
 _ATTENTION = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
-# What a layer of each class can be split into.
+# The kinds of split that each class of layers can have.
 _KINDS_OF: Mapping[type, tuple[str, ...]] = {
     **dict.fromkeys(_MATRICES, ("column", "row")),
     **dict.fromkeys(_ATTENTION, ("heads",)),
@@ -42,15 +42,15 @@ CHANNELWISE = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of one layer.
+    """The choice for one layer: the split of its weights, and of its output.
 
     Attributes:
         path: names of the models around the layer and its own, joined by "/"; inside a custom layer, the names of its
             attributes.
         layer: the plain layer.
         kind: one of `KINDS`; None if its weights stay whole.
-        pieces: whether what it returns stays in pieces of the channels, for the layers that follow.
-        sequence: whether it stays in pieces of the sequence.
+        pieces: True if its output stays in pieces of the channels, for the layers that follow.
+        sequence: True if its output stays in pieces of the sequence.
     """
 
     path: str
@@ -105,7 +105,7 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
     for weight in own_weights(choice.layer) if choice.layer.built else ():
         size = math.prod(weight.shape)
         whole += size
-        # What a row-parallel layer or an attention adds at the end is not split.
+        # The bias that a row-parallel layer or an attention adds at the end is not split.
         is_last_bias = weight.name == "bias" and (choice.kind == "row" or "attention_output" in weight.path)
         is_split = choice.kind is not None or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
         part += -(-size // num_shards) if is_split and not is_last_bias else size

@@ -60,12 +60,12 @@ class SplitProjection(SplitLayer, keras.layers.EinsumDense):
         self.built = True
 
     def weights_of(self, index: int) -> list[Any]:
-        """What shard `index` computes with."""
+        """Returns the weights of shard `index`: its part of the kernel, and of a bias that is split."""
         own = [self._kernel.shards[index]]
         return [*own, self.bias.shards[index]] if isinstance(self.bias, layer_api.SplitWeight) else own
 
     def project(self, x: Any, kernel: Any, bias: Any = None) -> Any:
-        """What one shard makes of its input; from heads, its part of a sum."""
+        """Returns one shard's projection of its input; from heads, its part of a sum."""
         x = ops.einsum(self.equation, ops.cast(x, self.compute_dtype), ops.cast(kernel, self.compute_dtype))
         if bias is not None:
             x = self._plus_bias(x, bias)

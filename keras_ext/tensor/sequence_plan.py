@@ -1,4 +1,4 @@
-"""Which tensors of a model can lie in pieces of the sequence, from where they are made to where they are used."""
+"""Tensors of a model that can lie in pieces of the sequence, from where they are made to where they are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POSITIONWISE = (*_NORMALIZATIONS, keras.layers.Add, keras.layers.Dropout)
 
 
 def is_addition(operation: Any) -> bool:
-    """Whether `operation` is ``x + y``, which is no layer."""
+    """True if `operation` is ``x + y``, which is no layer."""
     return type(operation).__name__ == "Add" and not isinstance(operation, keras.Layer)
 
 

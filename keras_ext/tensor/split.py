@@ -12,22 +12,22 @@ from keras_ext.tensor.mappings import Shards
 
 
 class SplitTensor:
-    """What a split layer returns that does not gather its output; to Keras, one tensor of the whole shape.
+    """The output of a split layer that does not gather it; to Keras, one tensor of the whole shape.
 
-    A layer that knows of it takes the pieces. Any other gets the whole tensor: it is joined where it is used, which
-    is what the layer before was told to spare. So results never depend on who knows.
+    A layer that supports it takes the pieces. Any other gets the whole tensor: the pieces are gathered where it is
+    used, at the cost that the layer before was to avoid. So results never depend on which layers support it.
 
     Args:
         pieces: a tensor per shard.
         dim: along which the tensor is cut.
-        shards: where the pieces lie.
+        shards: those at which the pieces lie.
     """
 
     def __init__(self, pieces: Sequence[Any], dim: int, shards: Shards) -> None:
         self.pieces = list(pieces)
         self.dim = dim % len(pieces[0].shape)
         self.shards = shards
-        # Where Keras keeps it.
+        # The attribute in which Keras keeps a mask.
         self._keras_mask: Any = None
 
     @property

@@ -16,7 +16,7 @@ from keras_ext.tensor.positionwise import PiecewiseAdd, PiecewiseLayerNormalizat
 from keras_ext.tensor.split import SplitTensor, cut_alike
 from strategies import layer_api
 
-#: What a block may be.
+#: The kinds of blocks.
 KINDS = ("encoder", "decoder")
 
 

@@ -107,7 +107,7 @@ def _parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.N
 
 
 def _telling(parse: Callable[[], Any]) -> Any:
-    """What `parse` returns; what it says before it ends the program is the error."""
+    """Returns what `parse` returns; if it exits instead, raises `CommandError` with what it wrote to stderr."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -132,12 +132,12 @@ LAUNCHERS = {
 
 
 def refusals(program: str, lines: Sequence[Sequence[str]]) -> list[str]:
-    """What the program's own flags say to each of the command lines: nothing where they take it."""
+    """Returns the error of the program's own flags for each of the command lines: empty if they accept it."""
     example, name = Path(program).parent.name, Path(program).stem
     code = (
         "import importlib, json, sys; from absl import flags; "
         f"module = importlib.import_module('{example}.{name}')\n"
-        # Where a program defines its flags as it starts.
+        # Some programs define their flags when they start.
         "getattr(module, 'define_flags', lambda: None)()\n"
         "for line in json.load(sys.stdin):\n"
         "    flags.FLAGS.unparse_flags()\n"

@@ -1,4 +1,4 @@
-"""What the examples share: devices and meshes from flags, folders of runs."""
+"""The common parts of the examples: devices and meshes from flags, folders of runs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def trained(axes: Mapping[str, int], options: Options = SMALL, **other: Any) -> 
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[Any, list[float], Any]:
-    """What one device does."""
+    """The model, losses and history of one device."""
     return trained({"data": 1})
 
 

@@ -218,7 +218,7 @@ def test_the_index_is_kept_until_a_shard_changes(tmp_path: Path, walks: list[Pat
     assert first.classes == second.classes
     write_shard(tmp_path / "train-00001-of-00002", [b"a", b"bc", b"d"])
     assert data.open_split(tmp_path, "train").num_rows == 5
-    # What has changed only now may change again without its time showing it: nothing is kept.
+    # A file that has just changed may change again within the same timestamp, so no index is kept.
     data.open_split(tmp_path, "train")
     assert len(walks) == 6
     age(tmp_path)

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def keras_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Keras' cached MNIST would be; there is nothing yet."""
+    """The path of Keras' cached MNIST; there is no file yet."""
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     path = tmp_path / "keras" / "datasets" / "mnist.npz"
     path.parent.mkdir(parents=True)

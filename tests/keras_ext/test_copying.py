@@ -77,7 +77,7 @@ LAYERS: Sequence[tuple[Any, Callable[[], Sequence[Any]]]] = (
             *(L.Rescaling(2.0), L.Pipeline([L.Rescaling(2.0), L.Dropout(0.5)])),
             *(L.Discretization([0.3, 0.6]), adapted(L.Discretization(num_bins=3), ROWS)),
             *(L.Normalization(mean=3.0, variance=2.0), adapted(L.Normalization(), 100 * ROWS + 300)),
-            # Where what was learnt is not at the top.
+            # A learnt state that is not at the top level.
             keras.Sequential([keras.Input((4,)), adapted(L.Normalization(), 9 * ROWS), L.Dense(2)]),
         ],
     ),
@@ -180,7 +180,7 @@ def one_of_each(dropout: float) -> tuple[Any, list[Any], set[type]]:
 
 @each_copy
 def test_of_each_of_keras_layers_it_has_all(copied: Any) -> None:
-    # Where its heads may be split, an attention draws anew.
+    # An attention whose heads may be split draws from new seeds, so it has no dropout.
     model, values, seen = one_of_each(0.5 if copied is staged else 0.0)
     classes = {each for each in vars(L).values() if isinstance(each, type) and issubclass(each, keras.Layer)}
     assert sorted(each.__name__ for each in classes - seen) == sorted(LEFT_OUT)

@@ -43,7 +43,7 @@ def make(place: Callable[[Model], Model] = lambda model: model) -> Model:
 def run(model: Model, strategy: tf.distribute.Strategy | None) -> Logs:
     encoder_input_data = sentences(NUM_ENCODER_TOKENS, 22)
     decoder_input_data = sentences(NUM_DECODER_TOKENS, 23)
-    # What follows each word; -0 where nothing does.
+    # The word after each word; 0 after the last.
     decoder_target_data = np.pad(decoder_input_data[:, 1:], ((0, 0), (0, 1)))
     data = [encoder_input_data, decoder_input_data]
     logs = fit(model, data, decoder_target_data, batch_size=8, epochs=2, shuffle=True, validation_split=0.2)

@@ -1,4 +1,4 @@
-"""What the tests of the launcher share: programs to start, and launchers that end with the test."""
+"""The common parts of the launcher's tests: programs to start, and launchers that end with the test."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ import psutil
 
 LAUNCHER = [sys.executable, "-m", "strategies.launch"]
 TIMEOUT_SECONDS = 120
-# What a test run inherits, from another launcher or from a shell, must not decide what is tested here.
+# Variables that a test run inherits, from another launcher or from a shell, must not affect the tests.
 OURS = re.compile(
     r"TF_CONFIG|TF_NUM_|OMP_NUM_|PYTHONUNBUFFERED|HOROVOD_|OMPI_|(LOCAL_|GROUP_)?RANK|.*WORLD_SIZE|MASTER_"
 )

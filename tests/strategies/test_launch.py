@@ -24,7 +24,7 @@ print(json.dumps([dict(os.environ), sys.argv, cores, sys.stdin.read(), os.getsid
 
 
 def told(output: bytes) -> dict[str, list[Any]]:
-    """What the processes told on stdout, by prefix."""
+    """Returns the JSON that the processes printed to stdout, by prefix."""
     lines = [line.partition(" ") for line in output.decode().splitlines()]
     return {prefix: json.loads(text) for prefix, _, text in sorted(lines)}
 

@@ -1,4 +1,4 @@
-"""How a launched job ends: by itself, by one process that fails, by signals, by the death of the launcher."""
+"""The end of a launched job: by itself, by one process that fails, by signals, by the death of the launcher."""
 
 import os
 import re

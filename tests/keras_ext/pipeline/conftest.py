@@ -1,4 +1,4 @@
-"""What runs by itself, and what with `--parity-all` only: all of it takes four minutes more on two cores."""
+"""Selection of the tests that run without `--parity-all`: with it, they take four minutes more on two cores."""
 
 import pytest
 

@@ -81,7 +81,7 @@ def _nodes(definitions: Sequence[Any], functions: Mapping[str, Any], call: Node 
         node = Node(each.name, each.op, device, call)
         yield node
         if each.op in CALLS:
-            # Where an output is not used, TensorFlow runs a copy without what only that needs.
+            # If an output is not used, TensorFlow runs a copy without the ops that only this output needs.
             name = each.attr["f"].func.name.partition("_specialized_for_")[0]
             function = functions.get(name) or eager_context.context().get_function_def(name)
             yield from _nodes(function.node_def, functions, node)

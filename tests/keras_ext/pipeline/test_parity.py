@@ -14,7 +14,7 @@ from tests.keras_ext.tensor.harness import mesh_strategy
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.harness import Case, Outcome, compare, execute
 
-#: What is not the same in a pipeline, and why.
+#: Cases that are not run in a pipeline, and the reasons.
 LEFT_OUT = {
     **dict.fromkeys(
         (

@@ -1,4 +1,4 @@
-"""What a stage holds and what it computes, forward and backward, is on its device: by the graph, and by a profile."""
+"""Placement of a stage's variables and ops, forward and backward, on its device: by the graph, and by a profile."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_compiled_model_and_functions_of_ones_own() -> None:
         x = keras.Input((6,))
         h = L.Lambda(lambda x: 2 * x, name="twice")(L.Dense(8, "tanh")(x))
         model = keras.Model(x, L.Dense(3, "softmax")(h))
-        # Which cannot be made of its config, and is not wanted.
+        # A loss that cannot be made from its config; the pipeline does not need it.
         model.compile("adam", lambda y, y_pred: keras.ops.mean(y_pred))
         return compiled(model, split)
 

@@ -1,4 +1,4 @@
-"""What runs by itself, and what with `--parity-all` only: all of it takes ten minutes on two cores."""
+"""Selection of the tests that run without `--parity-all`: all of them take ten minutes on two cores."""
 
 import pytest
 

@@ -55,7 +55,7 @@ def assert_parity(
         case = Case("", functools.partial(make, split), run, dtype_policy)
         return execute(case, mesh_strategy(axes) if split else None)
 
-    # What the same test has on one device on every mesh, it computes once.
+    # A test's outcome on one device is the same for every mesh, so it is computed once.
     data = [np.asarray(each).tobytes() for each in keras.tree.flatten([x, y])]
     key = (make, *data, dtype_policy, predict)
     plain = None if fit else _plain.get(key)

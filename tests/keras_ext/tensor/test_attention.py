@@ -211,7 +211,7 @@ def test_begins_as_the_plain_layer_does(make: Any, dropout: float) -> None:
 
 class TestDropout:
     def scores(self, dropout: float, axes: Mapping[str, int]) -> tuple[Any, Any]:
-        """What shards of equal weights do with their heads."""
+        """Returns a layer whose shards have equal weights, and equal scores after the dropout of each shard."""
         ones = keras.initializers.Constant(0.1)
         with mesh_strategy(axes).scope():
             layer = multi(True, num_heads=2, dropout=dropout, seed=5, kernel_initializer=ones)

@@ -89,7 +89,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
-    # What replicas do to a gradient they have done before the optimizer looks at it, unless they accumulate.
+    # Replicas sum a gradient before the optimizer looks at it, unless they accumulate.
     axes = {"data": 2, "tensor": 2} if "accumulation" in name else {"tensor": 2}
     assert_parity(lambda split: classifier(split, OPTIMIZERS[name]), vectors(), labels(), axes)
 

@@ -1,4 +1,4 @@
-"""What is split is whole in files: plain Keras opens them, other meshes do, and training goes on to the same end."""
+"""Files that hold split weights whole: plain Keras and other meshes open them, and training goes on to the same end."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_no_tensor_of_all_classes_and_all_where_the_pieces_are() -> None:
         # Zeros are made for outputs without a gradient, and dropped, as nobody reads them.
         values = [] if operation.type in ("Placeholder", "ZerosLike", "Const") else operation.outputs
         for size in [size for value in values if value.shape.rank for size in value.shape.as_list()]:
-            # What has no device is a variable's value, which is read where the variable is.
+            # A tensor without a device is a variable's value, which is read on the variable's device.
             if size and size > 49 and operation.device:
                 seen.setdefault(size, set()).add(operation.device[-5:])
     assert seen == {51: {"CPU:0"}, 50: {"CPU:1"}}

@@ -1,4 +1,4 @@
-"""How tensors come to shards and back: values, gradients, and where both are computed."""
+"""Mappings of tensors to shards and back: values, gradients, and the devices that compute both."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ UNITS, HEADS, HIDDEN, CLASSES = 8, 4, 16, 5
 
 
 def plain_block(x: Any, memory: Any, arguments: Mapping[str, Any]) -> Any:
-    """What the block is, as a user of Keras writes it."""
+    """Returns the output of the block as a user of Keras writes it."""
     first, causal = arguments.get("normalize_first", True), arguments.get("kind") == "decoder"
 
     def with_shortcut(part: Any, x: Any) -> Any:

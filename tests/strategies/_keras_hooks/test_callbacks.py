@@ -24,7 +24,7 @@ def record_batches() -> tuple[list[Any], list[Any]]:
     return seen, [cb.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, dict(logs))))]
 
 
-# What is compared: the training history, the weights, and the files a callback leaves, by name and number.
+# Compared are the training history, the weights, and the files a callback leaves, by name and number.
 EVERY: dict[str, Make] = {
     "BackupAndRestore": lambda path: [cb.BackupAndRestore(path / "backup", delete_checkpoint=False)],
     "BackupAndRestore by steps": lambda path: [cb.BackupAndRestore(path / "b", save_freq=2, delete_checkpoint=False)],

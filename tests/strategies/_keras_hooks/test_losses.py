@@ -99,7 +99,7 @@ def test_what_is_neither_is_warned_of_once_with_its_line(eagerly: bool) -> None:
 
 
 class Balance(keras.layers.Layer):
-    """What a mixture of experts adds to the loss: shares of tokens times mean probabilities."""
+    """A layer that adds the balance loss of a mixture of experts: shares of tokens times mean probabilities."""
 
     def build(self, shape: Any) -> None:
         self.router = self.add_weight(shape=(shape[-1], 4), initializer="glorot_uniform")

@@ -1,4 +1,4 @@
-"""What users write around and inside the trainer's steps."""
+"""Users' code around and inside the trainer's steps."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_loop_in_a_callback_is_the_users_own() -> None:
 
 
 def test_sums_of_shape_one_survive_a_replica_without_rows() -> None:
-    """Where the batch's size is not static, a static first dimension of 1 is told from a single row."""
+    """A static first dimension of 1 is not taken for a single row if the batch size is not static."""
     strategy = mirrored(4)
 
     @tf.function

@@ -1,4 +1,4 @@
-"""How global batches are shared out among replicas."""
+"""Splits of global batches over replicas."""
 
 from __future__ import annotations
 

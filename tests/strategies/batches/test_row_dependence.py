@@ -1,4 +1,4 @@
-"""How tensors depend on rows, asked of TensorFlow: in a graph, behind functions, and as operations are called."""
+"""The row dependence of TensorFlow's tensors: in a graph, behind functions, and as operations are called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOSS = keras.losses.MeanSquaredError()
 TABLE = keras.layers.Embedding(20, 2)
 TABLE.build()
 
-#: What a program computes of rows of three numbers, and the kind of it.
+#: Functions of rows of three numbers, each with the kind of its result.
 PROGRAMS: dict[str, tuple[Callable[[tf.Tensor], Any], Kind]] = {
     "penalty": (lambda x: tf.reduce_sum(tf.square(W)), Kind.SAME),
     "constant": (lambda x: tf.constant(2.0), Kind.SAME),

@@ -1,4 +1,4 @@
-"""Where rows can be chosen before they are mapped."""
+"""Pipelines of datasets in which rows can be chosen before they are mapped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every implementation of Collectives does: values, gradients, sub-groups, sizes, refusals.
+"""The contract of every implementation of Collectives: values, gradients, sub-groups, sizes, refusals.
 
 Each test states the whole exchange on one device: plain TensorFlow over the values of all coordinates. An
 implementation sees only those of its own process and must give only those, so that one class serves one

@@ -1,6 +1,6 @@
-"""What the contract does not ask, between four processes under Horovod: run by `test_horovod` after `horovod_suite`.
+"""Horovod's collectives beyond the contract, between four processes: run by `test_horovod` after `horovod_suite`.
 
-Buckets of gradients, what TensorFlow would do to Horovod's ops if it could, refusals.
+Buckets of gradients; pruning, merging and reordering of Horovod's ops, which TensorFlow must not do; refusals.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every implementation of Collectives refuses, and how the contract's tests run their functions."""
+"""The refusals of every implementation of Collectives, and the modes in which the contract's tests run."""
 
 from __future__ import annotations
 

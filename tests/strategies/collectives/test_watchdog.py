@@ -1,4 +1,7 @@
-"""Who waits too long is ended, and nobody else. What ending does is `test_tf_runtime`'s and the processes' matter."""
+"""The watchdog: it ends collectives that wait too long, and nothing else.
+
+The effect of ending them is tested by `test_tf_runtime` and between processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step waits for: measured where it waits, and nothing else is changed by it."""
+"""Waiting times of a step: they are measured where it waits, and measuring changes nothing else."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Model = Any
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a program leaves behind."""
+    """The result of a program: weights, optimizer slots and logs."""
 
     weights: Sequence[np.ndarray]
     slots: Sequence[np.ndarray]

@@ -29,14 +29,14 @@ PROGRAMS = (
 PROGRAMS_IN_PARTS = (("vision transformer", "split"), ("wide and deep network from a CSV file", "staged"))
 _OTHER_PROGRAMS = {case.name for case in SECTIONS["Programs as they are published"]} - set(PROGRAMS)
 
-#: What becomes of losses and of tables, once each.
+#: The treatment of losses and of embedding tables, once each.
 LOSSES = (
     "losses that layers add, of each kind",
     "losses averaged by hand in train_step",
     "table looked up by positions and by rows, Adam",
 )
 
-#: Where four replicas meet what two do not: empty ones, and each path between processes once.
+#: Cases in which four replicas differ from two: empty replicas, and each path between processes once.
 WITH_FOUR_REPLICAS = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "batches of 1 row",
@@ -55,7 +55,7 @@ WITH_FOUR_REPLICAS = (
     "mixed_float16, overflow on one replica only",
 )
 
-#: What is counted and summed in ways of its own.
+#: Cases of values that are counted or summed in ways of their own.
 _SUMMED = (
     "AUC, Precision, Recall, F1 and other counts",
     "steps_per_execution=3",
@@ -104,7 +104,7 @@ BETWEEN_TWO_PROCESSES = (
     "WGAN with gradient penalty",
 )
 
-#: Where the sums are Horovod's.
+#: Cases for Horovod, which computes the sums: those that differ in what is summed.
 OVER_HOROVOD = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "one-pass generator",
@@ -129,7 +129,8 @@ WITH_TWO_IN_EACH_OF_TWO = (
 FOR_THE_TABLE = (EVERY_OPTIMIZER, *_OTHER_PROGRAMS)
 
 
-#: How four processes share work out is the same for both, and what Horovod does between four is tested as collectives.
+#: Worlds that run with a flag only: four processes split the work alike under both strategies, and the tests of
+#: collectives cover Horovod between four.
 SELDOM: tuple[World, ...] = (("HorovodStrategy", 4, 1),)
 
 

@@ -1,4 +1,4 @@
-"""What runs by itself, and what with `--parity-all` only: a world of two processes takes half a minute on two cores."""
+"""Selection of the worlds that run without `--parity-all`: one of two processes takes half a minute on two cores."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""What the suites have in common, and their fixtures; in each of the processes that run them together.
+"""The common helpers and fixtures of the suites, in each of the processes that run them together.
 
-The environment names the strategy and a folder that both processes see. Assertions look at what both ranks have: what
-one of them finds, the other finds, too, and neither waits for one that has failed.
+The environment names the strategy and a folder that both processes see. Assertions compare the values of both ranks:
+if one of them fails, the other fails, too, and neither waits for one that has failed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def rank() -> int:
 
 
 def all_ranks(value: Any) -> list[Any]:
-    """What each rank has; numbers only."""
+    """Returns the value of each rank; numbers only."""
     return list(process_group().gather(tf.convert_to_tensor([value])).numpy().tolist())
 
 

@@ -1,4 +1,4 @@
-"""How datasets are shared out between processes: run by `test_suites` in two processes at once, never collected."""
+"""Splits of datasets over processes: run by `test_suites` in two processes at once, never collected."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class TestReadingAhead:
         assert all_ranks(results[0][0]) == [results[0][0]] * 2
 
     def test_one_process_without_gpus_keeps_the_others_from_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where processes agree at every element, all must draw alike."""
+        """All processes must draw alike if they agree at every element."""
         monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", rank() == 0)
         logs = fit(with_policy(numbers(9 + 4 * rank()).batch(3), Policy.OFF), epochs=2)
         assert logs["seen"] == [22.0, 22.0]

@@ -1,4 +1,4 @@
-"""What programs may do, and what they wait for: run by `test_suites` in two processes at once, never collected."""
+"""Programs on two ranks, and their waiting times: run by `test_suites` in two processes at once, never collected."""
 
 from __future__ import annotations
 

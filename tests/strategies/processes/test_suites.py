@@ -12,7 +12,7 @@ WORKER = str(Path(__file__).with_name("worker.py"))
 
 _RANKS = "-ptests.strategies.processes.ranks"
 
-#: What the worker is told, and devices of each process. Each fits into the limit beside other tests.
+#: Arguments of the worker, and devices of each process. Each suite fits into the limit beside other tests.
 SUITES = [
     pytest.param((_RANKS, "suite_data.py", "suite_programs.py"), 1, id="data and programs"),
     pytest.param((_RANKS, "suite_files.py"), 1, id="files"),

@@ -54,7 +54,7 @@ def test_models_that_were_trained_and_dropped_leave_no_graph(strategy: strategie
         model.fit(x, y, batch_size=4, verbose=0, validation_data=(x, y))
         model.predict(x, verbose=0)
 
-    # What the strategy itself traces once.
+    # The first run includes the graphs that the strategy itself traces once.
     train()
     before, names = graphs(), len(gradient_registry.list())
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What is saved under the strategy opens anywhere, what is saved elsewhere opens under it, and training goes on."""
+"""Saved models: those saved under the strategy open anywhere, others open under it, and training goes on."""
 
 from __future__ import annotations
 

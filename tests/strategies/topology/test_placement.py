@@ -1,4 +1,4 @@
-"""Which meshes over processes keep each replica inside of one, and what a process then holds."""
+"""Meshes over processes that keep each replica inside of one, and the devices that a process then holds."""
 
 import itertools
 

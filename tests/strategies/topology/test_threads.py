@@ -1,4 +1,4 @@
-"""How many threads TensorFlow gets in a process that shares its node."""
+"""Numbers of threads of TensorFlow in a process that shares its node."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def test_before_tensorflow_starts_the_cores_are_dealt_out() -> None:
     assert done.returncode == 0, done.stderr
     num_cores, seen = json.loads(done.stdout)
     assert seen == [[0, 0], [1, 2] if num_cores > 1 else [0, 0]]
-    # What has been set is left alone the next time, without another line.
+    # Numbers that have been set are left alone the next time, without another line.
     assert done.stderr.count("line from strategies.topology.threads") == (num_cores > 1)
