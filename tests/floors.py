@@ -49,6 +49,7 @@ ROOMS = (
         ("numpy",),
         ("schedule",),
     ),
+    Room("versions", 0, ("strategies.versions",)),
     Room("setup", 0, ("strategies.install_horovod", "strategies._horovod_recipe"), rooms=("setup",)),
     # The launcher starts without numpy, too.
     Room("cores", 0, ("strategies.topology.cores",)),
@@ -110,7 +111,17 @@ ROOMS = (
         2,
         ("strategies._keras_hooks",),
         ("numpy", "tensorflow", "keras"),
-        ("row values", "internals", "collectives", "batches", "replica", "engine", "saving", "keras hooks"),
+        (
+            "versions",
+            "row values",
+            "internals",
+            "collectives",
+            "batches",
+            "replica",
+            "engine",
+            "saving",
+            "keras hooks",
+        ),
     ),
     Room("layer api", 3, ("strategies.layer_api",), (), ("replica", "engine", "keras hooks")),
     Room(

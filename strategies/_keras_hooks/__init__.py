@@ -7,6 +7,10 @@ strategy at hand is one of this package's; other strategies, and Keras without o
 reaches a saved file.
 """
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from strategies._keras_hooks import (
     callbacks,
     files,
@@ -21,6 +25,9 @@ from strategies._keras_hooks import (
     weights,
     whole_updates,
 )
+from strategies.versions import warn_of_untested
+
+warn_of_untested({"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__})
 
 
 def install() -> None:

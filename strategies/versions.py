@@ -1,0 +1,42 @@
+"""The versions of TensorFlow, Keras and NumPy that this package is tested with."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+
+#: At least the first, below the second: the ranges that `pyproject.toml` requires.
+TESTED: Mapping[str, tuple[str, str]] = {
+    "tensorflow": ("2.21", "2.22"),
+    "keras": ("3.15", "3.16"),
+    "numpy": ("2.0", "2.5"),
+}
+
+
+def warn_of_untested(found: Mapping[str, str]) -> None:
+    """Warns once of versions outside of the tested ranges.
+
+    The package hooks into functions of TensorFlow and Keras that other releases may have changed: one that is gone is
+    an error when the first strategy is made, but one that does something else is not noticed.
+
+    Args:
+        found: the version of each library, by its name in `TESTED`.
+    """
+    wrong = [name for name, version in found.items() if not _is_within(version, *TESTED[name])]
+    if wrong:
+        ranges = ", ".join(f"{name} >= {low}, < {high}" for name, (low, high) in TESTED.items())
+        received = ", ".join(f"{name} {found[name]}" for name in wrong)
+        warnings.warn(
+            f"keras-strategies is not tested with {received}: numbers may differ from those of one device. Tested are "
+            f"{ranges}. Install these, or run the tests of the package first.",
+            stacklevel=2,
+        )
+
+
+def _is_within(version: str, low: str, high: str) -> bool:
+    return _numbers(low) <= _numbers(version) < _numbers(high)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
