@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,8 @@ import tensorflow as tf
 from strategies.engine.step import DataParallelExtended
 
 _MARK = "_keras_strategies_original"
+# The functions of Keras and TensorFlow that are wrapped, as they were before; not those of users' classes, which may go.
+_originals: dict[str, Callable[..., Any]] = {}
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = True) -> None:
@@ -46,6 +49,17 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
         # Keras asks constructors for their arguments, and does not look behind a wrapper.
         vars(hooked)["__signature__"] = inspect.signature(original)
     setattr(owner, name, hooked)
+    if _full_name(owner, name).startswith(("keras.", "tensorflow.")):
+        _originals[_full_name(owner, name)] = original
+
+
+def originals() -> Mapping[str, Callable[..., Any]]:
+    """Returns the functions of Keras and TensorFlow that are wrapped, as they were before, by their full names."""
+    return types.MappingProxyType(_originals)
+
+
+def _full_name(owner: Any, name: str) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}.{name}" if inspect.isclass(owner) else f"{owner.__name__}.{name}"
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> DataParallelExtended | None:
