@@ -1,4 +1,4 @@
-"""What Horovod is built from and with, as data and checks: versions, tools, flags, the wheel's folder.
+"""The recipe of the Horovod build, as data and checks: versions, tools, flags, the wheel's folder.
 
 `install_horovod` does the building. Nothing here writes a file or needs more than the standard library.
 """

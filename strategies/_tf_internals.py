@@ -11,7 +11,7 @@ from tensorflow.python.autograph.impl.api import tf_convert
 # A number of elements that was asserted: the first of the steps of a pipeline, below.
 from tensorflow.python.data.experimental.ops.cardinality import _AssertCardinalityDataset as AssertCardinalityDataset
 
-# How TensorFlow shards a pipeline by its files, and divides its batches first: no public name does it for a dataset
+# Sharding of a pipeline by its files, and before it the division of its batches: no public name does it for a dataset
 # that stays a plain one.
 from tensorflow.python.data.experimental.ops.distribute import (
     _AutoShardDataset as AutoShardDataset,
@@ -33,7 +33,7 @@ from tensorflow.python.data.ops.repeat_op import _RepeatDataset as RepeatDataset
 from tensorflow.python.data.ops.skip_op import _SkipDataset as SkipDataset
 from tensorflow.python.data.ops.take_op import _TakeDataset as TakeDataset
 
-# How elements of a dataset become the arguments and results of its traced functions.
+# Conversion of a dataset's elements to the arguments of its traced functions, and of their results to elements.
 from tensorflow.python.data.util import structure as tensor_lists
 
 # Its public subclass NcclAllReduce knows GPUs only, and no group of devices.
@@ -63,25 +63,25 @@ from tensorflow.python.distribute.values import (
     SyncOnReadVariable,
 )
 
-# Which replica is running, inside one or inside an update of one; None elsewhere.
+# The id of the running replica, inside one or inside an update of one; None elsewhere.
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 
-# Whether TensorFlow's runtime has started: what joins processes must be set before.
+# Tells if TensorFlow's runtime has started: the options that join processes must be set before.
 from tensorflow.python.eager import context as eager_context
 
 # tf.function's class: tf.types.experimental.PolymorphicFunction is its base, without python_function and _clone.
 from tensorflow.python.eager.def_function import Function
 
-# What is called for each operation that runs as it is called: nothing else tells how a tensor was made there.
+# Callbacks for each operation that runs eagerly: nothing else tells how an eager tensor was made.
 from tensorflow.python.framework import op_callbacks
 
-# Whether an operation keeps state, by its type: a graph's libraries of functions hold nothing but types.
+# Tells by its type if an operation keeps state: a graph's libraries of functions hold nothing but types.
 from tensorflow.python.framework import op_def_registry as op_definitions
 
-# Where the gradients of graphs are registered, by name and for good. The public name of the class is the same class.
+# Registry of the gradients of graphs, by name and for good. The public name of the class is the same class.
 from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
 
-# What restoring a checkpoint puts in place of the initial value of a variable that is made later.
+# Stands for the initial value of a variable that is made after its checkpoint was restored.
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 __all__ = [

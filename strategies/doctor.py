@@ -1,12 +1,12 @@
-"""What runs here, who the processes are, and how fast they exchange: ``python -m strategies.doctor``.
+"""A report on the software, the devices and the ranks, and how fast they exchange: ``python -m strategies.doctor``.
 
     python -m strategies.doctor
     python -m strategies.launch --nproc-per-node 2 -m strategies.doctor
     horovodrun -np 2 python -m strategies.doctor
 
-Start it as the program that does not start, or is slow, is started. Rank 0 reports; every other rank has a line on
-itself. The exit code is 1 if there is a problem, which is said together with how to mend it. Other ranks are waited
-for no longer than --timeout-seconds.
+Start it as the program that does not start, or is slow, is started. Rank 0 reports; every other rank prints one line
+on itself, and its problems. The exit code is 1 if there is a problem, which is printed together with its remedy. Other
+ranks are waited for no longer than --timeout-seconds.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from strategies._horovod_recipe import installed_version
 from strategies.topology.cluster import Cluster
 from strategies.topology.cores import THREAD_VARIABLES
 
-#: What this release is written for, as in pyproject.toml.
+#: The releases that this one is written for, as in pyproject.toml.
 WRITTEN_FOR = {"tensorflow": "2.21", "keras": "3.15"}
 
 #: In units of 10^6 bytes, and how often each is measured.
@@ -45,11 +45,11 @@ _LAUNCH = "python -m strategies.launch --nproc-per-node 2 -m strategies.doctor"
 
 
 class Report:
-    """What was found, told at once in words, or at the end as a line of JSON.
+    """The findings, printed at once in words, or at the end as a line of JSON.
 
     Args:
-        as_json: whether it is told as JSON.
-        rank: this process' rank; what is not a problem is told by rank 0 only.
+        as_json: whether they are printed as JSON.
+        rank: this process' rank; ranks other than 0 print only problems and the line on themselves.
     """
 
     def __init__(self, *, as_json: bool = False, rank: int = 0) -> None:
@@ -103,7 +103,7 @@ def _words(value: Any) -> str:
 
 
 def in_parallel(check: Callable[[str], object], items: Iterable[str], timeout_seconds: float) -> dict[str, str]:
-    """What went wrong, by item: ``check`` raised an OSError, or has not returned in time."""
+    """Returns the errors by item: ``check`` raised an OSError, or has not returned in time."""
     wrong = dict.fromkeys(items, f"no answer in {timeout_seconds:g} s")
 
     def ask(item: str) -> None:
@@ -161,7 +161,7 @@ def check_addresses(cluster: Cluster, report: Report, timeout_seconds: float = 1
 
 
 def check_horovod(report: Report, timeout_seconds: float = 60.0) -> None:
-    """Which Horovod is installed, and what it was built with, asked in a process of its own."""
+    """Reports the installed Horovod, and what it was built with, found in a process of its own."""
     version = installed_version("horovod")
     if version is None:
         report.section("horovod", {"installed": False, "to install": _INSTALL_HOROVOD})
@@ -290,7 +290,7 @@ def exchange(cluster: Cluster, report: Report, flags: argparse.Namespace) -> Non
 
 
 def _exchange_here(flags: argparse.Namespace) -> int:
-    """What the child does: says in lines of JSON how far it has come."""
+    """Exchanges tensors, in the child process, and prints its progress as lines of JSON; returns the exit code."""
     # Should nobody be left to end us.
     faulthandler.dump_traceback_later(flags.timeout_seconds + 30, exit=True)
     try:

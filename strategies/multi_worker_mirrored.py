@@ -66,7 +66,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
         devices = own_devices()
         self._mesh = mesh_of_local_replicas(cluster.world_size, mesh, [short_name(device) for device in devices])
         _keras_hooks.install()
-        # What the stock class' properties ask for.
+        # Read by TensorFlow's MirroredExtended.
         self._collective_key_base = 0
         groups = []
         if cluster.world_size > 1:

@@ -1,4 +1,4 @@
-"""What is reduced, and in which turn. Pure: standard library only."""
+"""The cases that are reduced, and their turns. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def num_calls(self) -> int:
-        """How many all-reduces one measurement takes the median of."""
+        """The number of all-reduces of which one measurement is the median."""
         return max(5, min(50, int(50 / max(self.megabytes, 0.01) ** 0.5)))
 
 
@@ -58,7 +58,7 @@ def make_cases(megabytes: Sequence[float], of_processor: bool = False) -> list[C
 
 
 def turns(all_cases: Sequence[Case]) -> Iterator[Case]:
-    """Which case each turn of a contender measures, without end."""
+    """Yields the case that each turn of a contender measures, without end."""
     while True:
         for case in all_cases:
             yield from [case] * _IN_A_ROW

@@ -1,4 +1,4 @@
-"""Who reduces, and what is compared. Pure data: libraries are imported in the contenders' own processes."""
+"""The contenders and their comparisons. Pure data: libraries are imported in the contenders' own processes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def contenders(
 
 
 def comparisons(all_cases: Sequence[Case], names: Collection[str]) -> list[Comparison]:
-    """What is compared with what, of the contenders that are there."""
+    """Returns the comparisons between the contenders in `names`."""
     pairs: list[tuple[str, str, float | None]] = [
         ("multi_worker", "stock", TARGET_OF_STOCK),
         ("horovod", "raw_horovod", TARGET_OF_RAW_HOROVOD),

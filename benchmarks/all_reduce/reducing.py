@@ -32,7 +32,7 @@ def measure(reduce: Reduce, all_cases: Sequence[Case], report: Report) -> None:
 
 
 def make_reduce(name: str) -> Reduce:
-    """What sums tensors over the processes of the contender of that name."""
+    """Returns the function that sums tensors over the processes of the contender of that name."""
     match name:
         case "multi_worker" | "horovod":
             make = strategies.MultiWorkerMirroredStrategy if name == "multi_worker" else strategies.HorovodStrategy

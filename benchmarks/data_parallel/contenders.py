@@ -1,4 +1,4 @@
-"""Who is measured, and what is compared. Pure data: libraries are imported in the contenders' own processes."""
+"""The contenders and their comparisons. Pure data: libraries are imported in the contenders' own processes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def contenders(
 
 
 def comparisons(model: str, names: Collection[str]) -> list[Comparison]:
-    """What is compared with what, of the contenders that are there."""
+    """Returns the comparisons between the contenders in `names`."""
     of_independent = TARGETS_OF_INDEPENDENT[model]
     wanted: list[tuple[str, str, float | None]] = [
         ("horovod", "independent", of_independent["horovod"]),

@@ -1,1 +1,1 @@
-"""What the benchmarks share: contenders in processes of their own, measured in turn, compared by ratios."""
+"""Common parts of the benchmarks: contenders in processes of their own, measured in turn, compared by ratios."""

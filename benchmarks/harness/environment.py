@@ -1,4 +1,4 @@
-"""What a measurement was made on, in one line for the page it is printed on."""
+"""The machine and the software of a measurement, in one line for the page it is printed on."""
 
 import importlib.metadata
 import os

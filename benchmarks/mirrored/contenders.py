@@ -1,4 +1,4 @@
-"""Who is measured, and what is compared. Pure data: TensorFlow is imported in the contenders' own processes."""
+"""The contenders and their comparisons. Pure data: TensorFlow is imported in the contenders' own processes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def contenders(workload: Workload, device_counts: Sequence[int]) -> list[Contend
 
 
 def comparisons(device_counts: Sequence[int]) -> list[Comparison]:
-    """What is compared with what."""
+    """Returns the comparisons for those numbers of devices."""
     found = [
         Comparison(f"ours / stock, {count} devices", ours(count), stock(count), TARGET_OF_STOCK)
         for count in device_counts

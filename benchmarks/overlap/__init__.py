@@ -1,1 +1,1 @@
-"""How much of the all-reduce runs beside the backward pass, from traces of both engines."""
+"""The share of the all-reduce that runs beside the backward pass, from traces of both engines."""

@@ -1,4 +1,4 @@
-"""What a process of this benchmark runs: imports TensorFlow only there."""
+"""The function that each process of this benchmark runs: TensorFlow is imported only there."""
 
 from __future__ import annotations
 

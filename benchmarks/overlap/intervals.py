@@ -1,4 +1,4 @@
-"""What a trace says about overlap, as plain intervals. Standard library only."""
+"""The overlap in a trace, as plain intervals. Standard library only."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """How long they take in all."""
+    """Returns the sum of the intervals' lengths, in milliseconds."""
     return sum(interval.end - interval.start for interval in intervals)
 
 

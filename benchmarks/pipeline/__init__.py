@@ -1,1 +1,1 @@
-"""What models in stages gain in time and in memory."""
+"""The gain of models in stages, in time and in memory."""

@@ -1,4 +1,4 @@
-"""What is measured, and in which turn. Pure: standard library only."""
+"""The cases that are measured, and their turns. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Workload:
 
 
 def turns(cases: Sequence[Case]) -> Iterator[Case]:
-    """Which case each turn of a contender measures, without end.
+    """Returns the cases that a contender's turns measure, one after the other, without end.
 
-    Every other time backwards, as the contenders' turns: so each case is measured in both orders of them.
+    Every other pass goes backwards, as the contenders' turns do: so each case is measured in both orders of them.
     """
     return itertools.cycle([*cases, *reversed(cases)])
 

@@ -28,7 +28,7 @@ def measure(workload: Workload, make_step: Callable[[Case], Step], report: Repor
     report(0.0)
     for case in turns(workload.cases):
         if workload.part != "sleep":
-            # What waiting has cooled down, which does not matter to who sleeps.
+            # Warms up what has cooled down while waiting, which does not matter to steps that sleep.
             steps[case]()
         start = time.perf_counter()
         for _ in range(workload.num_steps):
@@ -47,7 +47,7 @@ def measure_first(workload: Workload, make_step: Callable[[Case], Step], report:
 
 
 def value_of(seconds: float, part: str, case: Case) -> float:
-    """What is reported of a step that took so long."""
+    """Returns the value reported for a step of so many seconds, in the part's unit."""
     if part == "sleep":
         one_after_the_other = case.num_stages * case.num_microbatches * SLEEPS_OF_A_STAGE * case.size / 1e3
         return one_after_the_other / seconds

@@ -1,4 +1,4 @@
-"""Who is measured, and in which processes. Pure data: libraries are imported in the contenders' own processes."""
+"""The contenders and their processes. Pure data: libraries are imported in the contenders' own processes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def make_model(part: str, case: Case) -> Any:
     if part == "memory":
         x = keras.Input((_positions(case), 1))
         layers = [L.Dense(NUM_CHANNELS, activation="tanh", name=f"unit_{i}") for i in range(NUM_LARGE)]
-        # What the loss sees is small: activations between layers are what is measured.
+        # The loss gets a small tensor: only activations between layers are to be measured.
         layers += [L.GlobalAveragePooling1D(), L.Dense(1)]
     elif part == "sleep":
         x = keras.Input((1,))
@@ -37,7 +37,7 @@ def make_model(part: str, case: Case) -> Any:
 
 
 def loss(part: str) -> Any:
-    """What the model is trained by."""
+    """Returns the loss that the model is trained by."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True) if part == "trace" else "mse"
 
 

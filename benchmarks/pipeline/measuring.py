@@ -26,7 +26,7 @@ def measure(workload: Workload, names: Sequence[str], timeout_seconds: float) ->
             contenders(names, workload),
             workload.num_rounds * count // lives,
             timeout_seconds,
-            # What processes do together has ended when the last one has.
+            # Work that processes do together has ended when the last one has.
             combine=max,
         )
         for row, values in found.items():

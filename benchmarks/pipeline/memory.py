@@ -1,4 +1,4 @@
-"""How much more memory a process has at most while it does something. Linux only, standard library only."""
+"""The peak increase of a process' memory while it does something. Linux only, standard library only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure(workload: Workload, make_step: Callable[[Case], Step], report: Repor
     """Reports the megabytes that steps of a case take, one case per turn, until nobody asks any more."""
     steps = {case: make_step(case) for case in workload.cases}
     for step in steps.values():
-        # What stays once it is there is no part of it: graphs, optimizers, pools of threads.
+        # Memory that stays once it is allocated is no part of it: graphs, optimizers, pools of threads.
         for _ in range(_NUM_SKIPPED):
             step()
     report(0.0)

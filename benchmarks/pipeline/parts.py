@@ -11,10 +11,10 @@ from harness.ratios import Comparison
 from pipeline.cases import Case, Workload, row_of
 from pipeline.contenders import KINDS
 
-#: What no process measures: by the name of a contender.
+#: Rows of the tables that no process measures, by the name of a contender.
 REFERENCES = {"ideal": "m p / (m + p - 1)", "limit": "limit"}
 LIMIT_OF_TRACE_SECONDS = 20.0
-#: Where no flag says how large a batch is.
+#: Rows of one micro-batch, for parts whose batch size no flag sets.
 ROWS_OF_MICROBATCH = {"sleep": 1, "memory": 4, "trace": 2}
 
 
@@ -105,7 +105,7 @@ def workload(
     num_steps: int | None = None,
     num_rounds: int | None = None,
 ) -> Workload:
-    """What a part measures; numbers left out are the part's own.
+    """Returns the workload of a part; numbers left out are the part's own.
 
     Args:
         name: of the part.
@@ -126,7 +126,7 @@ def workload(
 
 
 def comparisons(name: str, names: Collection[str], case: Case) -> list[Comparison]:
-    """What is compared with what in a case, of the contenders that are there."""
+    """Returns the comparisons of a case, between the contenders in `names` and the references."""
     there = {*names, *REFERENCES}
     return [
         Comparison(f"{one} / {other}: {case.label}", _row(one, case), _row(other, case), target, at_most)

@@ -1,4 +1,4 @@
-"""What the models have in common, beside what the flags say."""
+"""Sizes that the models have in common, beside those that flags set."""
 
 #: Layers of the dense model, and of the one that measures memory.
 NUM_DENSE = 8
@@ -15,5 +15,5 @@ SLEEPS_OF_A_STAGE = 3
 
 
 def bounds(count: int, num_stages: int) -> list[int]:
-    """Where each stage begins, and where the last one ends, of so many layers or blocks."""
+    """Returns the index at which each stage begins, and the last one ends, of so many layers or blocks."""
     return [count * k // num_stages for k in range(num_stages + 1)]

@@ -40,7 +40,7 @@ class Sleep(keras.layers.Layer):
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """What makes a layer like this one."""
+        """Returns the arguments that make a layer like this one."""
         return {**super().get_config(), "seconds": self.seconds}
 
 

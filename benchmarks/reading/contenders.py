@@ -1,4 +1,4 @@
-"""Who is measured, and what is compared. Pure data: TensorFlow is imported in the contenders' own processes."""
+"""The contenders and their comparisons. Pure data: TensorFlow is imported in the contenders' own processes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def contenders(workload: Workload) -> list[Contender]:
 
 
 def comparisons() -> list[Comparison]:
-    """What is compared with what."""
+    """Returns the comparisons."""
     return [
         Comparison("class folders / Keras", FOLDERS, KERAS, TARGET_OF_KERAS),
         Comparison("TFRecords / Keras", RECORDS, KERAS, TARGET_OF_KERAS),

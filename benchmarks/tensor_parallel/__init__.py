@@ -1,1 +1,1 @@
-"""What layers split over devices gain."""
+"""The gain of layers that are split over devices."""

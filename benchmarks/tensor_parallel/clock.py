@@ -14,7 +14,7 @@ def measure(step: Callable[[], object], workload: Workload, report: Report) -> N
     """Reports rows per second of `step`, which returns when it has been computed, until nobody asks any more."""
     step()
     while True:
-        # What waiting has cooled down.
+        # Warms up what has cooled down while waiting.
         step()
         start = time.perf_counter()
         for _ in range(workload.num_steps):

@@ -1,4 +1,4 @@
-"""Who is measured, and what is compared. Pure data: libraries are imported in the contenders' own processes."""
+"""The contenders and their comparisons. Pure data: libraries are imported in the contenders' own processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ KINDS: Mapping[str, Kind] = {
     "jax": Kind("Keras on JAX, 1 device", "keras_training", requires="jax", backend="jax"),
     "jax_split": Kind("keras.distribution.ModelParallel, {} shards", "keras_training", True, False, "jax", "jax"),
 }
-# What each that is split is compared with.
+# The baseline of each contender that is split.
 ALONE = {"ours": "plain", "torch_split": "torch", "jax_split": "jax"}
 
 
@@ -95,7 +95,7 @@ def contenders(names: Sequence[str], workload: Workload, num_shards: int) -> lis
 
 
 def comparisons(model: str, names: Collection[str], num_shards: int) -> list[Comparison]:
-    """What is compared with what, of the contenders that are there."""
+    """Returns the comparisons between the contenders in `names`."""
     found = [
         Comparison(
             f"{name} / {alone}: speedup",

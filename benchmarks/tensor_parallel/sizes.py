@@ -1,4 +1,4 @@
-"""What the transformer block's inputs look like beside their width."""
+"""Sizes of the transformer block's inputs, beside their width."""
 
 #: Tokens of a sequence.
 LENGTH = 64

@@ -1,4 +1,4 @@
-"""What the examples share: flags, devices, the folder of a run, training that goes on after a kill."""
+"""Common parts of the examples: flags, devices, the folder of a run, training that resumes after a kill."""
 
 import importlib.util
 import sys

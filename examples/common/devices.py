@@ -65,7 +65,7 @@ def make_strategy(
 
 
 def _devices_of_a_process(mesh: dict[str, int] | None, *, alone: bool) -> int:
-    """How many devices a process needs for the mesh, of which it may be a part: one replica if it is not alone."""
+    """Returns the number of devices that a process needs: of the whole mesh if it is alone, else of one replica."""
     return math.prod(size for axis, size in (mesh or {}).items() if size > 0 and (alone or axis != "data"))
 
 

@@ -20,7 +20,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What every training run can be told; `define_run_flags` has a flag for each, with the same name and default."""
+    """The options of every training run; `define_run_flags` has a flag for each, with the same name and default."""
 
     strategy: str = "mirrored"
     mesh: str | None = None
@@ -79,7 +79,7 @@ def define_run_flags() -> None:
 
 @dataclass(frozen=True)
 class PlacingOptions:
-    """How a model is laid over a mesh; `define_placing_flags` has a flag for each, with the same name and default."""
+    """A model's placement on a mesh; `define_placing_flags` has a flag for each, with the same name and default."""
 
     microbatches: int = 4
     schedule: str = "1f1b"
@@ -137,7 +137,7 @@ def start_tensorflow() -> None:
 
 
 def run_program(argv: list[str], run: Callable[[], Any]) -> None:
-    """What every `main` does around its own: refuses stray arguments, shows errors as one line, prints the result.
+    """Calls `run` as every `main` does: refuses stray arguments, shows errors as one line, prints the result.
 
     Args:
         argv: what `absl.app.run` hands over.

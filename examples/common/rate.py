@@ -57,7 +57,7 @@ class WarmUpThenDecay(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * ops.where(update < self.warmup_updates, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
-        """What it was made with."""
+        """Returns the arguments that it was made with."""
         return {
             "peak": self.peak,
             "num_updates": self.num_updates,

@@ -1,4 +1,4 @@
-"""What TensorBoard is shown: the logs, memory by device, a pipeline's timeline, and a profile if asked for."""
+"""Reports for TensorBoard: the logs, memory by device, a pipeline's timeline, and a profile if asked for."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ BatchesFrom = Callable[[int, int], tf.data.Dataset]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training has come to.
+    """The outcome of a training run.
 
     Attributes:
         history: Keras' logs by name, one value for each epoch, also of those before a kill.
-        units_per_second: of this run of the program, without its first step; 0.0 when too little was run to tell.
+        units_per_second: of this run of the program, without its first step; 0.0 if too little was run to measure it.
         input_share: part of that time in which steps waited for their batch, 0 to 1; None if not known.
         communication_share: part in which they waited for sums over devices and processes.
-        is_chief: whether this process speaks for all.
+        is_chief: whether this process is the one that prints and writes for all.
         seconds: of this run, validation included.
     """
 

@@ -1,4 +1,4 @@
-"""What a run can be told, and what of it cannot work."""
+"""The options of a run, and the check for those that cannot work."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from common.options import OptionError, PlacingOptions, RunOptions
 
 @dataclass(frozen=True)
 class Options(PlacingOptions, RunOptions):
-    """What a run can be told; `main.py` has a flag for each, with the same name and default."""
+    """The options of a run; `main.py` has a flag for each, with the same name and default."""
 
     data_file: str | None = None
     tokenizer: str = "bytes"

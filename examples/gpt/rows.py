@@ -27,7 +27,7 @@ class Rows:
 
     @property
     def num_rows(self) -> int:
-        """How many whole rows there are; what is left over at the end is in none."""
+        """The number of whole rows; the tokens left over at the end are in none."""
         return max(0, len(self.tokens) - 1) // self.length
 
 

@@ -46,7 +46,7 @@ def _drawing(
         def step(
             index: tf.Tensor, window: tf.Tensor, filled: tf.Tensor, drawn: tf.TensorArray
         ) -> tuple[tf.Tensor, ...]:
-            # What stands behind the last token does not matter: positions see only what is before them.
+            # Tokens behind the last one do not matter: positions see only those before them.
             logits = tf.cast(model(window, training=False)[:, filled - 1, :choices], tf.float32)
             if temperature > 0:
                 token = tf.random.stateless_categorical(

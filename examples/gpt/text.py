@@ -12,8 +12,8 @@ from common.options import OptionError
 # Between two documents in a file, as in many published collections of stories and web pages.
 DOCUMENT_MARK = b"<|endoftext|>"
 
-# What the program trains on if it is given nothing: what users read of the library, about 39,000 bytes. The list is
-# fixed, so that a new page elsewhere changes nothing here.
+# The default training text: the pages that users of the library read, about 39,000 bytes. The list is fixed, so that
+# a new page elsewhere changes nothing here.
 OWN_PAGES = ("README.md", "BUILD.md", "CONTRIBUTING.md", "keras_ext/tensor/README.md", "keras_ext/pipeline/README.md")
 _ROOT = Path(__file__).resolve().parents[2]
 

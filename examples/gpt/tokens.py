@@ -19,10 +19,10 @@ _LINE = "\n"
 
 
 class Tokenizer(Protocol):
-    """What the program asks of a tokenizer.
+    """The interface of a tokenizer, as the program uses it.
 
     Attributes:
-        num_tokens: they are 0 to `num_tokens` - 1.
+        num_tokens: tokens are 0 to `num_tokens` - 1.
         separator: the token between two documents.
     """
 

@@ -25,12 +25,12 @@ _NOT_DECAYED = ["bias", "gamma", "beta", "embeddings"]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has reached; `str` is a sample, and one line of `key=value` for a log parser.
+    """The result of a run; `str` is a sample, and one line of `key=value` for a log parser.
 
     Attributes:
         bytes_per_token: of the text; perplexities are per token.
         devices: of the mesh.
-        sample: the prompt and what the model made of it; None if none was asked for.
+        sample: the prompt and its continuation by the model; None if none was asked for.
         outcome: of the training.
     """
 
@@ -41,7 +41,7 @@ class Result:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process speaks for all."""
+        """True if this process is the one that prints and writes for all."""
         return self.outcome.is_chief
 
     @property

@@ -39,14 +39,14 @@ _POLL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Shard:
-    """What goes into one shard; picklable.
+    """The contents of one shard; picklable.
 
     Attributes:
         path: of the shard.
         files: paths of the images.
         labels: of the images, from 0.
         classes: names of the classes.
-        texts: of the classes that have one, what they are, in words.
+        texts: descriptions in words, of the classes that have one.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of one or several shards.
+    """The outcome of writing one or several shards.
 
     Attributes:
         num_images: images in them.
@@ -305,7 +305,7 @@ def _shuffled(split: Split, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _texts(root: Path) -> dict[str, str]:
-    """What classes are in words, from a list beside the images with lines such as `n01440764 tench, Tinca tinca`."""
+    """Returns the classes in words, from a list beside the images with lines such as `n01440764 tench, Tinca tinca`."""
     for name in ("LOC_synset_mapping.txt", "synset_words.txt"):
         file = root / name
         if file.is_file():

@@ -1,4 +1,4 @@
-"""Which part of an image is taken, and how it becomes a square of pixels; all pure functions of tensors."""
+"""Crops of an image, and their resizing to a square of pixels; all pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVALUATION_SHARE = 0.875
 
 
 def drawn(draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What can be said of a random box before the image's size is known, for `random_box`.
+    """Returns the part of a random box that does not depend on the image's size, for `random_box`.
 
     Args:
         draws: float32 `[NUM_DRAWS]`, from 0 to below 1.

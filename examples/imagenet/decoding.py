@@ -138,7 +138,7 @@ class Decoder:
     def rescued(
         self, row: npt.NDArray[np.int64], *drawn: npt.NDArray[np.float32]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """What `__call__` gives, for a row that is no sound JPEG: decoded if it can be, else blank and counted."""
+        """Returns image, label and weight of a row that is no sound JPEG: decoded if it can be, else blank, skipped."""
         number = int(row)
         label = max(0, int(self._split.index.labels[number]))
         try:

@@ -1,4 +1,4 @@
-"""What is wrong with the images, as one line for the user."""
+"""Errors in the images, as one line for the user."""
 
 
 class DataError(ValueError):

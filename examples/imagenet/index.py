@@ -1,4 +1,4 @@
-"""Where every image of a split lies: file, offset, length and label of each row. Pure numpy, no TensorFlow."""
+"""The index of a split's images: file, offset, length and label of each row. Pure numpy, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ def index_of_files(names: Sequence[str], labels: Sequence[int], classes: Sequenc
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file of that name is meant to be an image; hidden files are not."""
+    """True if a file of that name is meant to be an image; hidden files are not."""
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)

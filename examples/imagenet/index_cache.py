@@ -62,7 +62,7 @@ def cached(root: Path, name: str, request: object, sources: Iterable[Path], make
 
 
 def _folders(root: Path) -> list[Path]:
-    """Where a cache file may be, the best first."""
+    """Returns the folders in which a cache file may be, the best first."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
     return [root / FOLDER, home / "keras-strategies" / "imagenet" / place]
@@ -100,7 +100,7 @@ def _load(file: Path, key: str) -> Index | None:
 
 
 def _save(file: Path, key: str, index: Index) -> bool:
-    """Whether the file could be written; it is there whole or not at all."""
+    """Writes the index to a file, whole or not at all; returns True if it could."""
     content = io.BytesIO()
     np.savez(
         content,

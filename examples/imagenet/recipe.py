@@ -1,4 +1,4 @@
-"""How the classifier is trained: loss, learning rate and optimizer."""
+"""The training recipe of the classifier: loss, learning rate and optimizer."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """What a set is made of; the same request gives the same pixels.
+    """The parameters of a set; the same request gives the same pixels.
 
     Attributes:
         num_classes: classes, each with a folder in `train` and in `val`.
@@ -40,7 +40,7 @@ class Request:
         val_images_per_class: files in each folder of `val`.
         min_side: shortest side of an image, pixels.
         max_side: longest side of an image, pixels.
-        noise: standard deviation of the noise on each pixel, levels. It decides about the size of the files, too.
+        noise: standard deviation of the noise on each pixel, levels. The size of the files depends on it, too.
         odd_files: whether one file of each of `ODD_KINDS` is in `train` and in `val`, in place of an image.
         seed: of everything random.
     """
@@ -98,7 +98,7 @@ def _check(request: Request) -> None:
 
 
 def _is_there(target: Path, request: Request) -> bool:
-    """Whether the set is there.
+    """True if the requested set is in `target`.
 
     Raises:
         DataError: something else is.
@@ -143,7 +143,7 @@ def _make(target: Path, request: Request, is_alone: bool) -> None:
         try:
             temporary.rename(target)
         except OSError:
-            # Where nothing can be locked, another process may have been faster.
+            # On a file system without locks, another process may have been faster.
             if not _is_there(target, request):
                 raise
     finally:
@@ -176,7 +176,7 @@ def class_name(label: int) -> str:
 
 
 def _odd_places(request: Request, per_class: int) -> dict[tuple[int, int], str]:
-    """Which file (label, number) is odd, and how: the last ones of the first classes."""
+    """Returns the odd files (label, number) and their kinds: the last ones of the first classes."""
     if not request.odd_files:
         return {}
     classes = request.num_classes

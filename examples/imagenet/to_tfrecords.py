@@ -77,7 +77,7 @@ def _run() -> str:
 
 
 def _progress(num_images: int) -> Callable[[int], None]:
-    """What shows how many images are done."""
+    """Returns a function that shows how many images are done."""
     if not FLAGS.verbose:
         return lambda count: None
     # Keras takes seconds to import: only where there is something to show.

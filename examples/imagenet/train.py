@@ -19,13 +19,13 @@ from imagenet.models import build_model
 
 _log = logging.getLogger(__name__)
 
-#: Where synthetic images are kept for the next run.
+#: The folder in which synthetic images are kept for the next run.
 SYNTHETIC_DIR = "runs/synthetic-images"
 
 
 @dataclass(frozen=True)
 class Options(PlacingOptions, RunOptions):
-    """What a run can be told; `main.py` has a flag for each, with the same name and default."""
+    """The options of a run; `main.py` has a flag for each, with the same name and default."""
 
     data: str = "synthetic"
     model: str = "ResNet50"
@@ -48,7 +48,7 @@ class Options(PlacingOptions, RunOptions):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has reached; `str` is one line of `key=value` for a log parser."""
+    """The result of a run; `str` is one line of `key=value` for a log parser."""
 
     outcome: Outcome
     epochs: int
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process speaks for all."""
+        """True if this process is the one that prints and writes for all."""
         return self.outcome.is_chief
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ def run(options: Options) -> Result:
     Raises:
         OptionError: something that cannot be, or is not here, in one line.
     """
-    # What can be refused is refused before the training, not after it.
+    # Options that cannot work are refused before the training, not after it.
     folder = run_folder("imagenet", options)
     if options.save is not None:
         check_saved_model(options.save)
@@ -133,7 +133,7 @@ def run(options: Options) -> Result:
         validation_data=batches.evaluation_batches(validation, image_size=options.image_size, batch_size=batch_size),
     )
     if options.save is not None:
-        # What is needed to predict, without the recipe, so that it opens in plain Keras.
+        # Only the parts needed to predict, without the recipe, so that it opens in plain Keras.
         model.compiled = False
         model.save(options.save)  # All processes call it, one writes.
         _log.info("saved: %s", options.save)

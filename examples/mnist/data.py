@@ -79,7 +79,7 @@ def load_idx_files(folder: Path) -> Digits:
 
 
 def keras_cache_file() -> Path:
-    """Where `keras.datasets.mnist.load_data()` leaves its download; here it is looked for, never fetched."""
+    """Returns the path of the download of `keras.datasets.mnist.load_data()`; it is only looked for, never fetched."""
     home = os.environ.get("KERAS_HOME")
     return (Path(home) if home else Path.home() / ".keras") / "datasets" / "mnist.npz"
 

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Options:
-    """What a run can be told; `main.py` has a flag for each, with the same name and default."""
+    """The options of a run; `main.py` has a flag for each, with the same name and default."""
 
     strategy: str = "mirrored"
     devices: int | None = None
@@ -38,14 +38,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has reached; `str` is one line of `key=value` for a log parser."""
+    """The result of a run; `str` is one line of `key=value` for a log parser."""
 
     test_accuracy: float
     test_loss: float
     images_per_second: float
     epochs: int
     devices: int
-    # Whether this process speaks for all.
+    # True if this process is the one that prints and writes for all.
     is_chief: bool
     seconds: float
     # Keras' logs by name, one value per epoch.
@@ -66,7 +66,7 @@ def run(options: Options, digits: data.Digits) -> Result:
         OptionError: More GPUs asked for than there are, a path that cannot be written, TensorBoard missing.
     """
     start = time.perf_counter()
-    # What can be refused is refused before the training, not after it.
+    # Options that cannot work are refused before the training, not after it.
     _check_outputs(options)
     keras.utils.set_random_seed(options.seed)
     strategy = make_strategy(options.strategy, options.devices)

@@ -56,9 +56,9 @@ class Counters:
 
 
 def _counts_without_batch(optimizer: keras.Optimizer) -> bool:
-    """Whether nothing that needs a batch comes before the optimizer's counting.
+    """True if no operation that needs a batch runs before the optimizer counts the step.
 
-    What reads the count does, if it is inside the conditional of gradient accumulation, which needs the gradients.
+    One that reads the count does, inside the conditional of gradient accumulation, which needs the gradients.
     """
     if not optimizer.gradient_accumulation_steps:
         return True

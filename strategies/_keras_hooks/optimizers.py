@@ -24,7 +24,7 @@ from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
 from strategies.replica.splitting import SplitWeight, joined
 
-# Whether an optimizer is being built by another that wraps it.
+# True while an optimizer is built by another that wraps it.
 _wrapped: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_wrapped", default=False)
 
 

@@ -36,7 +36,7 @@ def _with_own_losses(original: Callable[..., Any], layer: Any, *args: Any) -> An
 
 def _set_attribute(original: Callable[..., Any], layer: Any, name: str, value: Any) -> None:
     attributes = replica_attributes.current()
-    # What a layer is given while it is built is made once, for all replicas.
+    # Attributes set while a layer is built are made once, for all replicas.
     if attributes is not None and getattr(layer, "built", False):
         before = vars(layer).get(name)
         if _holds_tensor(value) or _holds_tensor(before):

@@ -209,7 +209,7 @@ def _read_across_replicas(original: Callable[..., Any], owner: Any, *args: Any, 
     return result
 
 
-# Whether the dataset that an adapter makes will be shared out among processes.
+# True while an adapter makes a dataset that will be sharded among processes.
 _shared_out: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_shared_out", default=False)
 
 
@@ -227,10 +227,10 @@ def _epoch_iterator(
 
 
 def _may_read_ahead(iterator: Any, engine: Any) -> bool:
-    """Whether elements may be drawn before their step.
+    """True if elements may be prefetched to the devices, before their step.
 
-    Not from generators, which the user may go on reading after the last step; nor if steps are driven inside a
-    ``tf.function``. Where processes agree at every element, all must do the same.
+    False for generators, which the user may go on reading after the last step, and for steps driven inside a
+    ``tf.function``. Where processes agree at every element, it is the same on all of them.
     """
     dataset, adapter = iterator._distributed_dataset, iterator.data_adapter
     may = (
@@ -287,7 +287,7 @@ def _maybe_symbolic_build(
         data_batch = _replica_specs(iterator._distributed_dataset.element_spec)
     if not _has_own_step(model):
         return original(model, data_batch=data_batch)
-    # What goes wrong or seems odd in a call that the step may never make is none of the user's business.
+    # Errors and warnings of a call that the step may never make are not shown to the user.
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         return original(model, data_batch=data_batch)

@@ -50,7 +50,7 @@ def watch(optimizer: Any) -> None:
 
 
 def needs_whole(optimizer: Any) -> bool:
-    """Whether the optimizer's update of a number may depend on others."""
+    """True if the optimizer's update of one number may depend on other numbers of the weight."""
     step = type(optimizer).update_step
     return not isinstance(optimizer, _WRAPPERS) and all(step is not cls.update_step for cls in _BY_NUMBER)
 

@@ -1,4 +1,4 @@
-"""How a function of Keras is wrapped: once, in place, and recognisably."""
+"""Wrapping of Keras' functions: once, in place, and recognisably."""
 
 from __future__ import annotations
 

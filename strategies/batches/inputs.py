@@ -65,7 +65,7 @@ def map_batches(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.dat
 
 
 def is_distributed(dataset: tf.data.Dataset) -> bool:
-    """Whether the dataset's elements are per-replica values already."""
+    """True if the dataset's elements are per-replica values already."""
     return any(isinstance(spec, PerReplicaSpec) for spec in tf.nest.flatten(dataset.element_spec))
 
 

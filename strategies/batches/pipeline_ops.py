@@ -1,4 +1,4 @@
-"""What the functions inside a ``tf.data`` pipeline do, read from their graphs."""
+"""Properties of the functions inside a ``tf.data`` pipeline, read from their graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from strategies._tf_internals import op_definitions
 
 # Operations with state from which nothing is drawn: a row's result is the same, whatever rows were mapped before it.
-# What Python functions do is theirs to say. Datasets inside a map are made anew for each row.
+# Python functions are the user's responsibility. Datasets inside a map are made anew for each row.
 _HARMLESS = re.compile(
     r"Placeholder|Assert|Print\w*|LookupTable(Find|Size|Export)\w*|(Mutable)?HashTable\w*|VarHandleOp|ReadVariableOp|"
     r"ResourceGather\w*|(Eager)?PyFunc|StatefulPartitionedCall|If|While|Case|StatelessWhile|ReadFile|MatchingFiles|"
@@ -17,17 +17,17 @@ _HARMLESS = re.compile(
 
 
 def depends_on_its_arguments_only(function: Any) -> bool:
-    """Whether a traced function of a dataset gives a row the same result whatever rows it was called with before."""
+    """True if a traced function of a dataset gives a row the same result whatever rows it was called with before."""
     if not hasattr(function, "graph"):
         return False
     return all(_HARMLESS.fullmatch(op) or not op_definitions.get(op).is_stateful for op in _ops_in(function))
 
 
 def reads_generator(dataset: Any) -> bool:
-    """Whether the dataset reads a Python generator.
+    """True if the dataset reads a Python generator.
 
-    Whoever made it may go on reading it when an iterator of the dataset is left before its end: what was read ahead
-    would be lost.
+    The user may go on reading the generator after leaving an iterator of the dataset before its end: elements that
+    were prefetched would be missing there.
     """
     functions = [wrapper.function for wrapper in dataset._functions()]
     if any("GeneratorDataset" in _ops_in(function) for function in functions if hasattr(function, "graph")):

@@ -1,7 +1,7 @@
-"""What one process holds of a global batch that several processes share: its replicas' rows, and how many there are.
+"""One process' portion of a global batch: the rows of its replicas, and the number of rows.
 
-A process sees its own rows only. To weigh them it has to know how many the whole batch has; whoever cut the batch
-knew, so the number travels with the rows instead of being asked for at every step.
+A process sees its own rows only. To weigh them it needs the number of rows of the whole batch. The code that splits the
+batch knows it, so the number is kept with the rows, and processes need not exchange it at every step.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _portion_spec(spec: Any) -> Any:
         return spec
     sizes = [part.shape[0] for part in parts]
     static = None if None in sizes else (*sizes, sum(sizes))
-    # Who has no rows is lent one.
+    # A replica without rows is lent one.
     parts = [tf.TensorSpec([1 if part.shape[0] == 0 else part.shape[0], *part.shape[1:]], part.dtype) for part in parts]
     return PortionSpec(*parts, static_rows=static)
 

@@ -1,7 +1,7 @@
-"""How tensors of a running step depend on their replica's rows, found by looking at how they were made.
+"""The dependence of a running step's tensors on their replica's rows, found from the operations that made them.
 
-In a graph, the operations behind a tensor are there to be looked at, through calls of functions too. Where operations
-run as they are called, nothing is left of them: there each tensor is marked when it is made.
+In a graph, the operations behind a tensor can be inspected, through calls of functions too. Eager operations leave
+nothing behind: there each tensor is marked when it is made.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RowDependence:
         self._known: dict[tuple[int, int], Kind] = {}
         # One for each call, so that the places in it have one key.
         self._calls: dict[tuple[int, int], _Call] = {}
-        # What is known by its address has to stay.
+        # Keeps alive the tensors and calls whose ids are keys of `_known`.
         self._kept: list[_Place] = []
 
     def kind(self, value: Any) -> Kind:
@@ -175,7 +175,7 @@ class RowDependence:
 
 
 def _source_of(place: _Place) -> _Place | None:
-    """Where what a function takes comes from; None if it is an argument of the step."""
+    """Returns the tensor that an input of a function comes from; None if it is an argument of the step."""
     tensor, call = place
     graph = tensor.graph
     if call is not None:

@@ -1,8 +1,8 @@
-"""How a number depends on the rows of a batch: a mean over them, a sum, their count, or nothing of the kind.
+"""The dependence of a number on the rows of a batch: a mean over them, a sum, their count, or nothing of the kind.
 
-A step is written for one device, which has all rows, and runs on replicas, which have some each. To say what a number
-of one replica is to the number that one device would have, it is enough to know how it was made. Each operation turns
-the kinds of what it takes into the kind of what it makes; this is the table of operations, without TensorFlow.
+A step is written for one device, which has all rows, and runs on replicas, which have some each. The relation of a
+replica's number to the one that a single device would have follows from the operations that made it. Each operation
+maps the kinds of its inputs to the kind of its output; this is the table of operations, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Kind(enum.Enum):
-    """How a tensor of one replica depends on the replica's rows.
+    """The dependence of a replica's tensor on the replica's rows.
 
     Attributes:
         SAME: not at all: the same on all replicas.
@@ -42,7 +42,7 @@ class Kind(enum.Enum):
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows are still there, side by side."""
+        """True if the rows are still there, side by side."""
         return self in (Kind.ROWS, Kind.ROWS_PER_COUNT, Kind.PAIRS)
 
 
@@ -114,7 +114,7 @@ _SOURCES = frozenset(
         "PyFuncStateless",
     }
 )
-#: What comes out of these is the same on all replicas.
+#: Reductions over replicas: the result is the same on all of them.
 _OVER_REPLICAS = ("CollectiveReduce", "CollectiveReduceV2", "CollectiveReduceV3", "HorovodAllreduce", "NcclAllReduce")
 #: Operations that are linear in their first input, and leave the order of its rows.
 _UNCHANGED = frozenset(
@@ -223,7 +223,7 @@ def _division(op: Op) -> Kind:
 
 
 def _counts_rows(op: Op) -> bool:
-    """Whether a constant divisor is the number of rows, which the program found in a shape."""
+    """True if a constant divisor is a multiple of the number of rows, which the program found in a shape."""
     divisor = op.constant(1)
     if divisor is None or divisor.size != 1:
         return False
@@ -357,7 +357,7 @@ def _spread(op: Op) -> Kind:
 
 
 def _is_for_each_row(op: Op) -> bool:
-    """Whether a tensor is repeated for each row, the number of which the program found in a shape."""
+    """True if a tensor is repeated for each row, the number of which the program found in a shape."""
     return op.first_size in op.num_rows and op.output_rank is not None and op.output_rank > 1
 
 

@@ -1,7 +1,7 @@
-"""Where in a pipeline of rows a process can stop reading the rows of others: decided from its steps' names.
+"""The point in a pipeline of rows from which a process handles its own rows only: found from the steps' names.
 
 A pipeline that ends in ``map`` and ``batch`` gives the same batches if rows are chosen before they are mapped, as long
-as between the two nothing looks at how many there are or in which order. Then only a process' own rows are mapped.
+as no step between the two depends on their number or order. Then only a process' own rows are mapped.
 """
 
 from __future__ import annotations

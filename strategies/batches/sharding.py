@@ -1,13 +1,13 @@
-"""Which process reads which rows, and when a dataset has ended for all of them.
+"""Sharding of a dataset among processes: the rows that each one reads, and the common end on all of them.
 
-Two plans, of which one log line of rank 0 says which was taken:
+There are two plans; one log line of rank 0 says which was taken:
 
 * **by row**, the default: every process has the same dataset of global batches and keeps its own rows of each. The
-  global batches are those of one device. It needs no word between processes. Where the pipeline allows it, a process
-  chooses its rows before they are mapped (``own_rows``); where not, it maps them all.
+  global batches are those of one device. It needs no exchange between processes. Where the pipeline allows it, a
+  process chooses its rows before they are mapped (``own_rows``); where not, it maps them all.
 * **its own**: the dataset of each process holds that process' part of every global batch (files shared out by
   TensorFlow's auto-sharding, or whatever the user's function made). Parts may have any number of rows and datasets any
-  length: processes tell each other at every step how many rows they have, and who has none left takes part with none
+  length: processes exchange their numbers of rows at every step, and one that has none left takes part with none
   until all have ended. Every example counts exactly once.
 """
 

@@ -26,7 +26,7 @@ from strategies.batches.row_kinds import Kind
 
 _ATTRIBUTE = "_keras_strategies_share"
 
-#: How Keras' trainer combines what its steps return: None outside the trainer, in the user's own loop.
+#: The way in which Keras' trainer combines its steps' outputs: None outside the trainer, in the user's own loop.
 Combination = Literal["mean", "concat"] | None
 
 
@@ -61,12 +61,12 @@ class Share:
 
     @property
     def in_trainer(self) -> bool:
-        """Whether Keras' trainer drives the step."""
+        """True if Keras' trainer drives the step."""
         return self.combination is not None
 
     @property
     def in_inner_function(self) -> bool:
-        """Whether a ``tf.function`` is being traced that the replica's function calls.
+        """True while tracing a ``tf.function`` that the replica's function calls; always False with one replica.
 
         Its graph serves later steps too, so nothing of this step may be written into it.
         """
@@ -78,7 +78,7 @@ class Share:
 
     @property
     def is_even(self) -> bool:
-        """Whether it is known beforehand that all replicas weigh the same."""
+        """True if all replicas are known beforehand to weigh the same."""
         if self.num_replicas == 1:
             return True
         even = isinstance(self.weight, float) and self.weight * self.num_replicas == 1.0
@@ -86,7 +86,7 @@ class Share:
 
     @property
     def surely_has_rows(self) -> bool:
-        """Whether it is known beforehand that the replica has rows of its own."""
+        """True if the replica is known beforehand to have rows of its own."""
         return self.has_rows is True and not self.in_inner_function
 
     def weight_here(self) -> float | tf.Tensor:
@@ -142,7 +142,7 @@ def dependence_here() -> RowDependence:
     return _of_microbatches.get() or (RowDependence() if share is None else share.dependence)
 
 
-# What tells how tensors depend on the rows of the micro-batches that are being computed.
+# The dependence of tensors on the rows of the micro-batches that are being computed.
 _of_microbatches: contextvars.ContextVar[RowDependence | None] = contextvars.ContextVar(
     "keras_strategies_of_microbatches", default=None
 )
@@ -160,13 +160,13 @@ def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
 
 
 def is_in_microbatches() -> bool:
-    """Whether rows are those of a micro-batch: a sum over them is a part of the replica's."""
+    """True if the rows are those of a micro-batch: a sum over them is a part of the replica's."""
     return _of_microbatches.get() is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """How many rows of a global batch there are.
+    """The numbers of rows of a global batch.
 
     Attributes:
         local: per local replica, its own rows; int where static, else int32 scalar.
@@ -258,12 +258,12 @@ def num_rows(value: Any) -> int | tf.Tensor | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether ``value`` is a tensor of any kind."""
+    """True if ``value`` is a tensor of any kind."""
     return isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))
 
 
 def is_batch(value: Any) -> bool:
-    """Whether ``value`` is a tensor (dense, ragged or sparse) whose first dimension can be rows."""
+    """True if ``value`` is a tensor (dense, ragged or sparse) whose first dimension can be rows."""
     return is_tensor(value) and bool(value.shape.rank is None or value.shape.rank > 0)
 
 
@@ -294,7 +294,7 @@ def lend_rows(structure: Any, num_replicas: int) -> Any:
     """Gives every empty batch in ``structure`` one row of replica 0's; the rest passes through uncopied."""
 
     def lend(leaf: Any) -> Any:
-        # Who cut a portion has lent it rows.
+        # A portion was lent its rows when the batch was split.
         if not isinstance(leaf, PerReplica) or isinstance(leaf, Portion) or len(leaf.values) != num_replicas:
             return leaf
         values = list(leaf.values)

@@ -1,4 +1,4 @@
-"""Which gradients share one all-reduce, and in what order the all-reduces start. Pure: no imports."""
+"""Buckets of gradients that share one all-reduce, and the order in which these start. Pure: standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be refused before anything is sent."""
+"""Checks of the arguments of collectives, made before anything is sent."""
 
 from __future__ import annotations
 

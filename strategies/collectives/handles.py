@@ -18,7 +18,7 @@ def make_handle(name: str, dtype: tf.DType) -> tf.Tensor:
 
 def capturable(handle: tf.Tensor) -> tf.Tensor:
     """The handle as a tensor of the traced function around: gradients of loops and branches capture no other."""
-    # Where a function lifts something out of itself the code is eager, but its graph is still the default one.
+    # Inside tf.init_scope the code is eager, but the graph of the function around is still the default one.
     if tf.executing_eagerly():
         return handle
     graph = tf.compat.v1.get_default_graph()

@@ -34,7 +34,7 @@ class LoopbackCollectives(Collectives):
                 f"processes. Received: a mesh over {mesh.num_processes} processes."
             )
         super().__init__(mesh, mesh.ranks[0])
-        # Which member adds up is turned from call to call, so that no device does the work of all.
+        # The member that adds up changes from call to call, so that no device does the work of all.
         self._turn = itertools.count()
 
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:

@@ -51,12 +51,12 @@ class ProcessGroup:
         self._gradient_options: dict[str, Any] = {}
         if compression is not None:
             self._gradient_options["compression"] = compression
-        #: Whether gradients are no plain sums: then each process gives the gradient of the mean over its own rows.
+        #: True if gradients are no plain sums: then each process gives the gradient of the mean over its own rows.
         self.combines_means = reduction != "average"
         if self.combines_means:
             self._gradient_options["op"] = reduction
         if self._gradient_options:
-            # What cannot be done is refused now, not at the first step.
+            # Options that `collectives` do not serve are refused now, not at the first step.
             self.sum_gradients([tf.zeros([1])])
 
     def sum_gradients(self, values: Sequence[tf.Tensor], present: Any = True) -> list[tf.Tensor]:

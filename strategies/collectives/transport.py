@@ -1,4 +1,4 @@
-"""What a transport has to provide, and nothing else: the exchanges themselves."""
+"""The interface that a transport has to provide, and nothing else: the exchanges themselves."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Savings:
             os.utime(path, ns=(now, whole * 10**9 + part))
 
     def is_there(self, path: pathlib.Path, number: int) -> bool:
-        """Whether ``path`` was made by saving `number` of this job, or a later one."""
+        """True if saving `number` of this job, or a later one, made ``path``, or if its time is in whole seconds."""
         try:
             part = path.stat().st_mtime_ns % 10**9
         except OSError:

@@ -1,4 +1,4 @@
-"""How values of several replicas become one: over the devices of this process, then over the processes.
+"""Reductions of the values of several replicas: over the devices of this process, then over the processes.
 
 Gradients, metrics and whatever a program reduces itself take the same two steps. With one process there is only the
 first, and TensorFlow's own cross-device ops do it. With one local replica there is only the second: a local value is
@@ -30,7 +30,7 @@ _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 @dataclass(frozen=True)
 class Column:
-    """What holds one part of all replicas of this process.
+    """The devices that hold one part of all replicas of this process, and their process group.
 
     Attributes:
         devices: full names, one for each local replica.
@@ -49,7 +49,7 @@ class ReducingExtended:
     #: The shares of the local replicas in the step that is running.
     _shares: list[shares.Share]
     _presummed: dict[int, tf.Tensor]
-    #: What this process waits for.
+    #: The seconds that this process waits for batches and for sums.
     waits: Waits
 
     #: One per local replica.
@@ -80,7 +80,7 @@ class ReducingExtended:
         return tf.nest.map_structure(lambda leaf: self._reduce_across(reduce_op, [leaf])[0], value)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
-        # What ReplicaContext.all_reduce comes to, as in BatchNormalization(synchronized=True).
+        # Called for ReplicaContext.all_reduce, as in BatchNormalization(synchronized=True).
         values = [_cut(value) for value, _ in value_destination_pairs]
         if reduce_op == _SUM:
             values = self._without_borrowed(self._as_local(values))

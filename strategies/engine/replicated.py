@@ -64,7 +64,7 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
         self.waits = Waits(self._num_replicas_in_sync)
         if self.process_group is not None:
             job = _check_alike(self.process_group, len(columns[0]), len(columns))
-            #: What this process has saved, or left to rank 0 to save.
+            #: Counts the files that this process has saved, or left to rank 0 to save.
             self.savings = Savings(self.process_group.rank, job)
             agree_on_seed(self.process_group)
         _number_once(self._collective_ops)
@@ -150,12 +150,12 @@ class ReplicatedExtended(DataParallelExtended, MirroredExtended):
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints: one of them does."""
+        """True if this process writes checkpoints: one of them does."""
         return self.process_group is None or self.process_group.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries: one of them does."""
+        """True if this process writes summaries: one of them does."""
         return self.should_checkpoint
 
 

@@ -1,4 +1,4 @@
-"""What the data-parallel strategies share, in terms of local replicas and one gradient reduction.
+"""The common engine of the data-parallel strategies: a step of local replicas and one gradient reduction.
 
 A step runs in four movements, all in one graph when the caller is a ``tf.function``:
 
@@ -60,7 +60,7 @@ class DataParallelExtended(ReducingExtended):
     _makes_plain: bool
     _agreed: list[tf.Tensor]
     _draws_beside: bool
-    #: Where there are other processes.
+    #: Set only if there are other processes.
     savings: Savings
 
     def _start_engine(self, columns: Sequence[Column]) -> None:
@@ -89,7 +89,7 @@ class DataParallelExtended(ReducingExtended):
 
     @property
     def first_replica(self) -> int:
-        """Which of all replicas is this process' first."""
+        """The index, among all replicas, of this process' first."""
         return 0 if self.process_group is None else self.process_group.rank * len(self.worker_devices)
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
@@ -100,7 +100,7 @@ class DataParallelExtended(ReducingExtended):
 
     @property
     def computes_on_gpus(self) -> bool:
-        """Whether all local devices are GPUs: then batches are copied to them while earlier ones are computed."""
+        """True if all local devices are GPUs: then batches are copied to them while earlier ones are computed."""
         return all(tf.DeviceSpec.from_string(device).device_type == "GPU" for device in self.worker_devices)
 
     # ---- running replicas
@@ -400,7 +400,7 @@ class DataParallelExtended(ReducingExtended):
 
 
 def _is_ours() -> bool:
-    """Whether the caller is under a strategy of this package."""
+    """True if the caller is under a strategy of this package."""
     return isinstance(tf.distribute.get_strategy().extended, DataParallelExtended)
 
 

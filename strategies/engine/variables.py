@@ -108,7 +108,7 @@ class PartialSumVariable(MetricVariable):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes hold parts, too."""
+        """True if other processes hold parts, too."""
         return self.distribute_strategy.extended.process_group is not None
 
     def _mend(self) -> str:

@@ -1,7 +1,7 @@
-"""Where a training step waits: for its next batch, and for sums over replicas that the backward pass did not hide.
+"""The time that a training step waits for its next batch, and for sums that the backward pass did not hide.
 
-Both are moments of the wall clock, taken by ops where the waiting happens, and added up in variables on the CPU: Keras
-draws batches and sums gradients inside one function of TensorFlow, where Python sees neither.
+Both are read from the wall clock by ops where the waiting happens, and added up in variables on the CPU: Keras draws
+batches and sums gradients inside one function of TensorFlow, where Python sees neither.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READS_AHEAD = (
 
 @dataclass(frozen=True)
 class SecondsWaited:
-    """What this process has waited since its strategy was made, in seconds of wall time.
+    """The time that this process has waited since its strategy was made, in seconds of wall time.
 
     Attributes:
         input: for batches, whoever drew them: ``fit``, ``evaluate``, ``predict``, a loop of one's own. 0 for what is
@@ -86,7 +86,7 @@ class Waits:
     """
 
     def __init__(self, num_replicas: int) -> None:
-        #: Whether steps that are traced from now on measure how long they wait for sums.
+        #: True if steps that are traced from now on measure how long they wait for sums.
         self.watches_communication = False
         self._num_replicas = num_replicas
         self._is_watched = False
@@ -95,7 +95,7 @@ class Waits:
             self._sums = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_sums")
             # Since when no step runs; infinity while one does.
             self._idle_since = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="idle_since")
-            # What lies on a GPU is waited for by writing it here.
+            # Values on a GPU are waited for by writing them here.
             self._arrivals = tf.Variable(0.0, trainable=False, name="arrivals")
 
     def seconds(self) -> SecondsWaited:
@@ -202,7 +202,7 @@ class Waits:
 
 
 def _would_be_prefetched(dataset: tf.data.Dataset) -> bool:
-    """Whether TensorFlow would read a dataset ahead because nothing in its end does: its option ``inject_prefetch``."""
+    """True if TensorFlow would append a prefetch (``inject_prefetch``), since the last stage does not read ahead."""
     options = dataset.options()
     if options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False:
         return False

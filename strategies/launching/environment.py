@@ -1,4 +1,4 @@
-"""What the launcher gives each process of a node: its cores and its environment. Plain data, standard library only."""
+"""The environment that the launcher gives each process of a node, and their number. Standard library only."""
 
 import json
 import subprocess

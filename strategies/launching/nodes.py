@@ -25,7 +25,7 @@ _SLACK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Node:
-    """What one node says of itself: the address at which the others reach it, a port for each of its processes."""
+    """One node as it announces itself: the address at which the others reach it, a port for each of its processes."""
 
     node_rank: int
     num_nodes: int
@@ -108,7 +108,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _is_own(address: str) -> bool:
-    """Whether it is written as an IP address, and one of this machine's interfaces has it."""
+    """True if it is written as an IP address, and one of this machine's interfaces has it."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
         with socket.socket(family) as probe:

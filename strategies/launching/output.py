@@ -1,4 +1,4 @@
-"""What the processes print, passed on line by line with the rank in front. Standard library only."""
+"""The output of the processes, copied line by line with the rank in front. Standard library only."""
 
 import collections
 import contextlib
@@ -44,7 +44,7 @@ class Lines:
             self._rest = self._rest.rstrip(b"\r") + b"\r"
 
     def close(self) -> Iterator[bytes]:
-        """What came after the last line end, now with one."""
+        """Yields the bytes after the last line end, now with one."""
         if self._rest:
             yield self._rest.rstrip(b"\r") + b"\n"
         self._rest = b""
@@ -66,7 +66,7 @@ class _Source:
 
     def remember(self, line: bytes) -> None:
         if self.last and self.last[-1].endswith(b"\r"):
-            # What a terminal would show: the bar in its last state.
+            # As on a terminal: only the last state of a progress bar stays.
             self.last.pop()
         self.last.append(line[:_MAX_LAST_LINE_BYTES])
 

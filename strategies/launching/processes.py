@@ -60,7 +60,7 @@ class _Process:
         self.pid = self._popen.pid
 
     def look(self) -> bool:
-        """Whether it has ended since the last look."""
+        """True if it has ended since the last look."""
         if self.status is not None:
             return False
         if not hasattr(os, "waitid"):
@@ -86,7 +86,7 @@ class _Process:
 
 @dataclass
 class _End:
-    """Why the processes ended: the one that failed first, or the signal that stopped all, or neither."""
+    """The cause of the processes' end: the one that failed first, or the signal that stopped all, or neither."""
 
     failed: _Process | None = None
     stopped_by: int | None = None
@@ -120,7 +120,7 @@ def run_together(tasks: Sequence[Task], grace_seconds: float) -> int:
                 for process in processes:
                     process.end()
     finally:
-        # Who asked for the end does not wait for a reader that has stopped reading.
+        # After a stopping signal, the wait for a reader that has stopped reading is short.
         output.finish(None if end and end.stopped_by is None else _BLOCKED_SECONDS)
     _report(end, len(processes), output)
     if end.stopped_by is not None:
@@ -130,7 +130,7 @@ def run_together(tasks: Sequence[Task], grace_seconds: float) -> int:
 
 
 def _preparation(task: Task) -> Callable[[], None]:
-    """What the new process does before it becomes the program. As little as possible: we may have threads."""
+    """Returns what the new process runs before it becomes the program. As little as possible: we may have threads."""
     launcher = os.getpid()
     # Found here: looking it up after the fork could wait for a lock that a thread of ours held.
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None

@@ -7,9 +7,9 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
-#: What asks for the end.
+#: Signals that ask for the end.
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-#: What the processes get from us.
+#: Signals that are passed on to the processes.
 PASSED_ON = (*STOPPING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -21,7 +21,7 @@ class Signals:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        # What is ignored, as under nohup, stays so, here and in the processes.
+        # A signal that is ignored, as under nohup, stays so, here and in the processes.
         self._before: dict[signal.Signals, Any] = {
             signum: signal.signal(signum, _keep)
             for signum in (signal.SIGCHLD, *PASSED_ON)

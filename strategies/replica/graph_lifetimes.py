@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import RegisterGradient, gradient_registry
 
-# Where TensorFlow keeps the functions of a graph.
+# The attribute of a graph in which TensorFlow keeps its functions.
 _KEPT = "_py_funcs_used_in_graph"
 _HELD = "_keras_strategies_functions"
 _MARK = "_keras_strategies_original"

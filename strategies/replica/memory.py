@@ -1,4 +1,4 @@
-"""How many bytes of variables lie on each device."""
+"""The number of bytes of variables on each device."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from strategies.topology.placement import local_grid
 
 
 class ReplicaParts:
-    """Where the parts of a replica are, and how to put variables and computations there.
+    """The devices of a replica's parts, and the placement of variables and computations on them.
 
     Parts are numbered in row-major order of the mesh's axes other than "data".
 
@@ -78,7 +78,7 @@ class ReplicaParts:
 
     @property
     def replica(self) -> int:
-        """Which of this process' replicas is running; 0 outside of replicas."""
+        """The index, in this process, of the running replica; 0 outside of replicas."""
         return int(get_current_replica_id_as_int() or 0)
 
     def device(self, part: int) -> str:
@@ -274,7 +274,7 @@ class ReplicaParts:
             return region(*(tf.convert_to_tensor(value) for value in inputs))
 
 
-#: What layers find where a replica has one part.
+#: Returned to layers where a replica has one part.
 _WHOLE = ReplicaParts([[""]], {})
 
 

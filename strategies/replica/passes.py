@@ -19,7 +19,7 @@ Vjp = Callable[..., tuple[list[Any], list[Any]]]
 
 
 class Recompute(NamedTuple):
-    """How a computation is done again for its backward pass, so that nothing that it makes is held until then.
+    """The recompute of a computation in its backward pass, so that nothing that it makes is held until then.
 
     Attributes:
         state: returns tensors that tell what changes with each call, such as the seeds of random draws. Called before

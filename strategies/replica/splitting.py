@@ -104,7 +104,7 @@ class SplitWeight:
 
     @property
     def trainable(self) -> bool:
-        """Whether the shards are."""
+        """True if the shards are trainable."""
         return bool(self.shards[0].trainable)
 
     def part_of(self, value: Any, index: int) -> Any:

@@ -164,7 +164,7 @@ class TracedPasses:
         return self._backward[pattern]
 
     def _found(self, value: Any, inputs: Sequence[Any], kept: Sequence[Any]) -> Any:
-        """What the backward pass captures, in a call: an input, what is kept, or something from outside."""
+        """Returns the tensor that a call of the backward pass captures: an input, a kept one, or one from outside."""
         if id(value) in self._places:
             return (*inputs, *kept)[self._places[id(value)]]
         return self._from_outside.get(id(value), value)
@@ -207,15 +207,15 @@ def _sum_of(one: Any, other: Any) -> Any:
 
 
 def is_floating(value: Any) -> bool:
-    """Whether a tensor may have a gradient."""
+    """True if a tensor may have a gradient."""
     return bool(value.dtype.is_floating)
 
 
 def _has_own_memory(value: Any) -> bool:
-    """Whether a tensor of a graph is neither a handle nor what a variable holds."""
+    """True if a tensor of a graph is neither a handle nor the value of a variable."""
     return value.dtype not in (tf.resource, tf.variant) and value.op.type != "ReadVariableOp"
 
 
 def _is_made_in_graph(value: Any) -> bool:
-    """Whether a tensor is the result of an op in a function, and neither given to it nor taken from outside."""
+    """True if a tensor is the result of an op in a function, and neither an argument of it nor a capture."""
     return not hasattr(value, "numpy") and value.op.type != "Placeholder"

@@ -29,7 +29,7 @@ def alone() -> Iterator[None]:
 
 
 def is_alone() -> bool:
-    """Whether this process reads files that the others do not: it must not wait for them."""
+    """True if this process reads files that the others do not: it must not wait for them."""
     return _alone.get()
 
 
@@ -56,7 +56,7 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
         return load()
     values = [variable.value for variable in variables]
     text, error = "", None
-    # What processes hold parts of is read whenever it is set, which rank 0 alone could not.
+    # A variable of which processes hold parts is read whenever it is set, which rank 0 alone could not do.
     with engine.presummed([value for value in values if isinstance(value, MetricVariable)]):
         if process_group.rank == 0:
             with alone():

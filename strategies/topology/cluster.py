@@ -1,4 +1,4 @@
-"""Who this process is and who the others are, read once from an environment. Pure: standard library only."""
+"""This process and the other processes of the job, read once from an environment. Pure: standard library only."""
 
 from __future__ import annotations
 

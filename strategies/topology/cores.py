@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-#: Who sets one of these has said how many threads a process is to have.
+#: Environment variables that set how many threads a process has.
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Threads:
-    """How many threads TensorFlow is to have: within one operation, and for operations side by side."""
+    """The number of threads for TensorFlow: within one operation, and for operations side by side."""
 
     intra_op: int
     inter_op: int
@@ -55,5 +55,5 @@ def own_cores(
 
 
 def threads_are_given(environment: Mapping[str, str]) -> bool:
-    """Whether whoever started this process has said how many threads it is to have."""
+    """True if the environment sets how many threads this process has."""
     return any(environment.get(name) for name in THREAD_VARIABLES)

@@ -267,7 +267,7 @@ def _check_axis(axis: str) -> None:
 
 
 def _is_box(num_local: int, sizes: tuple[int, ...]) -> bool:
-    """Whether every run of `num_local` flat indices is a product of ranges."""
+    """True if the flat indices, cut into runs of `num_local`, give boxes of the mesh: products of ranges."""
     inner = 1
     for size in reversed(sizes):
         if num_local <= inner * size:

@@ -9,7 +9,7 @@ from strategies.topology.mesh import AXES, DeviceMesh, resolve_sizes
 
 
 def has_model_axes(axes: Mapping[str, int] | None) -> bool:
-    """Whether a mesh is to have an axis beside "data", so that a replica spans several devices."""
+    """True if a mesh is to have an axis beside "data", so that a replica spans several devices."""
     return any(name != "data" and size != 1 for name, size in (axes or {}).items())
 
 

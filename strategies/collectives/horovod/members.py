@@ -1,6 +1,6 @@
-"""What one member of a group does in each collective over Horovod, in terms of the four exchanges that Horovod has.
+"""One member's part in each collective of a group over Horovod, made of the four exchanges that Horovod has.
 
-Horovod numbers the members of a process set by rank, an axis by position: `Group` translates.
+Horovod numbers the members of a process set by rank, a mesh axis by position: `Group` translates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which process sets Horovod needs for a mesh, as plain data, and what is wrong between a mesh and Horovod."""
+"""The process sets that Horovod needs for a mesh, as plain data, and checks of a mesh against Horovod."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def check_promised_world(meshes: Iterable[DeviceMesh], environment: Mapping[str,
 
 
 def check_agreement(meshes: Sequence[DeviceMesh], ranks: Sequence[int]) -> None:
-    """What the processes give, listed by Horovod's rank, fits together.
+    """Checks that all processes give the same mesh, and each its rank in Horovod, by which both are listed.
 
     Raises:
-        ValueError: it does not.
+        ValueError: they do not.
     """
     for i, (mesh, rank) in enumerate(zip(meshes, ranks, strict=True)):
         check_coordinates(mesh)

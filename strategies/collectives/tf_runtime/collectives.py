@@ -235,7 +235,7 @@ class TensorFlowCollectives(Collectives):
         return group, self._take_ordinals(group.key, num_messages)
 
     def _sizes_in(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor | None]:
-        """What follows the values in a body's arguments: the sizes for each, or nothing."""
+        """Returns the sizes that follow the values in a body's arguments, or as many None if there are none."""
         num_local = len(self.local_indices)
         return tensors[num_local:] or [None] * num_local
 

@@ -1,4 +1,4 @@
-"""What one member of a group does in each collective: tensors of any shape, on top of `wire`'s vectors."""
+"""One member's part in each collective of a group: tensors of any shape, on top of `wire`'s vectors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def all_reduce(value: tf.Tensor, group: Group, ordinal: int, op: str, num_slices
 
 
 def _gathers(value: tf.Tensor, group: Group) -> bool:
-    """Whether a sum comes sooner from everyone's values; alike on all members, whose shapes are the same."""
+    """True if gathering all values and reducing them here is faster; alike on all members, whose shapes are equal."""
     count = value.shape.num_elements()
     if count is None or not group.on_cpu:
         return False

@@ -73,11 +73,11 @@ class Group:
         }
 
     def waits(self, value: tf.Tensor) -> tf.Tensor:
-        """What an op sends."""
+        """Returns the input of an op, which counts as waiting as soon as the input is there."""
         return self.watch.waits(value)
 
     def is_done(self, result: tf.Tensor) -> tf.Tensor:
-        """What an op gave. It runs beside all others, and runs even if nobody uses its result."""
+        """Returns the result of an op, now done. It runs beside all others, and even if nobody uses its result."""
         run_beside_others(result.op)
         return self.watch.is_done(result)
 
