@@ -13,7 +13,7 @@ import tensorflow as tf
 from strategies.engine.step import DataParallelExtended
 
 _MARK = "_keras_strategies_original"
-# The functions of Keras and TensorFlow that are wrapped, as they were before; not those of users' classes, which may go.
+# The functions of Keras and TensorFlow that are wrapped, as they were before. Users' classes are left out: they may go.
 _originals: dict[str, Callable[..., Any]] = {}
 
 
