@@ -23,7 +23,7 @@ def warn_of_untested(found: Mapping[str, str]) -> None:
     Args:
         found: the version of each library, by its name in `TESTED`.
     """
-    wrong = [name for name, version in found.items() if not _is_within(version, *TESTED[name])]
+    wrong = [name for name, version in found.items() if not is_tested(name, version)]
     if wrong:
         ranges = ", ".join(f"{name} >= {low}, < {high}" for name, (low, high) in TESTED.items())
         received = ", ".join(f"{name} {found[name]}" for name in wrong)
@@ -34,8 +34,10 @@ def warn_of_untested(found: Mapping[str, str]) -> None:
         )
 
 
-def _is_within(version: str, low: str, high: str) -> bool:
-    return _numbers(low) <= _numbers(version) < _numbers(high)
+def is_tested(name: str, version: str) -> bool:
+    """True if that version of a library in `TESTED` is within its range."""
+    low, high = map(_numbers, TESTED[name])
+    return low <= _numbers(version) < high
 
 
 def _numbers(version: str) -> tuple[int, ...]:

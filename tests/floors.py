@@ -149,9 +149,9 @@ ROOMS = (
     Room(
         "doctor",
         5,
-        ("strategies.doctor",),
+        ("strategies.doctor", "strategies.doctoring"),
         ("numpy", "tensorflow", "keras"),
-        ("topology", "cores", "setup", "strategy", "front door", "doctor"),
+        ("topology", "cores", "setup", "versions", "strategy", "front door", "doctor"),
     ),
     Room("front door", 3, ("strategies",), rooms=("replica", "engine", "saving", "strategy")),
     Room(

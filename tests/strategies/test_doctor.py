@@ -5,12 +5,9 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,7 @@ import psutil
 import pytest
 
 from strategies import doctor
-from strategies.doctor import Report, check_addresses, check_horovod, in_parallel
-from strategies.topology.cluster import Cluster
-from tests.processes import ROOT, Programs, cluster_environments, free_ports, horovodrun
+from tests.processes import ROOT, Programs, cluster_environments, horovodrun
 from tests.strategies.launching import OURS, wait_until_gone
 
 LIMIT_SECONDS = 200
@@ -124,95 +119,6 @@ def test_ended_by_its_launcher_it_leaves_nothing_behind(tmp_path: Path) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         process.wait(30)
-
-
-def test_a_port_in_use_is_a_problem() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port, [other] = taken.getsockname()[1], free_ports(1)
-        report = Report(as_json=True)
-        assert not check_addresses(Cluster.of_addresses([f"127.0.0.1:{port}", f"127.0.0.1:{other}"], 0, "X"), report)
-    [problem] = report.found["problems"]
-    assert f"rank 0 is to listen at 127.0.0.1:{port}, and cannot" in problem
-    assert "write another port, on all ranks, in X" in problem
-
-
-def test_a_host_without_an_address_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(host: str, port: object) -> list[object]:
-        if host == "nowhere":
-            raise socket.gaierror(-2, "Name or service not known")
-        return []
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    own, *others = free_ports(3)
-    addresses = [f"here:{own}", f"nowhere:{others[0]}", f"nowhere:{others[1]}"]
-    report = Report(as_json=True)
-    assert not check_addresses(Cluster.of_addresses(addresses, 0, "TF_CONFIG"), report)
-    [problem] = report.found["problems"]
-    assert "the host 'nowhere' of rank 1, 2 is not known here: [Errno -2] Name or service not known" in problem
-
-
-def test_free_ports_and_known_hosts_are_none() -> None:
-    report = Report(as_json=True)
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    assert check_addresses(Cluster.of_addresses([*addresses, "[::1]:2222"], 0), report)
-    assert check_addresses(Cluster(world_size=2, source="HOROVOD"), report)
-    assert report.close() == 0
-
-
-def test_what_does_not_answer_is_not_waited_for() -> None:
-    never = threading.Event()
-    wrong = in_parallel(lambda item: never.wait(30) if item == "slow" else None, ["slow", "fast"], timeout_seconds=0.2)
-    never.set()
-    assert wrong == {"slow": "no answer in 0.2 s"}
-
-
-def test_a_horovod_of_another_tensorflow_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "installed_version", lambda name: "0.28.1+tf2.20.0.gloo.r01234567")
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    report = Report(as_json=True)
-    check_horovod(report)
-    [problem] = report.found["problems"]
-    assert "was built for another TensorFlow" in problem
-    assert problem.endswith("python -m strategies.install_horovod")
-
-
-def test_a_horovod_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "installed_version", lambda name: "0.28.1")
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    report = Report(as_json=True)
-    check_horovod(report)
-    assert report.found["problems"][0].startswith("Horovod 0.28.1 does not work here: exit code 1.")
-
-
-def test_without_horovod_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
-    report = Report(as_json=True)
-    check_horovod(report)
-    assert report.found["horovod"] == {"installed": False, "to install": "python -m strategies.install_horovod"}
-    assert report.close() == 0
-
-
-def test_other_releases_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "WRITTEN_FOR", {"tensorflow": "2.2"})
-    report = Report(as_json=True)
-    doctor.check_versions(report)
-    assert "tensorflow 2.21" in report.found["problems"][0]
-    assert "pip install 'tensorflow==2.2.*'" in report.found["problems"][0]
-
-
-def test_the_releases_are_those_of_pyproject() -> None:
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    for name, release in doctor.WRITTEN_FOR.items():
-        assert any(line.startswith(f"{name}>={release},") for line in wanted)
-
-
-def test_threads_for_all_cores_in_each_process_are_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    report = Report(as_json=True)
-    doctor.check_machine(Cluster(world_size=2, local_size=2, source="HOROVOD"), report)
-    assert "TF_NUM_INTRAOP_THREADS=2" in report.found["hints"][0]
-    assert report.close() == 0
 
 
 @pytest.mark.parametrize("flags", [["--max-mb", "0"], ["--max-mb", "many"], ["--timeout-seconds", "inf"], ["--js"]])

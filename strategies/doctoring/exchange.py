@@ -1,0 +1,116 @@
+"""Sums between the ranks, in a process of its own, and how fast they are."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import tensorflow as tf
+
+import strategies
+from strategies.doctoring.addresses import connect, in_parallel
+from strategies.doctoring.report import Report
+from strategies.topology.cluster import Cluster
+
+#: In units of 10^6 bytes, and how often each is measured.
+SIZES_MB = {0.1: 15, 1.0: 15, 10.0: 7, 100.0: 3}
+
+
+def exchange(cluster: Cluster, report: Report, flags: argparse.Namespace) -> None:
+    """Joins the other ranks and sums up tensors with them, in a process of its own.
+
+    TensorFlow keeps the interpreter while it waits for other processes, and may end it if they fail.
+    """
+    strategy = "HorovodStrategy" if cluster.source in ("HOROVOD", "OMPI") else "MultiWorkerMirroredStrategy"
+    seconds = flags.timeout_seconds
+    command = [sys.executable, "-m", "strategies.doctor", "--exchange", strategy]
+    command += ["--max-mb", str(flags.max_mb), "--timeout-seconds", str(seconds)]
+    # A launcher that ends us means the child, too.
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    silent: dict[str, str] | None = None
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            output, _ = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            others = [address for rank, address in enumerate(cluster.addresses) if rank != cluster.rank]
+            silent = in_parallel(connect, others, 4.0)
+            child.kill()
+            output, _ = child.communicate()
+        finally:
+            child.kill()
+    said: dict[str, Any] = {}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            said |= json.loads(line)
+    if "devices" in said:
+        report.section("logical devices", {"here": said["devices"]})
+    who = f"rank {cluster.rank} of {cluster.world_size}, {strategy}"
+    doing = "sums up tensors" if "devices" in said else "joins the other processes"
+    if silent is not None:
+        missing = "; ".join(f"rank {cluster.addresses.index(a)} at {a} ({why})" for a, why in silent.items())
+        report.problem(
+            f"{who}: {doing}, and was not done after {seconds:g} s. "
+            f"{f'Nobody answers for {missing}. ' if missing else ''}Start all ranks with the same command, at the same "
+            f"time, and open their ports in the firewall; or wait longer: --timeout-seconds."
+        )
+    elif "problem" in said or child.returncode:
+        why = said.get("problem", f"exit code {child.returncode}; what it wrote above says why")
+        report.problem(f"{who}: {doing}, and failed: {why}")
+    else:
+        report.section("all-reduce", {"by": strategy, **said["rates"]})
+
+
+def exchange_here(flags: argparse.Namespace) -> int:
+    """Exchanges tensors, in the child process, and prints its progress as lines of JSON; returns the exit code."""
+    # Should nobody be left to end us.
+    faulthandler.dump_traceback_later(flags.timeout_seconds + 30, exit=True)
+    try:
+        strategy = getattr(strategies, flags.exchange)()
+        print(json.dumps({"devices": list(strategy.extended.worker_devices)}), flush=True)
+        print(json.dumps({"rates": measure(strategy, flags.max_mb)}), flush=True)
+    except Exception as error:
+        # Anything: this program is for finding out what is wrong, in words.
+        print(json.dumps({"problem": str(error).strip() or type(error).__name__}), flush=True)
+        return 1
+    return 0
+
+
+def measure(strategy: Any, max_mb: float) -> dict[str, Any]:
+    """Sums tensors over the ranks: microseconds for one number, and GB/s by size.
+
+    GB/s are the bytes of one rank's tensor, divided by the median of the times that its sum took.
+
+    Raises:
+        ValueError: a sum that is wrong.
+    """
+    process_group = strategy.extended.process_group
+    microseconds, rates = 0.0, {}
+    for size_mb, repetitions in {0.0: 30, **SIZES_MB}.items():
+        if size_mb > max_mb:
+            continue
+        num_values = max(1, round(size_mb * 1e6 / 4))
+        part = tf.fill([num_values], float(process_group.rank + 1))
+        sum_up = tf.function(lambda part: process_group.sum([part])[0], autograph=False)
+        seconds = []
+        for _ in range(2 + repetitions):
+            start = time.perf_counter()
+            total = sum_up(part)
+            # Reading one value waits for all of them.
+            received = float(total[-1])
+            seconds.append(time.perf_counter() - start)
+        expected = process_group.num_processes * (process_group.num_processes + 1) / 2
+        if received != expected:
+            raise ValueError(f"the sum over all ranks came out as {received}, not {expected}")
+        median = statistics.median(seconds[2:])
+        if size_mb:
+            rates[f"{size_mb:g} MB"] = float(f"{size_mb / 1e3 / median:.3g}")
+        else:
+            microseconds = round(median * 1e6, 1)
+    return {"latency in microseconds": microseconds, "GB/s": rates}

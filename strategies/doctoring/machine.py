@@ -1,0 +1,45 @@
+"""The devices, cores and threads of this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import tensorflow as tf
+
+from strategies.doctoring.report import Report
+from strategies.topology.cluster import Cluster
+from strategies.topology.cores import THREAD_VARIABLES
+
+#: The command that starts the doctor as two ranks.
+LAUNCH = "python -m strategies.launch --nproc-per-node 2 -m strategies.doctor"
+
+
+def check_machine(cluster: Cluster, report: Report) -> None:
+    """Devices, cores and threads of this process."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    physical = tf.config.list_physical_devices()
+    gpus = [tf.config.experimental.get_device_details(gpu) for gpu in physical if gpu.device_type == "GPU"]
+    devices = [device.name.removeprefix("/physical_device:") for device in physical]
+    report.line(
+        {"rank": cluster.rank, "host": socket.gethostname(), "pid": os.getpid(), "devices": devices}
+        | {"cores": cores or "of the system's choice"}
+    )
+    report.section(
+        "devices",
+        {
+            "physical": devices,
+            "GPUs": [gpu.get("device_name", "GPU") for gpu in gpus],
+            "CUDA in TensorFlow": tf.sysconfig.get_build_info().get("cuda_version", False),
+        },
+    )
+    pinned = len(cores) < (os.cpu_count() or 1)
+    threads = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    report.section("threads", {"cores": len(cores), "of": os.cpu_count(), "pinned": pinned, **threads})
+    if cluster.local_size > 1 and not gpus and not pinned and threads["TF_NUM_INTRAOP_THREADS"] is None:
+        share = max(1, len(cores) // cluster.local_size)
+        report.hint(
+            f"{cluster.local_size} processes share these cores. HorovodStrategy deals their number out; otherwise "
+            f"each starts threads for all of them: set TF_NUM_INTRAOP_THREADS={share} and OMP_NUM_THREADS={share}, or "
+            f"start with `{LAUNCH}`, which pins."
+        )

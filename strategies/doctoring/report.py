@@ -1,0 +1,66 @@
+"""The report of the doctor: findings by section, problems with their remedies, and hints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+class Report:
+    """The findings, printed at once in words, or at the end as a line of JSON.
+
+    Args:
+        as_json: whether they are printed as JSON.
+        rank: this process' rank; ranks other than 0 print only problems and the line on themselves.
+    """
+
+    def __init__(self, *, as_json: bool = False, rank: int = 0) -> None:
+        self.found: dict[str, Any] = {"problems": [], "hints": []}
+        self._as_json, self.rank = as_json, rank
+
+    def section(self, title: str, values: Mapping[str, Any]) -> None:
+        """Adds values by name under a title."""
+        self.found[title.replace(" ", "_").replace("-", "_")] = dict(values)
+        if self.rank == 0:
+            self._say(title, *(f"  {name}: {words(value)}" for name, value in values.items()))
+
+    def line(self, values: Mapping[str, Any]) -> None:
+        """Adds what each rank says of itself."""
+        self.found.update(values)
+        self._say(", ".join(f"{name} {words(value)}" for name, value in values.items()))
+
+    def problem(self, text: str) -> None:
+        """Adds what has to be mended."""
+        self.found["problems"].append(text)
+        self._say(f"PROBLEM: {text}")
+
+    def hint(self, text: str) -> None:
+        """Adds what may be better otherwise; rank 0's word is enough."""
+        if self.rank == 0:
+            self.found["hints"].append(text)
+            self._say(f"hint: {text}")
+
+    def close(self) -> int:
+        """Ends the report; returns the exit code."""
+        count = len(self.found["problems"])
+        if self._as_json:
+            print(json.dumps(self.found), flush=True)
+        elif self.rank == 0:
+            self._say(f"{count} problem(s), see above." if count else "All well.")
+        return int(count > 0)
+
+    def _say(self, *lines: str) -> None:
+        if not self._as_json:
+            print("\n".join(lines), flush=True)
+
+
+def words(value: Any) -> str:
+    """Returns a value as it is printed."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "not set"}[value]
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {words(each)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value) or "none"

@@ -1,0 +1,75 @@
+"""The versions of what is installed, and what Horovod was built with."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from strategies._horovod_recipe import installed_version
+from strategies.doctoring.report import Report
+from strategies.versions import TESTED, is_tested
+
+_INSTALL_HOROVOD = "python -m strategies.install_horovod"
+
+
+def check_horovod(report: Report, timeout_seconds: float = 60.0) -> None:
+    """Reports the installed Horovod, and what it was built with, found in a process of its own."""
+    version = installed_version("horovod")
+    if version is None:
+        report.section("horovod", {"installed": False, "to install": _INSTALL_HOROVOD})
+        return
+    # Not `horovodrun --check-build`, which imports TensorFlow half a dozen times.
+    code = "import horovod.tensorflow as h; print([int(bool(b())) for b in (h.gloo_built, h.mpi_built, h.nccl_built)])"
+    # An import is no rank of the job.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMIX_"))}
+    try:
+        done = subprocess.run(
+            # -P: a folder named horovod where we happen to stand is not the package.
+            [sys.executable, "-P", "-c", code],
+            env=clean | {"CUDA_VISIBLE_DEVICES": "-1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+        )
+    except subprocess.TimeoutExpired:
+        report.section("horovod", {"installed": version, "built with": f"no answer in {timeout_seconds:g} s"})
+        return
+    built: list[str] = []
+    if done.returncode == 0:
+        bits = json.loads(done.stdout.splitlines()[-1])
+        built = [name for name, bit in zip(("Gloo", "MPI", "NCCL"), bits, strict=True) if bit]
+    report.section("horovod", {"installed": version, "built with": built})
+    for_tensorflow = re.search(r"\+tf([0-9.]*[0-9])", version)
+    if for_tensorflow and for_tensorflow[1] != tf.__version__:
+        report.problem(
+            f"Horovod {version} was built for another TensorFlow than the installed {tf.__version__}. Build it for "
+            f"this one: {_INSTALL_HOROVOD}"
+        )
+    elif done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        report.problem(f"Horovod {version} does not work here: {why}. Build it anew: {_INSTALL_HOROVOD} --force")
+
+
+def check_versions(report: Report) -> None:
+    """The versions of everything, and whether they are those that this release is written for."""
+    names = ("keras-strategies", "tensorflow", "keras", "numpy")
+    versions = {name: installed_version(name) or "not installed as a package" for name in names}
+    versions |= {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__}
+    report.section("versions", {"python": platform.python_version(), **versions, "platform": platform.platform()})
+    for name, (low, high) in TESTED.items():
+        if not is_tested(name, versions[name]):
+            report.problem(
+                f"{name} {versions[name]} is none of the versions that this package is tested with. Install one: "
+                f"python -m pip install '{name}>={low},<{high}'"
+            )
+    if keras.config.backend() != "tensorflow":
+        report.problem(f"Keras runs on {keras.config.backend()}, not on TensorFlow. Set KERAS_BACKEND=tensorflow")

@@ -1,0 +1,44 @@
+"""The doctor names what is installed that does not fit together."""
+
+import sys
+
+import pytest
+
+from strategies.doctoring import software
+from strategies.doctoring.report import Report
+from strategies.doctoring.software import check_horovod, check_versions
+from strategies.versions import TESTED
+
+
+def test_a_horovod_of_another_tensorflow_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "installed_version", lambda name: "0.28.1+tf2.20.0.gloo.r01234567")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    report = Report(as_json=True)
+    check_horovod(report)
+    [problem] = report.found["problems"]
+    assert "was built for another TensorFlow" in problem
+    assert problem.endswith("python -m strategies.install_horovod")
+
+
+def test_a_horovod_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "installed_version", lambda name: "0.28.1")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    report = Report(as_json=True)
+    check_horovod(report)
+    assert report.found["problems"][0].startswith("Horovod 0.28.1 does not work here: exit code 1.")
+
+
+def test_without_horovod_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "installed_version", lambda name: None)
+    report = Report(as_json=True)
+    check_horovod(report)
+    assert report.found["horovod"] == {"installed": False, "to install": "python -m strategies.install_horovod"}
+    assert report.close() == 0
+
+
+def test_other_releases_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TESTED, "tensorflow", ("2.2", "2.3"))
+    report = Report(as_json=True)
+    check_versions(report)
+    assert "tensorflow 2.21" in report.found["problems"][0]
+    assert "pip install 'tensorflow>=2.2,<2.3'" in report.found["problems"][0]
