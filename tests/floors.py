@@ -35,7 +35,19 @@ PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py", "
 
 # In the order in which they are tried: the exceptions before the packages that contain them.
 ROOMS = (
-    Room("row values", 0, ("strategies.batches.row_kinds", "strategies.batches.row_plans"), ("numpy",)),
+    Room(
+        "row values",
+        0,
+        (
+            "strategies.batches.row_arithmetic",
+            "strategies.batches.row_kinds",
+            "strategies.batches.row_plans",
+            "strategies.batches.row_rules",
+            "strategies.batches.row_shapes",
+        ),
+        ("numpy",),
+        ("row values",),
+    ),
     Room("buckets", 0, ("strategies.collectives.buckets",)),
     Room(
         "schedule",

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tf_internals import op_callbacks
-from strategies.batches.row_kinds import Kind, Op, kind_of
+from strategies.batches.row_kinds import Kind, Op
+from strategies.batches.row_rules import kind_of
 
 _MARK = "_keras_strategies_row_kind"
 _PARTS = "_keras_strategies_parts"

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies.batches.row_kinds import Kind, Op, kind_of
+from strategies.batches.row_kinds import Kind, Op
+from strategies.batches.row_rules import kind_of
 
 SAME, ROWS, SHARED, PAIRS = Kind.SAME, Kind.ROWS, Kind.ROWS_PER_COUNT, Kind.PAIRS
 MEAN, SUM, COUNT, SHAPE, MIXED, OTHER = Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.SHAPE, Kind.MIXED, Kind.OTHER
