@@ -15,6 +15,7 @@ run = functools.partial(run_benchmark, "all_reduce")
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parity_all
 def test_prints_ratios_of_all_that_tensorflow_runs() -> None:
     pytest.importorskip("horovod")
     done = run("--rounds=1", "--megabytes=0.01", *(f"--contender={name}" for name in TENSORFLOW))

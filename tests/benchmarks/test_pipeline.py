@@ -14,6 +14,7 @@ run = functools.partial(run_benchmark, "pipeline")
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parity_all
 def test_prints_all_parts() -> None:
     flags = ["--megabytes=1", "--blocks=2", "--contender=1f1b", "--contender=one_stage"]
     done = run(*TINY, *flags)

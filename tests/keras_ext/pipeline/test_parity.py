@@ -51,6 +51,8 @@ OPTIMIZERS = ("accumulation", "LossScaleOptimizer", "global_clipnorm", "EMA with
 SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.name for each in OPTIMIZERS)} | {
     # Batches are read and dealt out as they are without stages.
     "arrays, shuffled",
+    "class_weight",
+    "tf.data, infinite, steps_per_epoch",
     "validation_data",
     "tf.data",
     "PyDataset",
@@ -58,8 +60,18 @@ SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.n
     "list of inputs",
     "tuple of inputs",
     # Beside others of their kind.
+    "Conv2D, pooling",
+    "Dropout(0)",
+    "Lamb, global_clipnorm",
+    "LossScaleOptimizer",
+    "SGD, global_clipnorm",
+    "SGD, gradient_accumulation_steps",
+    "custom loop, keras.losses object",
     "jit_compile='auto'",
+    "losses that layers add, of each kind, custom loop",
+    "mixed_bfloat16",
     "mixed_float16",
+    "run_eagerly=True",
     "table looked up by positions, every optimizer",
     "GRU, bidirectional",
     "LSTM",

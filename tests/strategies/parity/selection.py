@@ -18,16 +18,56 @@ from tests.strategies.parity.table import World, title
 #: The world in which all run.
 ALWAYS: World = ("MirroredStrategy", 1, 2)
 
-#: One of each kind: of Keras' own step with every kind of input, of own losses, of tapes within tapes.
-PROGRAMS = (
-    "vision transformer",
+#: Of the functional ones, one split and one in stages.
+PROGRAMS_IN_PARTS = (("vision transformer", "split"), ("wide and deep network from a CSV file", "staged"))
+
+#: Of whole programs, one of each kind: Keras' own step with every kind of input, own losses, tapes within tapes.
+_PROGRAMS = (
     "wide and deep network from a CSV file",
     "variational autoencoder",
     "WGAN with gradient penalty",
 )
-#: Of the functional ones, one split and one in stages.
-PROGRAMS_IN_PARTS = (("vision transformer", "split"), ("wide and deep network from a CSV file", "staged"))
-_OTHER_PROGRAMS = {case.name for case in SECTIONS["Programs as they are published"]} - set(PROGRAMS)
+#: Of optimizers, those that do something else with gradients than look at each number of a sum by itself.
+_OPTIMIZERS = (
+    "Adafactor",
+    "Adam",
+    "Lamb",
+    "Muon",
+    "ScheduleFreeAdamW",
+    "SGD, clipnorm",
+    "SGD, weight_decay",
+    "Adam, global_clipnorm",
+    "Adam, clipvalue",
+    "Adam, EMA with overwrite",
+    "Adam, learning-rate schedule",
+    "SGD, gradient_accumulation_steps",
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    "SGD, gradients left in accumulation",
+    "MultiOptimizer",
+    "LossScaleOptimizer, clipnorm",
+    "LossScaleOptimizer, gradients left in accumulation",
+    "Adam, loss_scale_factor",
+    "Embedding, sparse gradients",
+    "Embedding, sparse gradients, clipnorm",
+    "Embedding, sparse gradients, gradient_accumulation_steps",
+)
+#: Cases that are like others, by section: the others run without a flag on two devices.
+_LIKE_OTHERS = {
+    *(case.name for case in SECTIONS["Programs as they are published"] if case.name not in _PROGRAMS),
+    *(case.name for case in SECTIONS["Optimizers"] if case.name not in _OPTIMIZERS),
+    EVERY_OPTIMIZER,
+    "validation_data",
+    "list of inputs",
+    "tuple of inputs",
+    "custom train_step with a keras.losses object",
+    "masked sequences, reduction='sum'",
+    "masked sequences, reduction='mean_with_sample_weight'",
+    "custom loop, keras.losses object",
+    "R2Score, RMSE, LogCoshError, CosineSimilarity",
+    "SeparableConv2D, GroupNormalization",
+    "GRU, bidirectional",
+    "LayerNormalization, UnitNormalization",
+}
 
 #: The treatment of losses and of embedding tables, once each.
 LOSSES = (
@@ -55,17 +95,27 @@ WITH_FOUR_REPLICAS = (
     "mixed_float16, overflow on one replica only",
 )
 
+#: Of these, those that run without a flag on four devices, and in four processes.
+WITH_FOUR_BY_ITSELF = (
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "batches of 1 row",
+    "one-pass generator",
+    "BatchNormalization(synchronized=True)",
+    "custom train_step with a loss per row",
+    "loss with reduction='mean_with_sample_weight'",
+    "Embedding, sparse gradients, gradient_accumulation_steps",
+    "table looked up by positions and by rows, Adam",
+    "mixed_float16, overflow on one replica only",
+)
+
 #: Cases of values that are counted or summed in ways of their own.
 _SUMMED = (
     "AUC, Precision, Recall, F1 and other counts",
     "steps_per_execution=3",
-    "run_eagerly=True",
     "mixed_float16, overflow on one replica only",
     "MultiOptimizer",
-    "LossScaleOptimizer, clipnorm",
     "LossScaleOptimizer, gradients left in accumulation",
     "Embedding, sparse gradients",
-    "Embedding, sparse gradients, clipnorm",
     "Embedding, sparse gradients, gradient_accumulation_steps",
     "BatchNormalization(synchronized=True)",
     *LOSSES,
@@ -75,33 +125,24 @@ _SUMMED = (
 #: same code as on two devices.
 BETWEEN_TWO_PROCESSES = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
-    "arrays, shuffled",
     "batches of 1 row",
     "validation_split",
     "sample_weight",
     "tf.data, infinite, steps_per_epoch",
     "PyDataset",
     "one-pass generator",
-    "dict of inputs and outputs",
     "train_on_batch, test_on_batch, predict_on_batch",
-    "Functional, several losses and outputs, run_eagerly",
     "subclassed, built lazily, add_loss, regularizer",
-    "custom train_step with compute_loss",
     "custom train_step with a loss per row",
-    "overridden compute_loss",
     "loss with reduction='sum'",
     "loss with reduction='mean_with_sample_weight'",
     "masked sequences, reduction='sum_over_batch_size'",
     "custom loop, loss over the global batch",
     "batches of changing size",
-    "Adam, global_clipnorm",
-    "Adam, EMA with overwrite",
     "SGD, gradients left in accumulation",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     *_SUMMED,
-    "LSTM",
     "wide and deep network from a CSV file",
-    "WGAN with gradient penalty",
 )
 
 #: Cases for Horovod, which computes the sums: those that differ in what is summed.
@@ -120,14 +161,9 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "one-pass generator",
     "BatchNormalization(synchronized=True)",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "Embedding, sparse gradients, gradient_accumulation_steps",
-    *LOSSES,
+    "table looked up by positions and by rows, Adam",
     "mixed_float16, overflow on one replica only",
 )
-
-#: Like others.
-FOR_THE_TABLE = (EVERY_OPTIMIZER, *_OTHER_PROGRAMS)
-
 
 #: Worlds that run with a flag only: four processes split the work alike under both strategies, and the tests of
 #: collectives cover Horovod between four.
@@ -138,16 +174,18 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
     """The names of the cases that run in a world."""
     _, num_processes, num_local = world
     for_table = config.getoption("--parity-table") is not None
-    few = num_processes == 1 or num_processes * num_local == 2
-    if config.getoption("--parity-all") or (for_table and few):
+    num_replicas = num_processes * num_local
+    if config.getoption("--parity-all") or (for_table and (num_processes == 1 or num_replicas == 2)):
         return list(ALL)
     if world == ALWAYS:
-        return [name for name in ALL if name not in FOR_THE_TABLE]
+        return [name for name in ALL if name not in _LIKE_OTHERS]
     if world in SELDOM and not for_table:
         return []
-    if num_processes * num_local == 2:
+    if num_replicas == 2:
         return list(OVER_HOROVOD if world[0] == "HorovodStrategy" else BETWEEN_TWO_PROCESSES)
-    return list(WITH_TWO_IN_EACH_OF_TWO if num_processes == 2 else WITH_FOUR_REPLICAS)
+    if num_processes == num_local == 2:
+        return list(WITH_TWO_IN_EACH_OF_TWO)
+    return list(WITH_FOUR_REPLICAS if for_table else WITH_FOUR_BY_ITSELF)
 
 
 def parametrize(metafunc: pytest.Metafunc, worlds: Iterable[World]) -> None:
