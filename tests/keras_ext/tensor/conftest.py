@@ -37,6 +37,4 @@ def _is_like_another(item: pytest.Item, another_ran: bool) -> bool:
     variant = item.name.partition("[")[2].removesuffix("]")
     # One of the arguments' variants stays.
     is_variant = item.name.startswith("test_arguments") and another_ran
-    # Grouped queries share all but the shapes of projections.
-    is_grouped_call = item.name.startswith("test_calls") and variant.endswith("grouped") and "causal" not in variant
-    return variant in LEFT_OUT_MESHES or is_variant or is_grouped_call or item.nodeid.endswith(LEFT_OUT)
+    return variant in LEFT_OUT_MESHES or is_variant or item.nodeid.endswith(LEFT_OUT)

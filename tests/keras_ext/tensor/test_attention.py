@@ -122,10 +122,22 @@ CALLS: Mapping[str, tuple[Wire, Any]] = {
 
 # Keras' own layer for grouped queries hands masks on to layers that know of none.
 @pytest.mark.filterwarnings("ignore:(.*\n)*.*passed an input with a mask:UserWarning")
-@pytest.mark.parametrize("make", [multi, grouped])
-@pytest.mark.parametrize(("wire", "x"), CALLS.values(), ids=CALLS)
-def test_calls(make: Any, wire: Wire, x: Any) -> None:
-    assert_parity(lambda split: classifier(make(split), wire), x, labels(), {"tensor": 2})
+@pytest.mark.parametrize(
+    "in_groups", [["causal"], pytest.param([name for name in CALLS if name != "causal"], marks=pytest.mark.parity_all)]
+)
+def test_calls(in_groups: list[str]) -> None:
+    """Side by side in one model, which is traced once; some of them with grouped queries."""
+
+    def model(split: bool) -> keras.Model:
+        def wire(_: Any) -> tuple[Any, Any]:
+            layers = [(grouped if name in in_groups else multi)(split) for name in CALLS]
+            wired = [of_call(layer) for layer, (of_call, _) in zip(layers, CALLS.values(), strict=True)]
+            inputs, outputs = zip(*wired, strict=True)
+            return keras.tree.flatten(inputs), keras.tree.flatten(outputs)
+
+        return classifier(None, wire)
+
+    assert_parity(model, keras.tree.flatten([x for _, x in CALLS.values()]), labels(), {"tensor": 2})
 
 
 ARGUMENTS: Mapping[str, tuple[Any, dict[str, Any]]] = {
