@@ -76,9 +76,8 @@ def _curve(run_dir: Path) -> list[dict[str, float]]:
         ]
 
 
-@pytest.mark.parametrize(
-    "program", [GPT, pytest.param(IMAGENET, marks=pytest.mark.parity_all)], ids=["gpt", "imagenet"]
-)
+@pytest.mark.parity_all
+@pytest.mark.parametrize("program", [GPT, IMAGENET], ids=["gpt", "imagenet"])
 def test_one_process(program: list[str], tmp_path: Path) -> None:
     calm, killed = tmp_path / "calm", tmp_path / "killed twice"
     _finish(tmp_path, _command(program, calm))

@@ -43,7 +43,15 @@ def curve(folder: Path) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.parametrize("mesh", ["data=3", "data=2,pipe=2", "data=2,tensor=2", "pipe=2,tensor=2"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param("data=3", marks=pytest.mark.parity_all),
+        "data=2,pipe=2",
+        pytest.param("data=2,tensor=2", marks=pytest.mark.parity_all),
+        "pipe=2,tensor=2",
+    ],
+)
 def test_meshes_of_one_process(mesh: str, folder: Path, curve: dict[str, list[float]]) -> None:
     _assert_equal(imagenet_runs.run(folder, mesh, mesh=mesh), curve)
 

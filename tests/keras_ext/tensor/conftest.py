@@ -4,8 +4,9 @@ import pytest
 
 from tests.selecting import leave_to_parity_all
 
-# Of the meshes, the widest and one with replicas.
+# Of the meshes, one with replicas; for the first kind of layers the widest, too.
 LEFT_OUT_MESHES = ("tensor=2", "tensor=2,data=2")
+WIDEST = "tensor=4"
 
 # ResNet50 (the pipeline's tests train one by themselves), and blocks and layers that others have, too.
 LEFT_OUT = (
@@ -37,4 +38,5 @@ def _is_like_another(item: pytest.Item, another_ran: bool) -> bool:
     variant = item.name.partition("[")[2].removesuffix("]")
     # One of the arguments' variants stays.
     is_variant = item.name.startswith("test_arguments") and another_ran
-    return variant in LEFT_OUT_MESHES or is_variant or item.nodeid.endswith(LEFT_OUT)
+    is_widest = variant == WIDEST and "test_dense.py" not in item.nodeid
+    return variant in LEFT_OUT_MESHES or is_widest or is_variant or item.nodeid.endswith(LEFT_OUT)

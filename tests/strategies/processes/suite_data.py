@@ -76,8 +76,7 @@ class TestDatasets:
         assert logs["total"] == [210.0, 210.0]
         assert "its length is unknown" not in caplog.text
 
-    @pytest.mark.parametrize("steps_per_execution", [1, 3])
-    @pytest.mark.parametrize("counts", [(8, 8), (13, 5), (0, 6), (6, 0)])
+    @pytest.mark.parametrize(("counts", "steps_per_execution"), [((8, 8), 1), ((13, 5), 3), ((0, 6), 1), ((6, 0), 3)])
     def test_its_own_dataset_of_any_length(self, counts: tuple[int, int], steps_per_execution: int) -> None:
         mine = with_policy(numbers(counts[rank()], first=100 * rank()).batch(3), Policy.OFF)
         model = counter(steps_per_execution=steps_per_execution)
