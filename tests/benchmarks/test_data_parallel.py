@@ -18,6 +18,7 @@ run = functools.partial(run_benchmark, "data_parallel")
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parity_all
 def test_prints_ratios() -> None:
     pytest.importorskip("horovod")
     chosen = [f"--contender={name}" for name in KERAS]

@@ -21,6 +21,7 @@ def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parity_all
 @pytest.mark.timeout(300)
 def test_two_processes_train_on_byte_pairs(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)

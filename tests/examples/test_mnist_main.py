@@ -50,7 +50,7 @@ def test_trains_the_digits_of_scikit_learn(tmp_path: Path) -> None:
     assert (logs / "train").is_dir()
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+@pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.parity_all)])
 def test_two_processes_train_as_one_does(strategy: str, tmp_path: Path) -> None:
     save = tmp_path / "digits of two.keras"
     program = [str(MAIN), f"--strategy={strategy}", "--epochs=2", "--verbose=2", f"--save={save}"]

@@ -165,9 +165,9 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "mixed_float16, overflow on one replica only",
 )
 
-#: Worlds that run with a flag only: four processes split the work alike under both strategies, and the tests of
-#: collectives cover Horovod between four.
-SELDOM: tuple[World, ...] = (("HorovodStrategy", 4, 1),)
+#: Worlds that run with a flag only: four replicas are two in each of two processes, too, and the tests of collectives
+#: cover four processes.
+SELDOM: tuple[World, ...] = (("MultiWorkerMirroredStrategy", 4, 1), ("HorovodStrategy", 4, 1))
 
 
 def cases_of(world: World, config: pytest.Config) -> list[str]:
