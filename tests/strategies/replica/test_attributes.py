@@ -14,7 +14,7 @@ import strategies
 from tests.strategies.parity.harness import Case, compare, execute, features, fit_arrays
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.parity_all)])
 def strategy(request: pytest.FixtureRequest) -> strategies.MirroredStrategy:
     return strategies.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
 
