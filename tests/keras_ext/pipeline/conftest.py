@@ -5,8 +5,8 @@ import pytest
 from tests.keras_ext.pipeline.test_parity import IN_ONE_REPLICA, SELDOM
 from tests.selecting import leave_to_parity_all
 
-# Of each kind of test one or two stay, of loops in stages and of meshes at least one each; a block of the language model
-# and all of the GPT example run beside them.
+# Of each kind of test one or two stay, of loops in stages and of meshes at least one each. A block of the language
+# model and all of the GPT example run beside them.
 LEFT_OUT = (
     "test_architectures.py::test_a_language_model_trains_alike[data=2,pipe=2,tensor=2]",
     "test_architectures.py::test_a_language_model_trains_alike[data=4,pipe=1,tensor=2]",
