@@ -4,9 +4,11 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.strategies.launching import READY, TIMEOUT_SECONDS, Running, launched, wait_until_gone, written
 
@@ -73,6 +75,15 @@ def test_one_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
     assert b"rank 0" not in stderr
 
 
+@pytest.fixture
+def heard_hangups() -> Iterator[None]:
+    """A test run under nohup ignores hangups, and what it starts inherits that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard_hangups")
 def test_signals_are_passed_on(tmp_path: Path) -> None:
     code = """import os, signal, sys, time
 def say(signum, frame):
