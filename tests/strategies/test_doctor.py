@@ -52,7 +52,9 @@ def test_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 60)
-@pytest.mark.parametrize("by", ["MultiWorkerMirroredStrategy", "HorovodStrategy"])
+@pytest.mark.parametrize(
+    "by", ["MultiWorkerMirroredStrategy", pytest.param("HorovodStrategy", marks=pytest.mark.parity_all)]
+)
 def test_two_processes_measure(by: str, tmp_path: Path) -> None:
     flags = [*DOCTOR, "--json", "--max-mb", "1"]
     if by == "HorovodStrategy":
