@@ -9,7 +9,7 @@ Python's collections takes. Under the strategies graphs go with their models; wh
 import gc
 import re
 
-from tensorflow.python.framework.ops import gradient_registry
+from strategies._tf_internals import gradient_registry
 
 _OF_ONE_GRAPH = re.compile(r"CustomGradient-\d+")
 

@@ -34,13 +34,13 @@ def reduction(of_rows: Kind, of_shared: Kind, is_linear: bool = True) -> Callabl
     return rule
 
 
+#: The rule of reductions of which the replicas' results cannot be put together.
+not_linear = reduction(Kind.OTHER, Kind.OTHER, is_linear=False)
+
+
 def product(op: Op) -> Kind:
     """All elements of a shape, multiplied, are as many as there are elements."""
-    return (
-        Kind.COUNT
-        if op.inputs[0] in (Kind.SHAPE, Kind.COUNT)
-        else reduction(Kind.OTHER, Kind.OTHER, is_linear=False)(op)
-    )
+    return Kind.COUNT if op.inputs[0] in (Kind.SHAPE, Kind.COUNT) else not_linear(op)
 
 
 def l2_loss(op: Op) -> Kind:

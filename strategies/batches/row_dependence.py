@@ -77,18 +77,19 @@ class RowDependence:
         if not isinstance(value, tf.Tensor):
             return Kind.SAME
         if hasattr(value, "numpy"):
-            marked: Kind = getattr(
-                value, _MARK, Kind.SAME if self._is_marked or _marking.get() is not None else Kind.ROWS
-            )
+            marked: Kind = getattr(value, _MARK, Kind.SAME if self._has_marks() else Kind.ROWS)
             return marked
         return self._found(_Place(value, None))
 
     def parts(self, value: tf.Tensor) -> list[tuple[Kind, Any]]:
         """Returns of what a vector is joined: for each part its kind and its size, int or int32 scalar, in order."""
         if hasattr(value, "numpy"):
-            is_known = self._is_marked or _marking.get() is not None
-            return _eager_parts(value) if is_known else [(Kind.ROWS, int(value.shape[0]))]
+            return _eager_parts(value) if self._has_marks() else [(Kind.ROWS, int(value.shape[0]))]
         return self._parts(_Place(value, None))
+
+    def _has_marks(self) -> bool:
+        """True if tensors that are not in a graph are marked: one without a mark is the same on all replicas."""
+        return self._is_marked or _marking.get() is not None
 
     # ---- graphs
 

@@ -46,12 +46,11 @@ _UNCHANGED = frozenset(
 )
 
 _SPREADING = ("BroadcastTo", "Fill", "Tile")
-_NOT_LINEAR = arithmetic.reduction(Kind.OTHER, Kind.OTHER, is_linear=False)
 _RULES: dict[str, Callable[[Op], Kind]] = {
     "Mean": arithmetic.reduction(Kind.MEAN, Kind.OTHER),
     "Sum": arithmetic.reduction(Kind.SUM, Kind.MEAN),
     "Prod": arithmetic.product,
-    **dict.fromkeys(("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Min"), _NOT_LINEAR),
+    **dict.fromkeys(("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Min"), arithmetic.not_linear),
     "L2Loss": arithmetic.l2_loss,
     **dict.fromkeys(("Add", "AddN", "AddV2", "BiasAdd", "Sub"), arithmetic.addition),
     **dict.fromkeys(("Mul", "MulNoNan"), arithmetic.multiplication),

@@ -1,4 +1,4 @@
-"""Selection of the tests that run without `--parity-all`: with it, they take four minutes more on two cores."""
+"""Selection of the tests of stages that run without `--parity-all`."""
 
 import pytest
 
