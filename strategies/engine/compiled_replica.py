@@ -1,7 +1,7 @@
 """The part of a step that each replica computes for itself, as one function that XLA compiles.
 
 XLA compiles for one device, and replicas meet: gradients are reduced, metrics read, optimizers run over all of them.
-What lies between two meetings can be compiled. :func:`compute` traces it into a ``tf.function(jit_compile=True)`` inside
+What lies between two meetings can be compiled. :func:`compute` traces it into a ``tf.function(jit_compile=True)`` in
 the step's graph, and looks at the result before the step depends on it: a replica that would meet others inside, or
 operations that XLA does not have, are a reason to compute as without XLA, and no error.
 
@@ -35,7 +35,7 @@ class NotCompilableError(Exception):
     """Says why a function cannot be compiled, as the end of a sentence."""
 
 
-class _Alone(ReplicaContext):  # type: ignore[misc]
+class _Alone(ReplicaContext):
     """The replica that runs, where it cannot meet the others."""
 
     def _merge_call(self, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ XLA for CPUs compiles on two logical devices. Compared with one plain-Keras devi
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -125,7 +126,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_are_those_of_one_device(name: str, traced: Traced, said: Any) -> None:
     make, run, policy = RUNS[name]
-    cases = {jit: Case(name, lambda jit=jit: make(jit), run, dtype_policy=policy) for jit in (True, False)}
+    cases = {jit: Case(name, functools.partial(make, jit), run, dtype_policy=policy) for jit in (True, False)}
     ours = execute(cases[True], mirrored())
     # In half precision XLA keeps more digits inside of what it fuses: the rounding of the dtype, as in other cases.
     tolerance = TOLERANCE if policy == "float32" else 2e-3
@@ -157,7 +158,7 @@ def convolutional(jit: bool) -> keras.Model:
 def test_moving_statistics_are_those_without_xla(traced: Traced) -> None:
     """Each replica's own statistics, as without synchronization: one device has others."""
     run = fit_arrays(features(45, 8, 8, 1), labels())
-    outcomes = [execute(Case("", lambda jit=jit: convolutional(jit), run), mirrored()) for jit in (True, False)]
+    outcomes = [execute(Case("", functools.partial(convolutional, jit), run), mirrored()) for jit in (True, False)]
     assert compare(outcomes[1], outcomes[0]).largest < TOLERANCE
     assert traced.graphs
 
