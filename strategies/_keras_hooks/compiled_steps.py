@@ -21,8 +21,10 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import trainer as keras_trainer
 
+from strategies._keras_hooks.row_wise import is_row_wise
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.batches import shares
+from strategies.batches.padding import size_variable
 from strategies.engine.compiled_replica import NotCompilableError, compute
 from strategies.engine.replicated import ReplicatedExtended
 
@@ -31,8 +33,10 @@ _logger = logging.getLogger(__name__)
 #: What hangs on a tensor that a model returns, and is asked for by metrics.
 _METADATA = ("_keras_mask", "_keras_logits")
 
-# Models whose `jit_compile` Keras has chosen, and of each model what was said of it.
+# Models whose `jit_compile` Keras has chosen. Of each model what was said of it, and the size of the largest batch, by
+# whether it is trained on, and by replica.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_sizes: weakref.WeakKeyDictionary[keras.Model, dict[tuple[bool, int], tf.Variable]] = weakref.WeakKeyDictionary()
 _said: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -104,7 +108,7 @@ def _train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> 
 
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     try:
-        outputs, loss, gradients = _computed(model, replica, (x, y, sample_weight))
+        outputs, loss, gradients = _computed(model, replica, (x, y, sample_weight), training=True)
     except NotCompilableError as reason:
         _say(model, reason)
         return original(model, data)
@@ -137,7 +141,8 @@ def _predict_step(original: Callable[..., Any], model: keras.Model, data: Any) -
         return original(model, data)
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     try:
-        return _computed(model, lambda x: _called(model, x, training=False), (x,))
+        [predicted] = _computed(model, lambda x: [_called(model, x, training=False)], (x,))
+        return predicted
     except NotCompilableError as reason:
         _say(model, reason)
         return original(model, data)
@@ -179,9 +184,24 @@ def _say(model: keras.Model, reason: object) -> None:
     _logger.log(level, "jit_compile: model %r runs uncompiled, as %s.", model.name, text)
 
 
-def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any) -> Any:
-    engine = engine_of(model.distribute_strategy)
-    return compute(function, arguments, on_gpu=engine is not None and engine.computes_on_gpus)
+def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any, *, training: bool = False) -> Any:
+    """As :func:`compute`; smaller batches are padded to the size of the largest if the model is row-wise."""
+    engine, share = engine_of(model.distribute_strategy), shares.current()
+    on_gpu = engine is not None and engine.computes_on_gpus
+    rows = [leaf for leaf in keras.tree.flatten(arguments) if tf.is_tensor(leaf)]
+    if share is None or not is_row_wise(model, training=training) or not all(map(_has_open_size, rows)):
+        return compute(function, arguments, on_gpu=on_gpu)
+    known = _sizes.setdefault(model, {})
+    key = (training, share.replica_id)
+    if key not in known:
+        known[key] = size_variable()
+    outputs, *rest = compute(function, arguments, on_gpu=on_gpu, largest=known[key])
+    number = tf.shape(rows[0])[0]
+    return [keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:number], outputs), *rest]
+
+
+def _has_open_size(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[0] is None
 
 
 def _called(model: keras.Model, x: Any, *, training: bool) -> Any:

@@ -220,6 +220,36 @@ def test_the_function_is_one_for_xla_and_traced_once_for_all_batch_sizes(traced:
     assert len(compiled) == 2
 
 
+@pytest.mark.parametrize("statistics", [False, True], ids=["row-wise", "looks at all rows"])
+def test_smaller_batches_are_padded_where_the_numbers_stay(
+    statistics: bool, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    pad = compiled_replica.pad
+
+    def noted(tensors: Any, largest: Any) -> Any:
+        padded, own = pad(tensors, largest)
+        seen = tf.numpy_function(lambda number: sizes.append(int(number)) or number, [tf.shape(padded[0])[0]], tf.int32)
+        with tf.control_dependencies([seen]):
+            return [tf.identity(each) for each in padded], own
+
+    monkeypatch.setattr(compiled_replica, "pad", noted)
+    weights = []
+    for jit in (True, False):
+        keras.utils.set_random_seed(1)
+        with mirrored().scope():
+            own = [keras.layers.BatchNormalization()] if statistics else [keras.layers.LayerNormalization()]
+            model = keras.Sequential(_parts(*own))
+            model.compile("sgd", "huber", metrics=["mae"], jit_compile=jit)
+        # The first replica has 5, 5 and 2 rows, the second 5, 5 and 1.
+        history = model.fit(X[:23], Y[:23], batch_size=10, epochs=2, verbose=0, shuffle=False).history
+        weights.append([*model.get_weights(), *history.values()])
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+    assert sizes == ([] if statistics else [5] * 12)
+    assert len(traced.graphs) == 2
+
+
 def test_on_batches_and_evaluate_and_changes_of_mind(traced: Traced, said: Any) -> None:
     with mirrored().scope():
         model, plain = linear(), linear(jit_compile=False)
