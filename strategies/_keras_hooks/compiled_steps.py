@@ -33,6 +33,8 @@ _logger = logging.getLogger(__name__)
 #: What hangs on a tensor that a model returns, and is asked for by metrics.
 _METADATA = ("_keras_mask", "_keras_logits")
 
+_STEPS = ("train_step", "test_step", "predict_step")
+
 # Models whose `jit_compile` Keras has chosen. Of each model what was said of it, and the size of the largest batch, by
 # whether it is trained on, and by replica.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -60,9 +62,13 @@ def note_request(model: keras.Model, jit_compile: bool | str) -> None:
 @contextlib.contextmanager
 def not_by_keras(model: keras.Model) -> Iterator[None]:
     """Inside, Keras makes functions of steps under our strategies that it does not compile itself."""
-    if engine_of(model.distribute_strategy) is None or not model.jit_compile:
+    engine = engine_of(model.distribute_strategy)
+    if engine is None or not model.jit_compile:
         yield
         return
+    reason = None if is_whole(model) else _known_reason(model, engine)
+    if reason is not None:
+        _say(model, reason)
     model._jit_compile = False
     try:
         yield
@@ -95,7 +101,7 @@ def _resolve_auto(original: Callable[[keras.Model], bool], model: keras.Model) -
 
 
 def _train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
-    if not _is_compiled(model, "train_step"):
+    if not _is_compiled(model) or not model.trainable_weights:
         return original(model, data)
 
     def replica(x: Any, y: Any, sample_weight: Any) -> Any:
@@ -118,7 +124,7 @@ def _train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> 
 
 
 def _test_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
-    if not _is_compiled(model, "test_step"):
+    if not _is_compiled(model):
         return original(model, data)
 
     def replica(x: Any, y: Any, sample_weight: Any) -> Any:
@@ -137,7 +143,7 @@ def _test_step(original: Callable[..., Any], model: keras.Model, data: Any) -> A
 
 
 def _predict_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
-    if not _is_compiled(model, "predict_step"):
+    if not _is_compiled(model):
         return original(model, data)
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     try:
@@ -148,36 +154,33 @@ def _predict_step(original: Callable[..., Any], model: keras.Model, data: Any) -
         return original(model, data)
 
 
-def _is_compiled(model: keras.Model, step: str) -> bool:
-    """True if this step of the trainer is one that XLA is asked to compile, and nothing known speaks against it."""
+def _is_compiled(model: keras.Model) -> bool:
+    """True if XLA is asked to compile this step of the trainer, and nothing known speaks against it."""
     share, engine = shares.current(), engine_of(model.distribute_strategy)
     if share is None or engine is None or not share.in_trainer or not model.jit_compile or tf.executing_eagerly():
         return False
-    if is_whole(model):
+    if is_whole(model) or _known_reason(model, engine) is not None:
         return False
-    reason = _known_reason(model, engine, step)
-    if reason is not None:
-        _say(model, reason)
-    return reason is None
+    if not model.built:
+        _say(model, "it is not built before its first step")
+    return bool(model.built)
 
 
-def _known_reason(model: keras.Model, engine: ReplicatedExtended, step: str) -> str | None:
+def _known_reason(model: keras.Model, engine: ReplicatedExtended) -> str | None:
     if engine.parts.mesh.size > 1:
         return "a replica of it is spread over several devices"
-    if getattr(type(model), step) is not getattr(keras.Model, step):
-        return f"{type(model).__name__} has a {step} of its own"
-    if step != "predict_step" and type(model).compute_metrics is not keras.Model.compute_metrics:
+    if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _STEPS):
+        return f"{type(model).__name__} has a step of its own"
+    if type(model).compute_metrics is not keras.Model.compute_metrics:
         return f"{type(model).__name__} has a compute_metrics of its own, which may use what its layers keep"
-    if not model.built:
-        return "it is not built before its first step"
     return None
 
 
 def _say(model: keras.Model, reason: object) -> None:
-    """Says once of a model and a reason, on one replica of the job, that XLA compiles nothing."""
-    share, text = shares.current(), str(reason)
+    """Says once of a model and a reason, on rank 0, that XLA compiles nothing."""
+    engine, text = engine_of(model.distribute_strategy), str(reason)
     said = _said.setdefault(model, set())
-    if share is None or share.replica_id or text in said:
+    if engine is None or not engine.should_checkpoint or text in said:
         return
     said.add(text)
     level = logging.INFO if model in _chosen else logging.WARNING

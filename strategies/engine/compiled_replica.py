@@ -18,8 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import ReplicaContext, xla_kernels
-from strategies.batches import shares
-from strategies.batches.padding import pad
+from strategies.batches import padding, shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.batches.shares import Share
@@ -94,7 +93,7 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, large
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise NotCompilableError(f"it cannot be traced by itself ({text[:_MAX_LETTERS]})") from error
     check_graph(concrete.graph, on_gpu=on_gpu)
-    padded, num_rows = (tensors, tf.constant(0)) if largest is None else pad(tensors, largest)
+    padded, num_rows = (tensors, tf.constant(0)) if largest is None else padding.pad(tensors, largest)
     return concrete(*weights, num_rows, *padded)
 
 

@@ -26,7 +26,7 @@ def functional(operation: Callable[[Any], Any]) -> keras.Model:
     return model
 
 
-class Own(L.Dense):
+class Own(keras.layers.Dense):
     """May do anything."""
 
 
