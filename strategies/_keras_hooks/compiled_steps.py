@@ -21,8 +21,10 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import trainer as keras_trainer
 
+from strategies._keras_hooks.row_wise import is_row_wise
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.batches import shares
+from strategies.batches.padding import size_variable
 from strategies.engine.compiled_replica import NotCompilableError, compute
 from strategies.engine.replicated import ReplicatedExtended
 
@@ -31,8 +33,12 @@ _logger = logging.getLogger(__name__)
 #: What hangs on a tensor that a model returns, and is asked for by metrics.
 _METADATA = ("_keras_mask", "_keras_logits")
 
-# Models whose `jit_compile` Keras has chosen, and of each model what was said of it.
+_STEPS = ("train_step", "test_step", "predict_step")
+
+# Models whose `jit_compile` Keras has chosen. Of each model what was said of it, and the size of the largest batch, by
+# whether it is trained on, and by replica.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_sizes: weakref.WeakKeyDictionary[keras.Model, dict[tuple[bool, int], tf.Variable]] = weakref.WeakKeyDictionary()
 _said: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -56,9 +62,13 @@ def note_request(model: keras.Model, jit_compile: bool | str) -> None:
 @contextlib.contextmanager
 def not_by_keras(model: keras.Model) -> Iterator[None]:
     """Inside, Keras makes functions of steps under our strategies that it does not compile itself."""
-    if engine_of(model.distribute_strategy) is None or not model.jit_compile:
+    engine = engine_of(model.distribute_strategy)
+    if engine is None or not model.jit_compile:
         yield
         return
+    reason = None if is_whole(model) else _known_reason(model, engine)
+    if reason is not None:
+        _say(model, reason)
     model._jit_compile = False
     try:
         yield
@@ -91,7 +101,7 @@ def _resolve_auto(original: Callable[[keras.Model], bool], model: keras.Model) -
 
 
 def _train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
-    if not _is_compiled(model, "train_step"):
+    if not _is_compiled(model) or not model.trainable_weights:
         return original(model, data)
 
     def replica(x: Any, y: Any, sample_weight: Any) -> Any:
@@ -104,7 +114,7 @@ def _train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> 
 
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     try:
-        outputs, loss, gradients = _computed(model, replica, (x, y, sample_weight))
+        outputs, loss, gradients = _computed(model, replica, (x, y, sample_weight), training=True)
     except NotCompilableError as reason:
         _say(model, reason)
         return original(model, data)
@@ -114,7 +124,7 @@ def _train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> 
 
 
 def _test_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
-    if not _is_compiled(model, "test_step"):
+    if not _is_compiled(model):
         return original(model, data)
 
     def replica(x: Any, y: Any, sample_weight: Any) -> Any:
@@ -133,55 +143,68 @@ def _test_step(original: Callable[..., Any], model: keras.Model, data: Any) -> A
 
 
 def _predict_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
-    if not _is_compiled(model, "predict_step"):
+    if not _is_compiled(model):
         return original(model, data)
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     try:
-        return _computed(model, lambda x: _called(model, x, training=False), (x,))
+        [predicted] = _computed(model, lambda x: [_called(model, x, training=False)], (x,))
+        return predicted
     except NotCompilableError as reason:
         _say(model, reason)
         return original(model, data)
 
 
-def _is_compiled(model: keras.Model, step: str) -> bool:
-    """True if this step of the trainer is one that XLA is asked to compile, and nothing known speaks against it."""
+def _is_compiled(model: keras.Model) -> bool:
+    """True if XLA is asked to compile this step of the trainer, and nothing known speaks against it."""
     share, engine = shares.current(), engine_of(model.distribute_strategy)
     if share is None or engine is None or not share.in_trainer or not model.jit_compile or tf.executing_eagerly():
         return False
-    if is_whole(model):
+    if is_whole(model) or _known_reason(model, engine) is not None:
         return False
-    reason = _known_reason(model, engine, step)
-    if reason is not None:
-        _say(model, reason)
-    return reason is None
+    if not model.built:
+        _say(model, "it is not built before its first step")
+    return bool(model.built)
 
 
-def _known_reason(model: keras.Model, engine: ReplicatedExtended, step: str) -> str | None:
+def _known_reason(model: keras.Model, engine: ReplicatedExtended) -> str | None:
     if engine.parts.mesh.size > 1:
         return "a replica of it is spread over several devices"
-    if getattr(type(model), step) is not getattr(keras.Model, step):
-        return f"{type(model).__name__} has a {step} of its own"
-    if step != "predict_step" and type(model).compute_metrics is not keras.Model.compute_metrics:
+    if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _STEPS):
+        return f"{type(model).__name__} has a step of its own"
+    if type(model).compute_metrics is not keras.Model.compute_metrics:
         return f"{type(model).__name__} has a compute_metrics of its own, which may use what its layers keep"
-    if not model.built:
-        return "it is not built before its first step"
     return None
 
 
 def _say(model: keras.Model, reason: object) -> None:
-    """Says once of a model and a reason, on one replica of the job, that XLA compiles nothing."""
-    share, text = shares.current(), str(reason)
+    """Says once of a model and a reason, on rank 0, that XLA compiles nothing."""
+    engine, text = engine_of(model.distribute_strategy), str(reason)
     said = _said.setdefault(model, set())
-    if share is None or share.replica_id or text in said:
+    if engine is None or not engine.should_checkpoint or text in said:
         return
     said.add(text)
     level = logging.INFO if model in _chosen else logging.WARNING
     _logger.log(level, "jit_compile: model %r runs uncompiled, as %s.", model.name, text)
 
 
-def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any) -> Any:
-    engine = engine_of(model.distribute_strategy)
-    return compute(function, arguments, on_gpu=engine is not None and engine.computes_on_gpus)
+def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any, *, training: bool = False) -> Any:
+    """As :func:`compute`; smaller batches are padded to the size of the largest if the model is row-wise."""
+    engine, share = engine_of(model.distribute_strategy), shares.current()
+    on_gpu = engine is not None and engine.computes_on_gpus
+    rows = [leaf for leaf in keras.tree.flatten(arguments) if tf.is_tensor(leaf)]
+    if share is None or not is_row_wise(model, training=training) or not all(map(_has_open_size, rows)):
+        return compute(function, arguments, on_gpu=on_gpu)
+    known = _sizes.setdefault(model, {})
+    key = (training, share.replica_id)
+    if key not in known:
+        known[key] = size_variable()
+    outputs, *rest = compute(function, arguments, on_gpu=on_gpu, largest=known[key])
+    number = tf.shape(rows[0])[0]
+    return [keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:number], outputs), *rest]
+
+
+def _has_open_size(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[0] is None
 
 
 def _called(model: keras.Model, x: Any, *, training: bool) -> Any:

@@ -136,7 +136,6 @@ def _compile(
     if engine_of(strategy) is None:
         return original(model, *args, **kwargs)
     asked = inspect.signature(original).bind(model, *args, **kwargs).arguments
-    compiled_steps.note_request(model, asked.get("jit_compile", "auto"))
     _check_part(strategy, "optimizer", asked.get("optimizer"))
     for argument in ("metrics", "weighted_metrics"):
         for metric in tf.nest.flatten(asked.get(argument)):
@@ -144,6 +143,7 @@ def _compile(
     # Outside the scope, Keras would make the optimizer and the metrics for one device.
     with strategy.scope():
         result = original(model, *args, **kwargs)
+    compiled_steps.note_request(model, asked.get("jit_compile", "auto"))
     if model.optimizer is not None:
         whole_updates.wrap_build(model.optimizer)
     _check(model, strategy)

@@ -45,6 +45,7 @@ class Share:
         dependence: tells how tensors of the step depend on the replica's rows.
         raw_losses: whether losses are left as they are, because the caller weighs their total.
         graph: the graph in which the replica's function began.
+        rows_that_count: the rows behind so many, int32 scalar, were added and count for nothing; None if none were.
     """
 
     replica_id: int
@@ -57,6 +58,7 @@ class Share:
     dependence: RowDependence
     raw_losses: bool = False
     graph: tf.Graph | None = None
+    rows_that_count: tf.Tensor | None = None
 
     @property
     def in_trainer(self) -> bool:

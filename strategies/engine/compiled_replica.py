@@ -1,7 +1,7 @@
 """The part of a step that each replica computes for itself, as one function that XLA compiles.
 
 XLA compiles for one device, and replicas meet: gradients are reduced, metrics read, optimizers run over all of them.
-What lies between two meetings can be compiled. :func:`compute` traces it into a ``tf.function(jit_compile=True)`` inside
+What lies between two meetings can be compiled. :func:`compute` traces it into a ``tf.function(jit_compile=True)`` in
 the step's graph, and looks at the result before the step depends on it: a replica that would meet others inside, or
 operations that XLA does not have, are a reason to compute as without XLA, and no error.
 
@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import ReplicaContext, xla_kernels
-from strategies.batches import shares
+from strategies.batches import padding, shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.batches.shares import Share
@@ -29,23 +29,24 @@ _FRAME = frozenset({"Placeholder", "_Arg", "_Retval"})
 _COLLECTIVES = ("Collective", "Horovod", "Nccl")
 #: XLA has them, for sizes that do not follow from the sizes of their inputs, which few other operations can take.
 _DYNAMIC = frozenset({"DynamicPartition", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"})
+#: Of an error's text, in the log.
+_MAX_LETTERS = 300
+
+_MEETS = "replicas meet in its forward pass or its loss, as in a synchronized BatchNormalization or a loss with a mask"
 
 
 class NotCompilableError(Exception):
     """Says why a function cannot be compiled, as the end of a sentence."""
 
 
-class _Alone(ReplicaContext):  # type: ignore[misc]
+class _Alone(ReplicaContext):
     """The replica that runs, where it cannot meet the others."""
 
     def _merge_call(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotCompilableError(
-            "replicas meet in its forward pass or its loss, as they do in a synchronized BatchNormalization and in "
-            "losses with masks"
-        )
+        raise NotCompilableError(_MEETS)
 
 
-def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool) -> Any:
+def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, largest: tf.Variable | None = None) -> Any:
     """Returns ``function(*arguments)``, computed by one function that XLA compiles for the replica's device.
 
     Call in a replica, while the graph of its step is built.
@@ -54,6 +55,8 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool) -> An
         function: takes the arguments and returns a nest of tensors. Called once.
         arguments: a sequence of nests of dense tensors and other values.
         on_gpu: whether the replica's device is a GPU.
+        largest: the size of the largest batch so far (`batches.padding`). Smaller ones are padded then, not compiled
+            anew: the function gets, and returns, more rows, and its losses (`Share.rows_that_count`) leave them out.
 
     Raises:
         NotCompilableError: XLA cannot compile it. Nothing of it is in the step's graph then.
@@ -67,27 +70,31 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool) -> An
         raise ValueError("Only a replica's function can be compiled: call it inside of strategy.run.")
     kinds = [share.dependence.kind(tensor) for tensor in tensors]
 
-    def alone(weight: tf.Tensor, has_rows: tf.Tensor, *inputs: tf.Tensor) -> Any:
+    def alone(weight: tf.Tensor, has_rows: tf.Tensor, num_rows: tf.Tensor, *inputs: tf.Tensor) -> Any:
         for each, kind in zip(inputs, kinds, strict=True):
             mark(each, kind)
         with _Alone(strategy, share.replica_id):
-            shares.attach(_inside(share, weight, has_rows))
+            inside = _inside(share, weight, has_rows)
+            shares.attach(inside if largest is None else dataclasses.replace(inside, rows_that_count=num_rows))
             own = dict(zip(positions, inputs, strict=True))
             flat = [own.get(i, leaf) for i, leaf in enumerate(leaves)]
             return function(*tf.nest.pack_sequence_as(arguments, flat))
 
     weights = [tf.convert_to_tensor(share.weight, tf.float32), tf.convert_to_tensor(share.has_rows)]
-    specs = [tf.TensorSpec(each.shape, each.dtype) for each in (*weights, *tensors)]
+    specs = [tf.TensorSpec(each.shape, each.dtype) for each in (*weights, tf.constant(0), *tensors)]
     compiled = tf.function(alone, input_signature=specs, autograph=False, jit_compile=True)
     try:
         concrete = compiled.get_concrete_function()
-    except NotCompilableError:
-        raise
+    except NotCompilableError as error:
+        # Keras has added to the message which layer it was, with all that it was called with.
+        raise NotCompilableError(_MEETS) from error
     except Exception as error:
         # A fault of the model's own shows itself again, as without XLA.
-        raise NotCompilableError(f"it cannot be traced by itself ({type(error).__name__}: {error})") from error
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise NotCompilableError(f"it cannot be traced by itself ({text[:_MAX_LETTERS]})") from error
     check_graph(concrete.graph, on_gpu=on_gpu)
-    return concrete(*weights, *tensors)
+    padded, num_rows = (tensors, tf.constant(0)) if largest is None else padding.pad(tensors, largest)
+    return concrete(*weights, num_rows, *padded)
 
 
 def _inside(share: Share, weight: tf.Tensor, has_rows: tf.Tensor) -> Share:

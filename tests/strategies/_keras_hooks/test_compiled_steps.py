@@ -1,4 +1,4 @@
-"""`jit_compile=True`: the numbers, what is compiled, how often, and what the log says of what is not.
+"""`jit_compile=True`: the numbers, what is compiled, and how often. What is not: test_uncompiled_steps.py.
 
 XLA for CPUs compiles on two logical devices. Compared with one plain-Keras device, compiled and not.
 """
@@ -6,7 +6,7 @@ XLA for CPUs compiles on two logical devices. Compared with one plain-Keras devi
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_ext
 import strategies
-from strategies.engine import compiled_replica
+from strategies.batches import padding
+from tests.strategies._keras_hooks.conftest import Traced
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, features, fit_arrays, labels, vectors
-from tests.would_be_gpus import would_be_gpus
 
 X, Y = features(24, 6), features(24, 1, seed=1)
-LOGGER = "strategies._keras_hooks.compiled_steps"
 
 #: Makes a model for a value of `jit_compile`.
 Make = Callable[[bool], keras.Model]
@@ -30,32 +28,6 @@ Make = Callable[[bool], keras.Model]
 
 def mirrored(num_replicas: int = 2) -> strategies.MirroredStrategy:
     return strategies.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
-
-
-class Traced:
-    """The functions that were made for XLA, as they are traced."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.graphs: list[Any] = []
-        check = compiled_replica.check_graph
-
-        def noted(graph: Any, **kwargs: Any) -> None:
-            check(graph, **kwargs)
-            self.graphs.append(graph)
-
-        patch.setattr(compiled_replica, "check_graph", noted)
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> Traced:
-    return Traced(monkeypatch)
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
-    """Returns the lines of the log, each with its level."""
-    caplog.set_level(logging.INFO, LOGGER)
-    return lambda: [(each.levelname, each.getMessage()) for each in caplog.records if each.name == LOGGER]
 
 
 def dense(jit: bool) -> keras.Model:
@@ -125,7 +97,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_are_those_of_one_device(name: str, traced: Traced, said: Any) -> None:
     make, run, policy = RUNS[name]
-    cases = {jit: Case(name, lambda jit=jit: make(jit), run, dtype_policy=policy) for jit in (True, False)}
+    cases = {jit: Case(name, functools.partial(make, jit), run, dtype_policy=policy) for jit in (True, False)}
     ours = execute(cases[True], mirrored())
     # In half precision XLA keeps more digits inside of what it fuses: the rounding of the dtype, as in other cases.
     tolerance = TOLERANCE if policy == "float32" else 2e-3
@@ -157,7 +129,7 @@ def convolutional(jit: bool) -> keras.Model:
 def test_moving_statistics_are_those_without_xla(traced: Traced) -> None:
     """Each replica's own statistics, as without synchronization: one device has others."""
     run = fit_arrays(features(45, 8, 8, 1), labels())
-    outcomes = [execute(Case("", lambda jit=jit: convolutional(jit), run), mirrored()) for jit in (True, False)]
+    outcomes = [execute(Case("", functools.partial(convolutional, jit), run), mirrored()) for jit in (True, False)]
     assert compare(outcomes[1], outcomes[0]).largest < TOLERANCE
     assert traced.graphs
 
@@ -219,6 +191,40 @@ def test_the_function_is_one_for_xla_and_traced_once_for_all_batch_sizes(traced:
     assert len(compiled) == 2
 
 
+@pytest.mark.parametrize("statistics", [False, True], ids=["row-wise", "looks at all rows"])
+def test_smaller_batches_are_padded_where_the_numbers_stay(
+    statistics: bool, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    pad = padding.pad
+
+    def note(size: np.ndarray) -> np.ndarray:
+        sizes.append(int(size))
+        return size
+
+    def noted(tensors: Any, largest: Any) -> Any:
+        padded, own = pad(tensors, largest)
+        seen = tf.numpy_function(note, [tf.shape(padded[0])[0]], tf.int32)
+        with tf.control_dependencies([seen]):
+            return [tf.identity(each) for each in padded], own
+
+    monkeypatch.setattr(padding, "pad", noted)
+    weights = []
+    for jit in (True, False):
+        keras.utils.set_random_seed(1)
+        with mirrored().scope():
+            own = [keras.layers.BatchNormalization()] if statistics else [keras.layers.LayerNormalization()]
+            model = keras.Sequential([keras.Input((6,)), *own, keras.layers.Dense(1)])
+            model.compile("sgd", "huber", metrics=["mae"], jit_compile=jit)
+        # The first replica has 5, 5 and 2 rows, the second 5, 5 and 1.
+        history = model.fit(X[:23], Y[:23], batch_size=10, epochs=2, verbose=0, shuffle=False).history
+        weights.append([*model.get_weights(), *history.values()])
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+    assert sizes == ([] if statistics else [5] * 12)
+    assert len(traced.graphs) == 2
+
+
 def test_on_batches_and_evaluate_and_changes_of_mind(traced: Traced, said: Any) -> None:
     with mirrored().scope():
         model, plain = linear(), linear(jit_compile=False)
@@ -237,75 +243,3 @@ def test_on_batches_and_evaluate_and_changes_of_mind(traced: Traced, said: Any) 
         linear(run_eagerly=True, jit_compile="auto").fit(X, Y, verbose=0)
     assert not traced.graphs
     assert not said()
-
-
-class OwnStep(keras.Sequential):
-    """Has a step of its own."""
-
-    def train_step(self, data: Any) -> Any:
-        return super().train_step(data)
-
-
-class Told(keras.layers.Layer):
-    """Calls Python from the graph."""
-
-    def call(self, x: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(lambda value: value, [x], tf.float32, stateful=False), x.shape)
-
-
-class Chosen(keras.layers.Layer):
-    """Sums the rows that it chooses."""
-
-    def call(self, x: Any) -> Any:
-        return x + tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0))
-
-
-def _parts(*layers: keras.layers.Layer) -> list[Any]:
-    return [keras.Input((6,)), *layers, keras.layers.Dense(1)]
-
-
-@pytest.mark.parametrize(
-    ("make", "mesh", "reason"),
-    [
-        (lambda: OwnStep(_parts()), None, "OwnStep has a train_step of its own"),
-        (lambda: keras.Sequential(_parts(keras.layers.BatchNormalization(synchronized=True))), None, "replicas meet"),
-        (lambda: keras.Sequential(_parts(Told())), None, "does not have its operations"),
-        (lambda: keras.Sequential(_parts(Chosen())), None, "known only when they have run"),
-        (lambda: keras_ext.parallelize(keras.Sequential(_parts())), {"data": 2, "tensor": 2}, "several devices"),
-    ],
-    ids=["own train_step", "synchronized", "Python", "chosen rows", "split"],
-)
-def test_what_is_not_compiled_is_said_once(
-    make: Callable[[], keras.Model], mesh: dict[str, int] | None, reason: str, said: Any
-) -> None:
-    weights = []
-    for jit in (True, False):
-        keras.utils.set_random_seed(1)
-        strategy = strategies.MirroredStrategy([f"CPU:{i}" for i in range(4 if mesh else 2)], mesh=mesh)
-        with strategy.scope():
-            model = make()
-            model.compile("sgd", "mse", jit_compile=jit)
-        model.fit(X, Y, batch_size=7, epochs=2, verbose=0, shuffle=False)
-        weights.append(model.get_weights())
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-    [(level, message)] = said()
-    assert level == "WARNING"
-    assert reason in message
-
-
-def test_auto_is_on_for_gpus_only_and_says_less(said: Any) -> None:
-    strategy = strategies.MirroredStrategy(["CPU:1", "CPU:2"])
-    with strategy.scope():
-        assert linear(jit_compile="auto").jit_compile is False
-        with would_be_gpus():
-            model = OwnStep(_parts())
-            model.compile("sgd", "mse")
-    assert model.jit_compile is True
-    model.fit(X, Y, verbose=0)
-    assert [level for level, _ in said()] == ["INFO"]
-    with would_be_gpus(), strategy.scope():
-        never = keras.Sequential(_parts())
-        never.layers[0].supports_jit = False
-        never.compile("sgd", "mse")
-    assert never.jit_compile is False

@@ -39,7 +39,7 @@ def test_takes_nests_and_hands_on_what_is_no_tensor() -> None:
 
 
 def test_inside_tensors_depend_on_rows_as_outside() -> None:
-    kinds = []
+    kinds: list[Kind] = []
 
     def replica(batch: Any) -> Any:
         def function(x: Any) -> Any:

@@ -215,6 +215,36 @@ class TestPrograms:
     def test_a_learning_rate_is_a_number(self) -> None:
         assert float(dense().optimizer.learning_rate) == pytest.approx(0.05)
 
+    def test_xla_inside_replicas(self, caplog: pytest.LogCaptureFixture) -> None:
+        """The numbers of one device, compiled and not; what is not compiled is said on one rank, once."""
+        logger = "strategies._keras_hooks.compiled_steps"
+        caplog.set_level("INFO", logger)
+        x, y = regression()
+
+        def num_lines() -> int:
+            return sum(record.name == logger for record in caplog.records)
+
+        def trained(jit: bool, where: Any, *layers: keras.layers.Layer) -> list[Any]:
+            keras.utils.set_random_seed(5)
+            with where:
+                model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(8), keras.layers.Dense(1)])
+                optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
+                model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit)
+            # The last batch has 2 rows, the one before 7.
+            history = model.fit(x, y, batch_size=7, epochs=2, verbose=0, shuffle=False).history
+            evaluated = model.evaluate(x, y, batch_size=7, verbose=0)
+            return [*model.get_weights(), *history.values(), evaluated, model.predict(x, verbose=0)]
+
+        ours = trained(True, strategy().scope())
+        assert all_ranks(num_lines()) == [0, 0]
+        for jit in (False, True):
+            for one, other in zip(ours, trained(jit, contextlib.nullcontext()), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+        with strategy().scope():
+            normalization = keras.layers.BatchNormalization(synchronized=True)
+        trained(True, strategy().scope(), normalization)
+        assert all_ranks(num_lines()) == [1, 0]
+
     def test_a_second_strategy(self) -> None:
         second = type(strategy())()
         with second.scope():

@@ -1,0 +1,71 @@
+"""Models of which it is known that each row of their output comes from one row of their input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+
+from strategies._keras_hooks.row_wise import is_row_wise
+
+L = keras.layers
+
+
+def compiled(*layers: Any, loss: Any = "mse") -> keras.Model:
+    model = keras.Sequential([keras.Input((4, 4, 1)), *layers])
+    model.compile("sgd", loss)
+    return model
+
+
+def functional(operation: Callable[[Any], Any]) -> keras.Model:
+    inputs = keras.Input((4, 4, 1))
+    model = keras.Model(inputs, L.Dense(1)(operation(L.Flatten()(inputs))))
+    model.compile("sgd", "mse")
+    return model
+
+
+class Own(keras.layers.Dense):
+    """May do anything."""
+
+
+def own_loss(y: Any, predicted: Any) -> Any:
+    return keras.ops.mean((y - predicted) ** 2, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "in_training", "otherwise"),
+    [
+        (
+            lambda: compiled(L.Conv2D(2, 3), L.MaxPooling2D(), L.Flatten(), L.Dense(2, kernel_regularizer="l2")),
+            True,
+            True,
+        ),
+        (lambda: compiled(compiled(L.LayerNormalization()), L.Flatten()), True, True),
+        (lambda: compiled(L.Dense(1), loss=keras.losses.Huber(reduction="sum")), True, True),
+        (lambda: compiled(L.Dense(1), loss=keras.losses.binary_crossentropy), True, True),
+        (lambda: functional(lambda x: x), True, True),
+        (lambda: compiled(L.BatchNormalization()), False, True),
+        (lambda: compiled(compiled(L.Dropout(0.5))), False, True),
+        (lambda: compiled(Own(1)), False, False),
+        (lambda: compiled(L.Lambda(lambda x: x)), False, False),
+        (lambda: compiled(L.Dense(1, activity_regularizer="l2")), False, False),
+        (lambda: functional(lambda x: x - keras.ops.mean(x, axis=0)), False, False),
+        (lambda: compiled(L.Dense(1), loss=own_loss), False, False),
+        (lambda: compiled(L.Dense(1), loss="dice"), False, False),
+        (lambda: compiled(L.Dense(1), loss=keras.losses.Circle()), False, False),
+        (lambda: compiled(L.Dense(1), loss=keras.losses.MeanSquaredError(reduction=None)), False, False),
+    ],
+)
+def test_knows(make: Callable[[], keras.Model], in_training: bool, otherwise: bool) -> None:
+    model = make()
+    assert is_row_wise(model, training=True) is in_training
+    assert is_row_wise(model, training=False) is otherwise
+
+
+def test_models_of_own_classes_are_not_known() -> None:
+    class Subclass(keras.Sequential):
+        """May do anything."""
+
+    assert not is_row_wise(Subclass([keras.Input((2,)), L.Dense(1)]), training=False)
