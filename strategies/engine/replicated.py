@@ -30,7 +30,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.accumulators import Accumulators
 from strategies.engine.arrivals import Savings
-from strategies.engine.cross_device import are_int32, bound_reduction, number_once, without_gradient
+from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions, Rider
@@ -96,7 +96,7 @@ class ReplicatedExtended(MirroredExtended):
             job = _check_alike(self.process_group, self.layout.num_local, len(devices))
             self.savings = Savings(self.process_group.rank, job)
             agree_on_seed(self.process_group)
-        number_once(self._collective_ops)
+        adapt(self._collective_ops)
 
     @property
     def process_group(self) -> ProcessGroup | None:

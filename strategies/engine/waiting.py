@@ -166,13 +166,13 @@ class Waits:
         graph = tf.compat.v1.get_default_graph()
         num_before = len(graph.get_operations())
         tensors = [t for t in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(t)]
-        with tf.device("CPU:0"), tf.control_dependencies(tensors):
+        with tf.device("CPU:0"), tf.control_dependencies(_joined([tensor.op for tensor in tensors])):
             self._idle_since.assign(math.inf, read_value=False)
         yield
         # Updates of variables, and whatever else has to run, above all.
         made = graph.get_operations()[num_before:]
         effects = [op for op in made if op.op_def.is_stateful and op.type not in ("ReadVariableOp", "Placeholder")]
-        with tf.device("CPU:0"), tf.control_dependencies(effects):
+        with tf.device("CPU:0"), tf.control_dependencies(_joined(effects)):
             ended = _clock()
             self._idle_since.assign(ended, read_value=False)
 
@@ -214,6 +214,21 @@ class Waits:
                 # By its value: for a mere control edge nothing would be copied.
                 waited.append(self._arrivals.assign(last))
         return waited
+
+
+def _joined(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """Returns one op for each device, done when all of its ops are.
+
+    From a GPU each control edge to the CPU is a send and a receive that wait for all work queued there.
+    """
+    by_device: dict[str, list[tf.Operation]] = {}
+    for op in ops:
+        by_device.setdefault(op.device, []).append(op)
+    joined = []
+    for device, there in by_device.items():
+        with tf.device(device), tf.control_dependencies(there):
+            joined.append(tf.no_op())
+    return joined
 
 
 def _would_be_prefetched(dataset: tf.data.Dataset) -> bool:

@@ -1,0 +1,362 @@
+"""A scan of the graphs of a step as they would be placed on GPUs, op by op.
+
+It flattens the functions that a function calls, with the branches of conditionals and the bodies of loops, and gives
+each op the device that it would have where logical devices CPU:1, CPU:2 .. are GPU:0, GPU:1 ..
+(``tests/would_be_gpus.py``), ops without a device are on GPU:0, and those with a resource where the resource is.
+TensorFlow's placer and its rewriting of graphs decide more than that: the counts are those of the graph as it was
+traced, each edge counted once for each device that it leads to.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tests.gpu_kernels import kernel_of, on_host
+
+HOST = "host"
+COLLECTIVES = (
+    "CollectiveReduceV2",
+    "CollectiveGatherV2",
+    "CollectiveAllToAllV2",
+    "CollectiveBcastSendV2",
+    "CollectiveBcastRecvV2",
+)
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+LOOPS = ("While", "StatelessWhile")
+# They are no work, or the runtime's own.
+_NOT_RUN = ("Placeholder", "NoOp", "Const")
+
+
+@dataclass(eq=False)
+class Node:
+    """An op of a step, once for each call of the function it is in.
+
+    Args:
+        path: the names of the calls and of the op.
+        type: of the op.
+        device: "GPU:1" or "host".
+        op: None for what stands for the begin and the end of a call.
+    """
+
+    path: str
+    type: str
+    device: str
+    op: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.type} {self.path}"
+
+
+@dataclass
+class Scan:
+    """What was found.
+
+    Attributes:
+        nodes: all ops.
+        control_edges: from one device to another.
+        copies: of a tensor, from the memory of one device to that of another, or between a GPU's and the host's.
+        disorders: pairs of collectives of one device of which neither waits for the other.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    control_edges: list[tuple[Node, Node]] = field(default_factory=list)
+    copies: list[tuple[Node, Node]] = field(default_factory=list)
+    disorders: list[str] = field(default_factory=list)
+
+    def without_kernel(self) -> list[Node]:
+        """Returns the ops on GPUs for which TensorFlow has no kernel there."""
+        return [
+            node
+            for node in self.nodes
+            if node.device != HOST
+            and node.op is not None
+            and node.type not in (*CALLS, *BRANCHES, *LOOPS, "Placeholder")
+            and kernel_of(node.op) is None
+        ]
+
+    def refused(self) -> list[Node]:
+        """Returns the collectives on GPUs whose dtype TensorFlow refuses when they run."""
+        return [
+            node
+            for node in self.collectives()
+            if node.op.get_attr("T") in (tf.bool, tf.bfloat16)
+            or (node.type == "CollectiveReduceV2" and node.op.get_attr("T") == tf.int32)
+        ]
+
+    def collectives(self) -> list[Node]:
+        """Returns the collectives on GPUs."""
+        return [node for node in self.nodes if node.type in COLLECTIVES and node.device != HOST]
+
+    def with_host(self) -> list[tuple[Node, Node]]:
+        """Returns the control edges between a GPU and the host, each once for a source and a device."""
+        return _once(edge for edge in self.control_edges if HOST in (edge[0].device, edge[1].device))
+
+    def between_gpus(self) -> list[tuple[Node, Node]]:
+        """Returns the control edges between GPUs; those of one GPU that lead to the same op count as one.
+
+        TensorFlow joins these when it rewrites the graph. Between a GPU and the host it is not relied on.
+        """
+        between = _once(edge for edge in self.control_edges if HOST not in (edge[0].device, edge[1].device))
+        return list({(source.device, id(target)): (source, target) for source, target in between}.values())
+
+    def beside_collectives(self) -> list[tuple[Node, Node]]:
+        """Returns the control edges between the host and a collective of a GPU."""
+        return [edge for edge in self.with_host() if any(node.type in COLLECTIVES for node in edge)]
+
+
+def worst(edges: Iterable[tuple[Node, Node]], count: int = 12) -> str:
+    """Returns the most frequent kinds of edges, with an example each."""
+    kinds: dict[tuple[str, ...], list[tuple[Node, Node]]] = collections.defaultdict(list)
+    for source, target in edges:
+        kinds[source.type, source.device, target.type, target.device].append((source, target))
+    ranked = sorted(kinds.values(), key=len, reverse=True)[:count]
+    return "\n".join(f"{len(each)} x {each[0][0]} -> {each[0][1]}" for each in ranked)
+
+
+def scan(function: Any) -> Scan:
+    """Scans a concrete function."""
+    return _Scanner().run(function.graph)
+
+
+def _once(edges: Iterable[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
+    return list({(id(source), target.device): (source, target) for source, target in edges}.values())
+
+
+def _would_be(device: str) -> str | None:
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.device_type is None:
+        return None
+    if spec.device_type == "GPU":
+        return f"GPU:{spec.device_index or 0}"
+    return f"GPU:{spec.device_index - 1}" if spec.device_index else HOST
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A tensor: the op that makes it, which output it is, and for a handle where its variable is."""
+
+    node: Node
+    index: int
+    home: str | None = None
+
+
+class _Scanner:
+    def __init__(self) -> None:
+        self._scan = Scan()
+        self._copied: set[tuple[int, int, str, bool]] = set()
+        # What TensorFlow computes before it runs anything.
+        self._folded: set[int] = set()
+
+    def run(self, graph: Any) -> Scan:
+        inside = {placeholder.name: external for external, placeholder in graph.captures}
+        arguments = []
+        for tensor in graph.inputs:
+            external = inside.get(tensor.name)
+            home = _would_be(external.device) if external is not None and external.dtype == tf.resource else None
+            arguments.append(_Value(self._add("argument", "Argument", HOST), 0, home))
+        self._graph(graph, "", "GPU:0", arguments, None)
+        return self._scan
+
+    def _add(self, path: str, kind: str, device: str, op: Any = None) -> Node:
+        node = Node(path, kind, device, op)
+        self._scan.nodes.append(node)
+        return node
+
+    def _control(self, source: Node, target: Node) -> None:
+        if source.device != target.device:
+            self._scan.control_edges.append((source, target))
+
+    def _graph(
+        self, graph: Any, path: str, default: str, arguments: Sequence[_Value], entered: Node | None
+    ) -> tuple[list[_Value], list[Node]]:
+        """Adds a function's ops; returns its outputs, and the ops that must have run when it is done."""
+        values = {tensor.name: value for tensor, value in zip(graph.inputs, arguments, strict=True)}
+        done: dict[str, Node] = {}
+        for op in graph.get_operations():
+            if op.type == "Placeholder" and op.outputs[0].name in values:
+                continue
+            inputs = [values[tensor.name] for tensor in op.inputs]
+            homes = {value.home for value in inputs if value.home is not None}
+            device = _would_be(op.device) or (homes.pop() if len(homes) == 1 and not _is_functional(op) else default)
+            before = [done[each.name] for each in op.control_inputs if each.name in done]
+            if not op.inputs and not before and entered is not None:
+                before = [entered]
+            name = f"{path}{op.name}"
+            made, end = (self._functional if _is_functional(op) else self._plain)(
+                op, name, device, inputs, before, graph
+            )
+            done[op.name] = end
+            values |= {tensor.name: value for tensor, value in zip(op.outputs, made, strict=True)}
+        self._scan.disorders += _disorders(graph, path, default)
+        return [values[tensor.name] for tensor in graph.outputs], [
+            done[each.name] for each in _control_outputs(graph) if each.name in done
+        ]
+
+    def _plain(
+        self, op: Any, name: str, device: str, inputs: Sequence[_Value], before: Sequence[Node], _: Any
+    ) -> tuple[list[_Value], Node]:
+        node = self._add(name, op.type, device, op)
+        constant = [value.node.type != "Argument" and self._memory(value) is None for value in inputs]
+        if inputs and all(constant) and not op.op_def.is_stateful:
+            self._folded.add(id(node))
+        self._data(inputs, node)
+        for each in before:
+            self._control(each, node)
+        home = device if op.type == "VarHandleOp" else inputs[0].home if op.type == "Identity" else None
+        return [_Value(node, i, home) for i in range(len(op.outputs))], node
+
+    def _functional(
+        self, op: Any, name: str, device: str, inputs: Sequence[_Value], before: Sequence[Node], graph: Any
+    ) -> tuple[list[_Value], Node]:
+        entered = None
+        if before or op.type in BRANCHES:
+            entered = self._add(f"{name}/begin", "Begin", device)
+            for each in before:
+                self._control(each, entered)
+        end = self._add(f"{name}/end", "End", device)
+        outputs: list[_Value] = []
+        for attribute, inner in _functions_of(op, graph):
+            arguments = inputs[1:] if op.type in BRANCHES else list(inputs)
+            made, must_run = self._graph(inner, f"{name}/", device, arguments, entered)
+            for node in must_run:
+                self._control(node, end)
+            if op.type in CALLS:
+                outputs = made
+            elif op.type in BRANCHES:
+                # What a branch makes is handed over on the device of the conditional; what it takes stays where it is.
+                merged = self._add(name, op.type, device, op)
+                for value in made:
+                    self._data([value], merged, is_gate=True)
+                outputs = [v if v.home is not None else _Value(merged, i) for i, v in enumerate(made)]
+            elif attribute == "body":
+                # The next iteration finds its values where the first one has found them.
+                for value, first in zip(made, inputs, strict=True):
+                    self._data([value], first.node if first.node.op is not None else end, is_gate=True)
+                outputs = [new if old.node.op is None else old for new, old in zip(made, inputs, strict=True)]
+        return outputs, end
+
+    def _data(self, inputs: Sequence[_Value], node: Node, *, is_gate: bool = False) -> None:
+        kernel = None if node.op is None or node.device == HOST or is_gate else kernel_of(node.op)
+        hosted = [] if is_gate else on_host(node.op, kernel, inputs=True)
+        for i, value in enumerate(inputs):
+            there = self._memory(value)
+            if is_gate:
+                here = HOST if there == HOST else node.device
+            else:
+                here = HOST if node.device == HOST or hosted[i] else node.device
+            if there in (here, None):
+                continue
+            key = (id(value.node), value.index, node.device, here == HOST)
+            if key not in self._copied:
+                self._copied.add(key)
+                self._scan.copies.append((value.node, node))
+
+    def _memory(self, value: _Value) -> str | None:
+        """Returns where a tensor is; None for arguments and constants, which are wherever they are needed."""
+        node = value.node
+        if node.type in ("Argument", "Const", "Placeholder") or id(node) in self._folded:
+            return None
+        if node.device == HOST or node.op is None:
+            return node.device
+        if _is_functional(node.op):
+            return HOST if node.op.outputs[0:] and _on_host_by_dtype(node.op, value.index) else node.device
+        return HOST if on_host(node.op, kernel_of(node.op), inputs=False)[value.index] else node.device
+
+
+def _on_host_by_dtype(op: Any, index: int) -> bool:
+    return index < len(op.outputs) and op.outputs[index].dtype in (tf.int32, tf.resource, tf.variant, tf.string)
+
+
+def _is_functional(op: Any) -> bool:
+    return op.type in (*CALLS, *BRANCHES, *LOOPS)
+
+
+def _functions_of(op: Any, graph: Any) -> Iterator[tuple[str, Any]]:
+    """Yields attribute and graph of the functions that an op calls."""
+    for name in ("f", "then_branch", "else_branch", "cond", "body"):
+        if name in op.node_def.attr:
+            yield name, _graph_of(op.get_attr(name).name, graph)
+    if op.type in ("Case", "StatelessCase"):
+        for each in op.get_attr("branches"):
+            yield "branches", _graph_of(each.name, graph)
+
+
+def _graph_of(name: str, graph: Any) -> Any:
+    while graph is not None:
+        # No public name: a graph's library.
+        found = graph._get_function(name)
+        if found is not None:
+            return found.graph
+        graph = getattr(graph, "outer_graph", None)
+    raise KeyError(name)
+
+
+def _control_outputs(graph: Any) -> list[Any]:
+    return list(getattr(graph, "control_outputs", ()))
+
+
+# ---- order
+
+
+def _disorders(graph: Any, path: str, default: str) -> list[str]:
+    """Returns what is out of order among the collectives of each device, in one function.
+
+    A call, branch or loop that contains some counts as one. It is ordered by control edges only: its data may be there
+    before its collectives are done.
+    """
+    users: dict[str, list[Any]] = collections.defaultdict(list)
+    for op in graph.get_operations():
+        for device in sorted(_devices_with_collectives(op, graph, default)):
+            users[device].append(op)
+    found = []
+    for device, ops in users.items():
+        for first, second in itertools.pairwise(ops):
+            if not _waits_for(second, first):
+                found.append(
+                    f"{device}: {path}{second.name} ({second.type}) does not wait for {first.name} ({first.type})"
+                )
+        must_run = _control_outputs(graph)
+        # What follows the function waits for the last, and the next iteration of a loop for all of this one.
+        last = ops[-1]
+        if path and not any(each.name == last.name or _waits_for(each, last) for each in must_run):
+            found.append(f"{device}: nothing behind {path} waits for {last.name} ({last.type})")
+    return found
+
+
+def _devices_with_collectives(op: Any, graph: Any, default: str) -> set[str]:
+    device = _would_be(op.device) or default
+    if op.type in COLLECTIVES:
+        return {device} - {HOST}
+    if not _is_functional(op):
+        return set()
+    return {
+        each
+        for _, inner in _functions_of(op, graph)
+        for one in inner.get_operations()
+        for each in _devices_with_collectives(one, inner, device)
+    }
+
+
+def _waits_for(op: Any, earlier: Any) -> bool:
+    """True if `op` starts only after `earlier` is done."""
+    is_call = _is_functional(op)
+    seen: set[str] = set()
+    pending = [*op.control_inputs, *([] if is_call else (t.op for t in op.inputs))]
+    while pending:
+        each = pending.pop()
+        if each.name == earlier.name:
+            return True
+        if each.name in seen:
+            continue
+        seen.add(each.name)
+        pending += each.control_inputs
+        # The data of a call that contains the earlier collective may be there before: followed, but not into it.
+        pending += [t.op for t in each.inputs if t.op.name != earlier.name or not _is_functional(earlier)]
+    return False

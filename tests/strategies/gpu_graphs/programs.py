@@ -1,0 +1,112 @@
+"""Programs of users, of which the graphs are scanned, and two processes of which the other is not there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies import multi_worker_mirrored
+from strategies._keras_hooks import trainer
+from strategies.collectives.tf_runtime import TensorFlowCollectives
+
+NUM_ROWS, LENGTH, VOCABULARY = 16, 6, 20
+
+
+class _TracedError(Exception):
+    """Ends a program once its step was traced."""
+
+
+class _OneOfTwo(TensorFlowCollectives):
+    """Traces collectives as one of two processes; what runs eagerly it answers as if the other had given the same."""
+
+    def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Any) -> list[tf.Tensor]:
+        if not tf.executing_eagerly():
+            return super()._all_reduce(values, axis, op)
+        return [value * 2 if op == "sum" else value for value in values]
+
+    def _all_gather(self, values: list[tf.Tensor], axis: str, dim: int, sizes: Any) -> list[tf.Tensor]:
+        if not tf.executing_eagerly():
+            return super()._all_gather(values, axis, dim, sizes)
+        return [tf.concat([value, value], dim) for value in values]
+
+    def _broadcast(self, values: list[tf.Tensor], axis: str, root: int) -> list[tf.Tensor]:
+        return values if tf.executing_eagerly() else super()._broadcast(values, axis, root)
+
+    def _exchange_sizes(self, values: list[tf.Tensor], axis: str, dim: int) -> list[tf.Tensor] | None:
+        return None if tf.executing_eagerly() else super()._exchange_sizes(values, axis, dim)
+
+
+@contextlib.contextmanager
+def one_of_two_processes(devices: Sequence[str], **options: Any) -> Iterator[Any]:
+    """Yields a MultiWorkerMirroredStrategy as rank 0 of two has it, for tracing only."""
+    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multi_worker_mirrored, "_start_runtime", lambda cluster: None)
+        patch.setattr(multi_worker_mirrored, "TensorFlowCollectives", _OneOfTwo)
+        patch.setattr(multi_worker_mirrored, "own_devices", lambda: list(devices))
+        yield strategies.MultiWorkerMirroredStrategy(resolver, **options)
+
+
+@contextlib.contextmanager
+def steps_are_traced_only() -> Iterator[list[Any]]:
+    """Yields a list to which Keras' steps are added when they would run first; then the program ends."""
+    traced: list[Any] = []
+
+    def step_of(function: Any, element_spec: Any, run_eagerly: bool) -> Any:
+        def one(element: Any) -> Any:
+            return function([element])
+
+        def trace(element: Any) -> None:
+            traced.append(tf.function(one, input_signature=[element_spec], autograph=False).get_concrete_function())
+            raise _TracedError
+
+        return trace
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(_TracedError):
+        patch.setattr(trainer, "_step_of", step_of)
+        yield traced
+
+
+def steps_of(function: Any) -> list[Any]:
+    """Returns what was traced of a train, test or predict function of Keras, the largest graph first."""
+    seen: list[Any] = []
+    pending = [function]
+    found = []
+    while pending:
+        each = pending.pop()
+        if any(each is other for other in seen):
+            continue
+        seen.append(each)
+        if hasattr(each, "_list_all_concrete_functions"):
+            found += each._list_all_concrete_functions()
+        else:
+            pending += [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]
+    return sorted(found, key=lambda concrete: -len(concrete.graph.get_operations()))
+
+
+def classifier(**compiled: Any) -> Any:
+    """A model of most kinds of layers."""
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    hidden = keras.layers.Embedding(VOCABULARY, 8)(inputs)
+    hidden = keras.layers.Flatten()(hidden)
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(8, activation="relu")(hidden))
+    hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dropout(0.3)(hidden))
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax", dtype="float32")(hidden))
+    arguments = {"optimizer": keras.optimizers.Adam(0.01, global_clipnorm=1.0), "metrics": ["accuracy"]} | compiled
+    model.compile(loss="sparse_categorical_crossentropy", **arguments)
+    return model
+
+
+def rows() -> tuple[Any, Any]:
+    """Their inputs and labels."""
+    random = np.random.default_rng(0)
+    x = random.integers(0, VOCABULARY, (NUM_ROWS, LENGTH)).astype("int32")
+    return x, random.integers(0, 3, (NUM_ROWS,)).astype("int32")
