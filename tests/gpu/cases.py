@@ -16,8 +16,8 @@ import keras_ext
 import strategies
 from tests.gpu import models
 from tests.gpu.outcome import Outcome, judged
-from tests.gpu.setting import Setting, peak_mb, reset_peak
-from tests.gpu.training import Trained, compiled, difference, mirrored
+from tests.gpu.setting import Setting
+from tests.gpu.training import Trained, compiled, difference, mirrored, peak_of_epoch, step_ms
 
 #: Expectations, which no GPU has confirmed yet: by dtype, and with XLA, which fuses and so rounds elsewhere.
 EXACT, WITH_XLA, HALF = 1e-5, 1e-4, 5e-2
@@ -25,7 +25,6 @@ _PROBLEMS: dict[str, Callable[..., models.Problem]] = {
     "resnet50": models.images,
     "gpt": partial(models.language, full=True),
 }
-_NUM_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -42,31 +41,25 @@ def _one_device(name: str, problem: str, policy: str, setting: Setting) -> Outco
     strategies.exact()
     keras.config.set_dtype_policy(policy)
     task = _PROBLEMS[problem](setting.small)
-    reset_peak(setting.devices[0])
     plain, ours = compiled(task), compiled(task, mirrored(setting.devices))
-    for trained in (plain, ours):
-        trained.epoch()
+    plain.epoch()
+    peak = peak_of_epoch(ours, setting.devices[0])
     allowed = EXACT if policy == "float32" else HALF
-    return judged(name, difference(ours, plain), allowed, ms=ours.step_ms(), peak_mb=peak_mb(setting.devices[0]))
+    return judged(name, difference(ours, plain), allowed, peak_mb=peak)
 
 
 def _speed(name: str, problem: str, policy: str, jit: bool, setting: Setting) -> Outcome:
     """Milliseconds of a step of ours and of plain Keras, in turns; numbers are compared, too, without `exact`."""
     keras.config.set_dtype_policy(policy)
     task = _PROBLEMS[problem](setting.small, num_steps=4 if setting.small else 10)
-    try:
-        ours = compiled(task, mirrored(setting.devices), jit_compile=jit)
-    except ValueError as error:
-        return Outcome(name, "refused", note=str(error)[:200])
-    plain = compiled(task, jit_compile=jit)
-    for trained in (plain, ours):
-        trained.epoch()
+    plain, ours = compiled(task, jit_compile=jit), compiled(task, mirrored(setting.devices), jit_compile=jit)
+    plain.epoch()
+    peak = peak_of_epoch(ours, setting.devices[0])
     gap = difference(ours, plain)
-    rounds = [(plain.step_ms(), ours.step_ms()) for _ in range(_NUM_ROUNDS)]
-    theirs, mine = (min(times) for times in zip(*rounds, strict=True))
+    theirs, mine = step_ms(plain, ours)
     note = f"plain {theirs:.1f} ms, ours takes {mine / theirs:.2f} of it; TF32 as it comes"
     allowed = HALF if policy != "float32" or not setting.small else WITH_XLA
-    return judged(name, gap, allowed, ms=mine, peak_mb=peak_mb(setting.devices[0]), note=note)
+    return judged(name, gap, allowed, ms=mine, peak_mb=peak, note=note)
 
 
 def _mesh(
@@ -82,9 +75,9 @@ def _mesh(
     task = problem(setting.small)
     plain = compiled(task, device=setting.devices[0])
     ours = compiled(task, mirrored(setting.devices, mesh), wrap, **options)
-    for trained in (plain, ours):
-        trained.epoch()
-    return judged(name, difference(ours, plain), EXACT, ms=ours.step_ms(), peak_mb=peak_mb(setting.devices[0]))
+    plain.epoch()
+    peak = peak_of_epoch(ours, setting.devices[0])
+    return judged(name, difference(ours, plain), EXACT, ms=step_ms(ours)[0], peak_mb=peak)
 
 
 def _overflow(name: str, setting: Setting) -> Outcome:
@@ -128,9 +121,7 @@ def _peaks(name: str, setting: Setting) -> Outcome:
         wrap = partial(keras_ext.PipelineModel, num_microbatches=8, schedule=schedule, partition="uniform")
         trained = compiled(task, mirrored(setting.devices, {"pipe": 2}), wrap)
         trained.epoch()
-        reset_peak(setting.devices[0])
-        trained.epoch()
-        found[schedule] = peak_mb(setting.devices[0])
+        found[schedule] = peak_of_epoch(trained, setting.devices[0])
     gpipe, one = found["gpipe"], found["1f1b"]
     if gpipe is None or one is None:
         return Outcome(name, note="this device counts no memory")
@@ -143,7 +134,7 @@ def _profile(name: str, setting: Setting) -> Outcome:
 
     trained = compiled(models.images(setting.small), mirrored(setting.devices))
     trained.epoch()
-    return Outcome(name, ms=trained.step_ms(), note=profiled(trained, setting))
+    return Outcome(name, ms=step_ms(trained)[0], note=profiled(trained, setting))
 
 
 def _two_processes(name: str, setting: Setting) -> Outcome:

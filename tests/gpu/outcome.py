@@ -16,7 +16,7 @@ class Outcome:
     """One row of the table.
 
     Attributes:
-        result: "ok", "differs", "failed", "timeout" or "refused" (with the reason in `note`).
+        result: "ok", "differs", "failed", "timeout", or "left out", when the suite's time was over.
         difference: the largest one from one device, relative to the largest weight of its variable, if that is over 1.
         allowed: the tolerance, an expectation that no GPU has confirmed yet.
         ms: per step.

@@ -16,7 +16,9 @@ import tensorflow as tf
 
 import strategies
 from tests.gpu.models import Problem
+from tests.gpu.setting import peak_mb, reset_peak
 
+_NUM_ROUNDS = 3
 _REPEATS = 4
 
 
@@ -35,10 +37,28 @@ class Trained:
         self.losses += self.model.fit(data, verbose=0, shuffle=False).history["loss"]
         return time.perf_counter() - begin
 
-    def step_ms(self) -> float:
-        """Milliseconds of a step: what a longer epoch takes more than a short one, which both begin and end."""
-        short, long = self.epoch(), self.epoch(repeats=1 + _REPEATS)
-        return (long - short) / (_REPEATS * self.problem.num_steps) * 1e3
+
+def step_ms(*several: Trained) -> list[float]:
+    """Milliseconds of a step of each: what a longer epoch takes more than a short one, which both begin and end.
+
+    They train in turns; the fastest epoch of each kind counts.
+    """
+    times: list[list[tuple[float, float]]] = [[] for _ in several]
+    for _ in range(_NUM_ROUNDS):
+        for trained, found in zip(several, times, strict=True):
+            found.append((trained.epoch(), trained.epoch(repeats=1 + _REPEATS)))
+    fastest = [[min(kind) for kind in zip(*found, strict=True)] for found in times]
+    return [
+        (long - short) / (_REPEATS * trained.problem.num_steps) * 1e3
+        for trained, (short, long) in zip(several, fastest, strict=True)
+    ]
+
+
+def peak_of_epoch(trained: Trained, device: str) -> float | None:
+    """Trains for an epoch and returns the most MB that the device held, with what lay there before."""
+    reset_peak(device)
+    trained.epoch()
+    return peak_mb(device)
 
 
 def compiled(
