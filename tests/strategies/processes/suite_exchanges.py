@@ -135,7 +135,9 @@ def test_of_normalization_over_all_replicas() -> None:
     """Its sums are one message each way; the numbers are those of one device."""
 
     def make() -> keras.Model:
-        return model(keras.layers.Dense(3), keras.layers.BatchNormalization(synchronized=True))
+        # A bias in front of it would have no gradient.
+        layers = [keras.layers.Dense(3, use_bias=False), keras.layers.BatchNormalization(synchronized=True)]
+        return model(*layers, optimizer="sgd")
 
     found, history = fitted(make, strategy().scope())
     alone, of_one_device = fitted(make, contextlib.nullcontext())
