@@ -126,7 +126,7 @@ ROOMS = (
         2,
         ("strategies.engine",),
         ("tensorflow",),
-        ("row values", "topology", "devices", "internals", "collectives", "batches", "replica", "engine"),
+        ("row values", "topology", "devices", "internals", "buckets", "collectives", "batches", "replica", "engine"),
     ),
     Room("saving", 2, ("strategies.saving",), ("tensorflow",), ("collectives", "engine", "saving")),
     Room(

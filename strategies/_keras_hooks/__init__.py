@@ -24,6 +24,7 @@ from strategies._keras_hooks import (
     random,
     remat,
     replica_attributes,
+    synchronized_norms,
     train_steps,
     trainer,
     weights,
@@ -48,6 +49,7 @@ def install() -> None:
     random.install()
     remat.install()
     replica_attributes.install()
+    synchronized_norms.install()
     train_steps.install()
     trainer.install()
     weights.install()

@@ -38,7 +38,7 @@ class StepContext:
     shares: tuple[Share, ...] = ()
     written: dict[Any, Any] = field(default_factory=dict)
     agreed: set[Any] = field(default_factory=set)
-    waiting: list[Callable[[Sequence[Any]], list[Any]]] = field(default_factory=list)
+    waiting: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
 
 
 _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("keras_strategies_trainer", default=None)

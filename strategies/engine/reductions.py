@@ -18,10 +18,15 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 from strategies.batches.shares import Share
+from strategies.collectives.buckets import make_buckets
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup, if_present
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.replica.slices import Lookups, of_batch, side_by_side
+from strategies.topology.devices import is_gpu
+
+#: Of a bucket of gradients that the GPUs of one process sum by NCCL, whose messages are best when they are large.
+GPU_BUCKET_BYTES = 64 * 2**20
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -93,18 +98,32 @@ class Reductions:
         dense: dict[tuple[str, ...], list[int]] = {}
         for i, (value, place) in enumerate(zip(values, where, strict=True)):
             if reduce_op == _SUM and _is_sparse(value):
-                # As many slices as the batch has rows: collectives, which are bound to one shape, cannot carry them.
-                with tf.device(self._layout.groups[groups[i]].devices[0]):
-                    total = _lookups(value, shares).joined()
-                found[i] = self._layout.copied_to(groups[i], total)
+                found[i] = self._joined(value, shares, groups[i])
             else:
                 dense.setdefault(tuple(getattr(place, "_devices", ())), []).append(i)
         options = options or tf.distribute.experimental.CommunicationOptions()
         for devices, indices in dense.items():
-            made = self._reduce_locally(reduce_op, [(values[i], where[i]) for i in indices], devices, options)
-            for i, total in zip(indices, made, strict=True):
-                found[i] = total
+            for packed in _packs(values, indices, devices) if as_gradients else [indices]:
+                made = self._reduce_locally(reduce_op, [(values[i], where[i]) for i in packed], devices, options)
+                for i, total in zip(packed, made, strict=True):
+                    found[i] = total
         return found
+
+    def _joined(self, value: Any, shares: Sequence[Share], group: int) -> Any:
+        """Returns the slices of the local replicas side by side, on each device of a group.
+
+        There are as many as the batch has rows: collectives, which are bound to one shape, cannot carry them.
+        """
+        devices = self._layout.groups[group].devices
+        if not any(is_gpu(device) for device in devices):
+            with tf.device(devices[0]):
+                return self._layout.copied_to(group, _lookups(value, shares).joined())
+        joined = []
+        for device in devices:
+            # Each from all others: GPUs copy to each other in pairs, and the first one is no bottleneck.
+            with tf.device(device):
+                joined.append(_lookups(value, shares).joined())
+        return PerReplica(tuple(joined))
 
     def across(
         self,
@@ -166,6 +185,20 @@ class Reductions:
         for i, components in zip(mine, zip(*per_replica, strict=True), strict=True):
             values[i] = PerReplica(components)
         return values
+
+
+def _packs(values: Sequence[Any], indices: Sequence[int], devices: Sequence[str]) -> list[list[int]]:
+    """Returns the indices of gradients that are summed as one, in the order in which they are asked for.
+
+    TensorFlow's collectives make one message of all that they get at once, which then waits for the last gradient.
+    Between CPU devices gradients are added one by one, each when it is there.
+    """
+    if not any(is_gpu(device) for device in devices):
+        return [list(indices)]
+    tensors = [local_values(values[i])[0] for i in indices]
+    sizes = [(tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors]
+    buckets = make_buckets(sizes, [tensor.dtype.name for tensor in tensors], GPU_BUCKET_BYTES)
+    return [[indices[i] for i in bucket.indices] for bucket in buckets]
 
 
 def _is_sparse(value: Any) -> bool:

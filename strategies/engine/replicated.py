@@ -18,7 +18,6 @@ import tensorflow as tf
 from strategies._tf_internals import (
     CheckpointInitialValue,
     MirroredExtended,
-    UpdateContext,
     get_update_replica_id,
     is_mirrored,
     regroup,
@@ -34,9 +33,9 @@ from strategies.engine.cross_device import adapt, are_int32, bound_reduction, wi
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions, Rider
-from strategies.engine.replica_state import state_vectors
 from strategies.engine.seeds import agree_on_seed
 from strategies.engine.step import Steps
+from strategies.engine.updates import Updates
 from strategies.engine.variables import ReplicaStateVariable, aware, holds_totals, reading_totals
 from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
@@ -92,6 +91,7 @@ class ReplicatedExtended(MirroredExtended):
         self._reductions = Reductions(self.layout, self._reduce_locally)
         self._gradient_sync = GradientSync(self.layout, self._reductions, self.waits)
         self._steps = Steps(container_strategy, self.layout, self.waits)
+        self._updates = Updates(self.layout, self._gradient_sync, self._steps)
         if self.process_group is not None:
             job = _check_alike(self.process_group, self.layout.num_local, len(devices))
             self.savings = Savings(self.process_group.rank, job)
@@ -154,43 +154,16 @@ class ReplicatedExtended(MirroredExtended):
         Returns:
             What ``update`` returned for the first replica; None if it waits.
         """
-        self.finish_update()
-
-        def run(riders: Sequence[Rider]) -> tuple[Any, list[tf.Tensor]]:
-            local, totals = self._gradient_sync.synchronized(
-                gradients, targets, self._steps.context.shares, accumulation, riders
-            )
-            results = []
-            for r, device in enumerate(self.layout.devices):
-                with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
-                    results.append(update(list(select_replica(r, local))))
-            return results[0], totals
-
-        if may_wait and self.process_group is not None and accumulation is None and self._steps.context.shares:
-            self._steps.context.waiting.append(lambda riders: run(riders)[1])
+        update_of = functools.partial(self._updates.run, gradients, update, targets, accumulation)
+        if may_wait and self.process_group is not None and accumulation is None:
+            self._updates.let_wait(update_of)
             return None
-        return run(())[0]
+        self.finish_update()
+        return update_of(())[0]
 
     def finish_update(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
-        """Makes the update that waits, if one does. In the same message goes what replicas wrote for themselves.
-
-        Call in cross-replica context.
-
-        Args:
-            riders: more sums over all replicas that are wanted now.
-
-        Returns:
-            The totals of the riders, on the first local device of their groups; None if no update waits.
-        """
-        context = self._steps.context
-        if not context.waiting:
-            return None
-        vectors = state_vectors(self._steps.take_written())
-        state = [Rider([vector.term_of_mean(context.shares)]) for vector in vectors]
-        totals = context.waiting.pop()([*riders, *state])
-        for vector, mean in zip(vectors, totals[len(riders) :], strict=True):
-            vector.assign(mean)
-        return totals[: len(riders)]
+        """Makes the update that waits, if one does; see :meth:`Updates.finish`. Call in cross-replica context."""
+        return self._updates.finish(riders)
 
     def _use_merge_call(self) -> bool:
         # While one replica's components are updated there is nobody to merge with: Keras then calls directly.

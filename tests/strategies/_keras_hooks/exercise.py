@@ -126,7 +126,8 @@ def everything(folder: Path) -> None:
     """Trains, evaluates, saves and loads a model; saving needs one process here, and has two in the parity tests."""
     with keras.RematScope("full"):
         first = keras.layers.Dense(4, activation="tanh")
-    model = keras.Sequential([keras.Input((3,)), first, keras.layers.Dropout(0.5), Noisy(), keras.layers.Dense(1)])
+    inner = [first, keras.layers.BatchNormalization(synchronized=True), keras.layers.Dropout(0.5), Noisy()]
+    model = keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(clipnorm=1.0, use_ema=True))
     model.compile(optimizer, "mse", metrics=["mae"])
     callbacks = [

@@ -129,3 +129,19 @@ def test_of_moving_statistics() -> None:
     np.testing.assert_allclose(found.layers[0].moving_mean, mean, rtol=0, atol=1e-6)
     found.evaluate(x, y, batch_size=8, verbose=0)
     assert all_ranks(exchanges(found.test_function)) == [1, 1]
+
+
+def test_of_normalization_over_all_replicas() -> None:
+    """Its sums are one message each way; the numbers are those of one device."""
+
+    def make() -> keras.Model:
+        # A bias in front of it would have no gradient.
+        layers = [keras.layers.Dense(3, use_bias=False), keras.layers.BatchNormalization(synchronized=True)]
+        return model(*layers, optimizer="sgd")
+
+    found, history = fitted(make, strategy().scope())
+    alone, of_one_device = fitted(make, contextlib.nullcontext())
+    assert all_ranks(exchanges(found.train_function)) == [3, 3]
+    for one, other in zip(found.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(history["loss"], of_one_device["loss"], rtol=1e-6, atol=1e-6)

@@ -1,0 +1,78 @@
+"""Updates of variables by synchronized gradients, and what travels in the same message.
+
+Its contract is tested in ``tests/strategies/processes/suite_exchanges.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import UpdateContext, select_replica
+from strategies.engine.gradient_sync import Accumulation, GradientSync
+from strategies.engine.layout import ReplicaLayout
+from strategies.engine.reductions import Rider
+from strategies.engine.replica_state import state_vectors
+from strategies.engine.step import Steps
+
+
+class Updates:
+    """Runs updates on the devices of the local replicas: at once, or when all that is to be summed with them is known.
+
+    Args:
+        layout: the replicas.
+        gradient_sync: of the same replicas.
+        steps: theirs.
+    """
+
+    def __init__(self, layout: ReplicaLayout, gradient_sync: GradientSync, steps: Steps) -> None:
+        self._layout = layout
+        self._gradient_sync = gradient_sync
+        self._steps = steps
+
+    def run(
+        self,
+        gradients: Sequence[Any],
+        update: Callable[[list[Any]], Any],
+        targets: Sequence[Any] | None,
+        accumulation: Accumulation | None,
+        riders: Sequence[Rider],
+    ) -> tuple[Any, list[tf.Tensor]]:
+        """Synchronizes gradients and calls ``update`` once per local replica.
+
+        Returns:
+            What ``update`` returned for the first replica, and the totals of the riders.
+        """
+        shares = self._steps.context.shares
+        local, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, riders)
+        results = []
+        for r, device in enumerate(self._layout.devices):
+            with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
+                results.append(update(list(select_replica(r, local))))
+        return results[0], totals
+
+    def let_wait(self, update: Callable[[Sequence[Rider]], tuple[Any, list[tf.Tensor]]]) -> None:
+        """Leaves an update, which takes riders, for :meth:`finish`; makes one that was left before."""
+        self.finish()
+        self._steps.context.waiting.append(update)
+
+    def finish(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
+        """Makes the update that waits. In the same message goes what replicas wrote for themselves in the step.
+
+        Args:
+            riders: more sums over all replicas that are wanted now.
+
+        Returns:
+            The totals of the riders, on the first local device of their groups; None if no update waits.
+        """
+        context = self._steps.context
+        if not context.waiting:
+            return None
+        vectors = state_vectors(self._steps.take_written())
+        state = [Rider([vector.term_of_mean(context.shares)]) for vector in vectors]
+        _, totals = context.waiting.pop()([*riders, *state])
+        for vector, mean in zip(vectors, totals[len(riders) :], strict=True):
+            vector.assign(mean)
+        return totals[: len(riders)]
