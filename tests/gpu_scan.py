@@ -107,8 +107,9 @@ class Scan:
         return list({(source.device, id(target)): (source, target) for source, target in between}.values())
 
     def beside_collectives(self) -> list[tuple[Node, Node]]:
-        """Returns the control edges between the host and a collective of a GPU."""
-        return [edge for edge in self.with_host() if any(node.type in COLLECTIVES for node in edge)]
+        """Returns the control edges from the host to a GPU's collective or its inputs, and from it or its results."""
+        crossing = [edge for edge in self.control_edges if HOST in (edge[0].device, edge[1].device)]
+        return _once(edge for edge in crossing if _feeds_collective(edge[1]) or _follows_collective(edge[0]))
 
 
 def worst(edges: Iterable[tuple[Node, Node]], count: int = 12) -> str:
@@ -127,6 +128,16 @@ def scan(function: Any) -> Scan:
 
 def _once(edges: Iterable[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
     return list({(id(source), target.device): (source, target) for source, target in edges}.values())
+
+
+def _feeds_collective(node: Node) -> bool:
+    ops = [] if node.op is None else [node.op, *(user for output in node.op.outputs for user in output.consumers())]
+    return any(op.type in COLLECTIVES for op in ops)
+
+
+def _follows_collective(node: Node) -> bool:
+    ops = [] if node.op is None else [node.op, *(tensor.op for tensor in node.op.inputs)]
+    return any(op.type in COLLECTIVES for op in ops)
 
 
 def _would_be(device: str) -> str | None:
