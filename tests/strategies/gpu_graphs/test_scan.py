@@ -105,8 +105,7 @@ def test_control_edges_beside_collectives() -> None:
             return all_reduce(x, 1)
 
     [(source, target)] = traced(step, tf.TensorSpec([2])).beside_collectives()
-    # The keys of the collective.
-    assert (source.type, target.type) == ("Timestamp", "Const")
+    assert (source.type, target.device) == ("Timestamp", "GPU:0")
 
 
 def test_copies() -> None:
