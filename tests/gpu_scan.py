@@ -10,28 +10,25 @@ traced, each edge counted once for each device that it leads to.
 from __future__ import annotations
 
 import collections
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from tests.gpu_kernels import kernel_of, on_host
-
-HOST = "host"
-COLLECTIVES = (
-    "CollectiveReduceV2",
-    "CollectiveGatherV2",
-    "CollectiveAllToAllV2",
-    "CollectiveBcastSendV2",
-    "CollectiveBcastRecvV2",
+from tests.gpu_order import (
+    BRANCHES,
+    CALLS,
+    COLLECTIVES,
+    HOST,
+    LOOPS,
+    control_outputs,
+    disorders_in,
+    functions_of,
+    is_functional,
+    would_be,
 )
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-LOOPS = ("While", "StatelessWhile")
-# They are no work, or the runtime's own.
-_NOT_RUN = ("Placeholder", "NoOp", "Const")
 
 
 @dataclass(eq=False)
@@ -107,8 +104,9 @@ class Scan:
         return list({(source.device, id(target)): (source, target) for source, target in between}.values())
 
     def beside_collectives(self) -> list[tuple[Node, Node]]:
-        """Returns the control edges between the host and a collective of a GPU."""
-        return [edge for edge in self.with_host() if any(node.type in COLLECTIVES for node in edge)]
+        """Returns the control edges from the host to a GPU's collective or its inputs, and from it or its results."""
+        crossing = [edge for edge in self.control_edges if HOST in (edge[0].device, edge[1].device)]
+        return _once(edge for edge in crossing if _feeds_collective(edge[1]) or _follows_collective(edge[0]))
 
 
 def worst(edges: Iterable[tuple[Node, Node]], count: int = 12) -> str:
@@ -129,13 +127,14 @@ def _once(edges: Iterable[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
     return list({(id(source), target.device): (source, target) for source, target in edges}.values())
 
 
-def _would_be(device: str) -> str | None:
-    spec = tf.DeviceSpec.from_string(device)
-    if spec.device_type is None:
-        return None
-    if spec.device_type == "GPU":
-        return f"GPU:{spec.device_index or 0}"
-    return f"GPU:{spec.device_index - 1}" if spec.device_index else HOST
+def _feeds_collective(node: Node) -> bool:
+    ops = [] if node.op is None else [node.op, *(user for output in node.op.outputs for user in output.consumers())]
+    return any(op.type in COLLECTIVES for op in ops)
+
+
+def _follows_collective(node: Node) -> bool:
+    ops = [] if node.op is None else [node.op, *(tensor.op for tensor in node.op.inputs)]
+    return any(op.type in COLLECTIVES for op in ops)
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class _Scanner:
         arguments = []
         for tensor in graph.inputs:
             external = inside.get(tensor.name)
-            home = _would_be(external.device) if external is not None and external.dtype == tf.resource else None
+            home = would_be(external.device) if external is not None and external.dtype == tf.resource else None
             arguments.append(_Value(self._add("argument", "Argument", HOST), 0, home))
         self._graph(graph, "", "GPU:0", arguments, None)
         return self._scan
@@ -184,19 +183,19 @@ class _Scanner:
                 continue
             inputs = [values[tensor.name] for tensor in op.inputs]
             homes = {value.home for value in inputs if value.home is not None}
-            device = _would_be(op.device) or (homes.pop() if len(homes) == 1 and not _is_functional(op) else default)
+            device = would_be(op.device) or (homes.pop() if len(homes) == 1 and not is_functional(op) else default)
             before = [done[each.name] for each in op.control_inputs if each.name in done]
             if not op.inputs and not before and entered is not None:
                 before = [entered]
             name = f"{path}{op.name}"
-            made, end = (self._functional if _is_functional(op) else self._plain)(
+            made, end = (self._functional if is_functional(op) else self._plain)(
                 op, name, device, inputs, before, graph
             )
             done[op.name] = end
             values |= {tensor.name: value for tensor, value in zip(op.outputs, made, strict=True)}
-        self._scan.disorders += _disorders(graph, path, default)
+        self._scan.disorders += disorders_in(graph, path, default)
         return [values[tensor.name] for tensor in graph.outputs], [
-            done[each.name] for each in _control_outputs(graph) if each.name in done
+            done[each.name] for each in control_outputs(graph) if each.name in done
         ]
 
     def _plain(
@@ -222,7 +221,7 @@ class _Scanner:
                 self._control(each, entered)
         end = self._add(f"{name}/end", "End", device)
         outputs: list[_Value] = []
-        for attribute, inner in _functions_of(op, graph):
+        for attribute, inner in functions_of(op, graph):
             arguments = inputs[1:] if op.type in BRANCHES else list(inputs)
             made, must_run = self._graph(inner, f"{name}/", device, arguments, entered)
             for node in must_run:
@@ -265,98 +264,10 @@ class _Scanner:
             return None
         if node.device == HOST or node.op is None:
             return node.device
-        if _is_functional(node.op):
+        if is_functional(node.op):
             return HOST if node.op.outputs[0:] and _on_host_by_dtype(node.op, value.index) else node.device
         return HOST if on_host(node.op, kernel_of(node.op), inputs=False)[value.index] else node.device
 
 
 def _on_host_by_dtype(op: Any, index: int) -> bool:
     return index < len(op.outputs) and op.outputs[index].dtype in (tf.int32, tf.resource, tf.variant, tf.string)
-
-
-def _is_functional(op: Any) -> bool:
-    return op.type in (*CALLS, *BRANCHES, *LOOPS)
-
-
-def _functions_of(op: Any, graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yields attribute and graph of the functions that an op calls."""
-    for name in ("f", "then_branch", "else_branch", "cond", "body"):
-        if name in op.node_def.attr:
-            yield name, _graph_of(op.get_attr(name).name, graph)
-    if op.type in ("Case", "StatelessCase"):
-        for each in op.get_attr("branches"):
-            yield "branches", _graph_of(each.name, graph)
-
-
-def _graph_of(name: str, graph: Any) -> Any:
-    while graph is not None:
-        # No public name: a graph's library.
-        found = graph._get_function(name)
-        if found is not None:
-            return found.graph
-        graph = getattr(graph, "outer_graph", None)
-    raise KeyError(name)
-
-
-def _control_outputs(graph: Any) -> list[Any]:
-    return list(getattr(graph, "control_outputs", ()))
-
-
-# ---- order
-
-
-def _disorders(graph: Any, path: str, default: str) -> list[str]:
-    """Returns what is out of order among the collectives of each device, in one function.
-
-    A call, branch or loop that contains some counts as one. It is ordered by control edges only: its data may be there
-    before its collectives are done.
-    """
-    users: dict[str, list[Any]] = collections.defaultdict(list)
-    for op in graph.get_operations():
-        for device in sorted(_devices_with_collectives(op, graph, default)):
-            users[device].append(op)
-    found = []
-    for device, ops in users.items():
-        for first, second in itertools.pairwise(ops):
-            if not _waits_for(second, first):
-                found.append(
-                    f"{device}: {path}{second.name} ({second.type}) does not wait for {first.name} ({first.type})"
-                )
-        must_run = _control_outputs(graph)
-        # What follows the function waits for the last, and the next iteration of a loop for all of this one.
-        last = ops[-1]
-        if path and not any(each.name == last.name or _waits_for(each, last) for each in must_run):
-            found.append(f"{device}: nothing behind {path} waits for {last.name} ({last.type})")
-    return found
-
-
-def _devices_with_collectives(op: Any, graph: Any, default: str) -> set[str]:
-    device = _would_be(op.device) or default
-    if op.type in COLLECTIVES:
-        return {device} - {HOST}
-    if not _is_functional(op):
-        return set()
-    return {
-        each
-        for _, inner in _functions_of(op, graph)
-        for one in inner.get_operations()
-        for each in _devices_with_collectives(one, inner, device)
-    }
-
-
-def _waits_for(op: Any, earlier: Any) -> bool:
-    """True if `op` starts only after `earlier` is done."""
-    is_call = _is_functional(op)
-    seen: set[str] = set()
-    pending = [*op.control_inputs, *([] if is_call else (t.op for t in op.inputs))]
-    while pending:
-        each = pending.pop()
-        if each.name == earlier.name:
-            return True
-        if each.name in seen:
-            continue
-        seen.add(each.name)
-        pending += each.control_inputs
-        # The data of a call that contains the earlier collective may be there before: followed, but not into it.
-        pending += [t.op for t in each.inputs if t.op.name != earlier.name or not _is_functional(earlier)]
-    return False

@@ -10,11 +10,11 @@ from typing import Literal
 import tensorflow as tf
 
 from strategies._tf_internals import eager_context
-from strategies.collectives import checks
 from strategies.collectives.base import Collectives
 from strategies.collectives.channel import Channel
 from strategies.collectives.shapes import shape_of
 from strategies.collectives.tf_runtime import members, wire
+from strategies.collectives.tf_runtime.channel import Link, RuntimeChannel
 from strategies.collectives.transport import Op, Pairs
 from strategies.collectives.watchdog import Watchdog
 from strategies.topology.devices import is_gpu, list_own_devices
@@ -213,15 +213,15 @@ class TensorFlowCollectives(Collectives):
                 "Make channels inside a tf.function: eagerly, a send would block before its receive is posted. Use "
                 "permute instead."
             )
-        sends: list[_Link] = []
-        receives: list[_Link] = []
+        sends: list[Link] = []
+        receives: list[Link] = []
         for group in self.mesh.groups(axis):
             if {group[source], group[target]} & set(self.local_indices):
                 pairs, ordinal = self._pair(group[source], group[target], num_messages)
                 for links, index in ((sends, group[source]), (receives, group[target])):
                     if index in pairs:
                         links.append((self._device(self.local_indices.index(index)), pairs[index], ordinal))
-        return _RuntimeChannel(sends, receives, num_messages)
+        return RuntimeChannel(sends, receives, num_messages)
 
     def _device(self, local: int) -> str:
         return self._devices[local]
@@ -292,38 +292,6 @@ class TensorFlowCollectives(Collectives):
             with self._lock:
                 self._eager_functions[cache_key] = function
         return list(function(*tensors))
-
-
-_Link = tuple[str, wire.CollectiveGroup, int]
-
-
-class _RuntimeChannel(Channel):
-    """A channel whose messages are broadcasts in a group of two."""
-
-    def __init__(self, sends: Sequence[_Link], receives: Sequence[_Link], num_messages: int) -> None:
-        self._sends, self._receives = sends, receives
-        self._num_messages = num_messages
-        self._send_tags: set[int] = set()
-        self._recv_tags: set[int] = set()
-
-    def send(self, values: Sequence[tf.Tensor], tag: int = 0) -> list[tf.Tensor]:
-        tensors = checks.check_values(values, len(self._sends), arithmetic=False)
-        checks.check_tag(tag, self._num_messages, self._send_tags, "a send")
-        sent = []
-        for value, (device, group, ordinal) in zip(tensors, self._sends, strict=True):
-            with tf.device(device):
-                sent.append(wire.send(wire.flatten(value), group, ordinal + tag))
-        return sent
-
-    def recv(self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0) -> list[tf.Tensor]:
-        checks.check_shape_count(len(shapes), len(self._receives))
-        checks.check_tag(tag, self._num_messages, self._recv_tags, "a receive")
-        received = []
-        for shape, (device, group, ordinal) in zip(shapes, self._receives, strict=True):
-            with tf.device(device):
-                wanted = shape if isinstance(shape, tf.Tensor) else list(shape)
-                received.append(members.receive(wanted, dtype, group, ordinal + tag))
-        return received
 
 
 def _end_all(why: str) -> None:

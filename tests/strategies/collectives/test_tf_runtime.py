@@ -40,7 +40,8 @@ def test_refused_construction() -> None:
         TensorFlowCollectives(mesh).channel("data", 0, 1)
 
 
-def test_a_receive_that_nobody_sends_to_fails_in_time() -> None:
+@pytest.mark.parametrize("devices", [("CPU:0", "CPU:1"), ("CPU:1", "CPU:2")], ids=["CPUs", "would-be GPUs"])
+def test_a_receive_that_nobody_sends_to_fails_in_time(devices: tuple[str, str]) -> None:
     # In a process of its own: after one failed collective TensorFlow fails all later ones.
     program = """
         import time
@@ -50,8 +51,11 @@ def test_a_receive_that_nobody_sends_to_fails_in_time() -> None:
         from strategies.collectives.tf_runtime import TensorFlowCollectives
         from strategies.topology.mesh import DeviceMesh
         from tests import conftest
+        from tests.would_be_gpus import would_be_gpus
 
-        mesh = DeviceMesh.from_devices(["CPU:0", "CPU:1"], {"pipe": 2})
+        would_be = would_be_gpus()
+        would_be.__enter__()
+        mesh = DeviceMesh.from_devices(DEVICES, {"pipe": 2})
         collectives = TensorFlowCollectives(mesh, timeout_seconds=1)
 
         @tf.function
@@ -65,7 +69,7 @@ def test_a_receive_that_nobody_sends_to_fails_in_time() -> None:
             print("failed after", round(time.monotonic() - start), "s")
             print(error)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
+    command = [sys.executable, "-c", textwrap.dedent(program).replace("DEVICES", str(list(devices)))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert "failed after" in done.stdout, done.stdout + done.stderr
     assert int(done.stdout.split()[2]) <= 10

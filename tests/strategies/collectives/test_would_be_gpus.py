@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -93,7 +94,8 @@ def test_channels_whose_messages_both_sides_trace_in_one_order() -> None:
 
 def test_hints() -> None:
     mesh = DeviceMesh.from_devices(device_names(3)[1:])
-    for given, hint in (("auto", "nccl"), ("NCCL", "nccl"), ("RING", "ring")):
+    hints: dict[Literal["auto", "NCCL", "RING"], str] = {"auto": "nccl", "NCCL": "nccl", "RING": "ring"}
+    for given, hint in hints.items():
         collectives = TensorFlowCollectives(mesh, implementation=given)
         function = tf.function(lambda values: collectives.all_reduce(values, "data"))  # noqa: B023
         graph = function.get_concrete_function([tf.TensorSpec([2**23]), tf.TensorSpec([2**23])]).graph

@@ -52,7 +52,9 @@ def one_of_two_processes(devices: Sequence[str], **options: Any) -> Iterator[Any
         patch.setattr(multi_worker_mirrored, "_start_runtime", lambda cluster: None)
         patch.setattr(multi_worker_mirrored, "TensorFlowCollectives", _OneOfTwo)
         patch.setattr(multi_worker_mirrored, "own_devices", lambda: list(devices))
-        yield strategies.MultiWorkerMirroredStrategy(resolver, **options)
+        # What would run for real ends soon, with an error.
+        soon = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
+        yield strategies.MultiWorkerMirroredStrategy(resolver, communication_options=soon, **options)
 
 
 @contextlib.contextmanager
@@ -103,6 +105,41 @@ def classifier(**compiled: Any) -> Any:
     arguments = {"optimizer": keras.optimizers.Adam(0.01, global_clipnorm=1.0), "metrics": ["accuracy"]} | compiled
     model.compile(loss="sparse_categorical_crossentropy", **arguments)
     return model
+
+
+def loop_of(strategy: Any, model: Any) -> Any:
+    """A step of a user's own loop, with its batches."""
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+    def of_replica(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def step(batch: Any) -> Any:
+        return strategy.reduce(tf.distribute.ReduceOp.MEAN, strategy.run(of_replica, args=batch), axis=None)
+
+    batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(rows()).batch(8))
+    return step.get_concrete_function(next(iter(batches)))
+
+
+def dense_layers() -> Any:
+    """A model for meshes of more than the data axis."""
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(16, activation="relu")(inputs)
+    hidden = keras.layers.Dense(16, activation="relu")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(4)(hidden))
+
+
+def numbers() -> tuple[Any, Any]:
+    """Its inputs and labels."""
+    random = np.random.default_rng(0)
+    return random.random((NUM_ROWS, 8)).astype("float32"), random.random((NUM_ROWS, 4)).astype("float32")
 
 
 def rows() -> tuple[Any, Any]:
