@@ -23,6 +23,6 @@ def check(step: Any, *, copies: int, between_gpus: int, num_collectives: int | N
     assert not found.disorders, "\n".join(found.disorders)
     assert not found.with_host(), worst(found.with_host())
     assert len(found.between_gpus()) <= between_gpus, worst(found.between_gpus())
-    assert len(found.copies) <= copies, worst(found.copies)
+    assert len(found.copies) <= copies, f"{len(found.copies)} copies\n{worst(found.copies)}"
     if num_collectives is not None:
         assert len(found.collectives()) == num_collectives, "\n".join(map(str, found.collectives()))

@@ -44,7 +44,7 @@ def test_two_gpus_each() -> None:
         with programs.steps_are_traced_only() as traced:
             model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
         # Sums go through the first GPU of each process.
-        check(traced[0], copies=55, between_gpus=1)
+        check(traced[0], copies=56, between_gpus=1)
 
 
 def test_split_layers() -> None:
