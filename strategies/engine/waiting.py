@@ -205,7 +205,8 @@ class Waits:
             by_device.setdefault(tensor.device, []).append(tensor)
         waited: list[Any] = []
         for device, there in by_device.items():
-            if not is_gpu(device):
+            # A tensor without a device is on the first GPU, where there is one.
+            if not (is_gpu(device) if device else tf.config.list_logical_devices("GPU")):
                 waited += there
                 continue
             with tf.device(device), tf.control_dependencies(there):

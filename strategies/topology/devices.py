@@ -124,7 +124,7 @@ def _add_in_turn(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return total
 
 
-def _device_type(device: str) -> str | None:
+def _device_type(device: str) -> str:
     # In a function of its own, so that a test can let a CPU device pass for a GPU (tests/would_be_gpus.py).
     return str(tf.DeviceSpec.from_string(device).device_type)
 

@@ -73,7 +73,7 @@ def test_slow_input_is_told_once_per_fit(
 @pytest.mark.parametrize(
     ("source", "step", "thresholds"),
     [
-        (0.0, 0.03, {"share": 0.9, "seconds": 0.1, "steps": 3}),
+        (0.0, 0.03, {"seconds": 0.1, "steps": 3}),
         (0.03, 0.0, {"seconds": 0.1, "steps": NUM_BATCHES}),
         (0.03, 0.0, {"seconds": 60.0, "steps": 3}),
         (0.03, 0.0, {}),
