@@ -4,6 +4,7 @@
 its rows (or, where it has none, one to run on); the same functions map them, in order; they are batched, and each batch
 becomes a :class:`Portion`. How many rows the whole batch has travels with each row, so that the pipeline needs to know
 neither its length nor where it ends. Windows cost less than a microsecond per row that is left out; a filter, 80.
+Arrays need no windows: the process' rows of a batch are a slice of them.
 """
 
 from __future__ import annotations
@@ -71,11 +72,21 @@ def select_before_mapping(dataset: tf.data.Dataset, first_replica: int, num_loca
         return f"its elements are of another kind than tensors: {batch.element_spec}"
 
     local = slice(first_replica, first_replica + num_local + 1)
-    own = _chosen(source, int(size), bool(drop), lambda rows: even_bounds(rows, num_replicas, tf.minimum)[local])
-    for step in reversed(steps[plan.batch + 1 : plan.source]):
-        own = _again(step, own)
+
+    def bounds_of(rows: Any) -> list[Any]:
+        return even_bounds(rows, num_replicas, tf.minimum)[local]
+
     bounds = even_bounds(int(size), num_replicas)[local]
-    own = _batched(batch, own, max(1, bounds[-1] - bounds[0]), bool(drop))
+    num_own = max(1, bounds[-1] - bounds[0])
+    if plan.of_arrays:
+        if any(array.dtype == tf.variant or array.shape[:1] == [None] for array in source._tensors):
+            return f"its arrays are of another kind than tensors: {batch.element_spec}"
+        own = _sliced(source, int(size), bool(drop), num_own, bounds_of)
+    else:
+        own = _chosen(source, int(size), bool(drop), bounds_of)
+        for step in reversed(steps[plan.batch + 1 : plan.source]):
+            own = _again(step, own)
+        own = _batched(batch, own, num_own, bool(drop))
     for step in reversed(steps[: plan.batch]):
         own = _again(step, own)
 
@@ -127,6 +138,26 @@ def _chosen(source: Any, size: int, drop: bool, bounds_of: Callable[[Any], list[
         return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(rows).repeat(), kept))
 
     return source.window(size, drop_remainder=drop).flat_map(of_one_batch)
+
+
+def _sliced(source: Any, size: int, drop: bool, num_own: int, bounds_of: Callable[[Any], list[Any]]) -> tf.data.Dataset:
+    """Returns, for each batch of rows of arrays, its number of rows and those of them that are this process'."""
+    arrays = source._tensors
+    num_rows = int(arrays[0].shape[0])
+
+    @tf.autograph.experimental.do_not_convert
+    def of_one_batch(number: tf.Tensor) -> Any:
+        start = number * size
+        rows = tf.cast(tf.minimum(num_rows - start, size), tf.int32)
+        bounds = bounds_of(rows)
+        begin, count = bounds[0], bounds[-1] - bounds[0]
+        begin = start + tf.cast(tf.where(count > 0, begin, 0), tf.int64)
+        own = [array[begin : begin + tf.cast(tf.maximum(count, 1), tf.int64)] for array in arrays]
+        for slices, array in zip(own, arrays, strict=True):
+            slices.set_shape([num_own if drop else None, *array.shape[1:]])
+        return rows[tf.newaxis], tf.nest.pack_sequence_as(source.element_spec, own)
+
+    return tf.data.Dataset.range(num_rows // size if drop else -(-num_rows // size)).map(of_one_batch)
 
 
 def _again(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:

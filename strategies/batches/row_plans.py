@@ -1,7 +1,8 @@
 """The point in a pipeline of rows from which a process handles its own rows only: found from the steps' names.
 
 A pipeline that ends in ``map`` and ``batch`` gives the same batches if rows are chosen before they are mapped, as long
-as no step between the two depends on their number or order. Then only a process' own rows are mapped.
+as no step between the two depends on their number or order. Then only a process' own rows are mapped. Of arrays that
+are batched as they are, a process' rows of a batch are one slice.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ class RowPlan:
     Attributes:
         batch: of the step that makes batches.
         source: of the last step that all processes run on all rows; rows are chosen behind it.
+        of_arrays: True if the source are arrays and no step comes between them and the batch.
     """
 
     batch: int
     source: int
+    of_arrays: bool = False
+
+
+#: The step that gives the rows of arrays, ``Dataset.from_tensor_slices``.
+ARRAYS = "tensor_slice"
 
 
 def plan_rows(steps: Sequence[str]) -> RowPlan | str:
@@ -39,6 +46,11 @@ def plan_rows(steps: Sequence[str]) -> RowPlan | str:
     while batch < len(steps) and steps[batch] in _OF_BATCHES:
         batch += 1
     below = batch + 1
+    plain = below
+    while plain < len(steps) and steps[plain] in _UNCHANGED:
+        plain += 1
+    if batch < len(steps) and steps[batch] == "batch" and list(steps[plain:]) == [ARRAYS]:
+        return RowPlan(batch, plain, of_arrays=True)
     if "map" not in steps[below:] and "stateful map" not in steps[below:]:
         return "no map comes before the batch"
     if steps[batch] != "batch":

@@ -63,6 +63,21 @@ def test_any_length_of_any_batch(rows: int, size: int, drop_remainder: bool) -> 
     check_all(Data.range(rows).map(lambda x: 3 * x + 1).batch(size, drop_remainder))
 
 
+@pytest.mark.parametrize(
+    ("rows", "size", "drop_remainder"),
+    [(11, 4, False), (9, 8, False), (3, 8, False), (5, 1, False), (11, 4, True), (12, 6, True), (3, 8, True)],
+)
+def test_slices_of_arrays(rows: int, size: int, drop_remainder: bool) -> None:
+    arrays = {"x": np.arange(2.0 * rows).reshape(rows, 2), "y": (np.arange(rows), [f"{i}" for i in range(rows)])}
+    check_all(Data.from_tensor_slices(arrays).batch(size, drop_remainder).repeat(2).prefetch(2))
+
+
+def test_no_slices_of_ragged_arrays() -> None:
+    why = early_selection.select_before_mapping(Data.from_tensor_slices(RAGGED).batch(2), 0, 1, 2)
+    assert isinstance(why, str)
+    assert "of another kind than tensors" in why
+
+
 SLICES = {"x": np.arange(22.0).reshape(11, 2), "y": (np.arange(11), np.arange(11) % 3 == 0)}
 
 

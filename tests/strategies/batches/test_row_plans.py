@@ -23,11 +23,20 @@ def test_rows_are_chosen_before_the_last_run_of_maps(steps: str, batch: int, sou
 
 
 @pytest.mark.parametrize(
+    ("steps", "batch", "source"),
+    [("batch tensor_slice", 0, 1), ("prefetch repeat batch options prefetch tensor_slice", 2, 5)],
+)
+def test_of_arrays_they_are_slices(steps: str, batch: int, source: int) -> None:
+    assert plan_rows(steps.split()) == RowPlan(batch, source, of_arrays=True)
+
+
+@pytest.mark.parametrize(
     ("steps", "reason"),
     [
         ("batch range", "no map"),
         ("batch shuffle tensor_slice", "no map"),
         ("tensor_slice", "no map"),
+        ("batch take tensor_slice", "no map"),
         ("batch shuffle map range", "`shuffle` stands between"),
         ("batch take map range", "`take` stands between"),
         ("batch batch map range", "`batch` stands between"),
