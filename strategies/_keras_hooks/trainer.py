@@ -85,8 +85,10 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
 
     @functools.wraps(function)
     def driven(data: Any) -> Any:
-        with called_by_trainer(TrainerCall(combination, draws_batches=model.steps_per_execution > 1)):
-            if not isinstance(data, (AgreedIterator, ReadAheadIterator)):
+        one_by_one = isinstance(data, (AgreedIterator, ReadAheadIterator))
+        draws_batches = model.steps_per_execution > 1 and not one_by_one
+        with called_by_trainer(TrainerCall(combination, draws_batches)):
+            if not one_by_one:
                 return function(data)
             try:
                 first = next(data)
