@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -84,8 +85,8 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
         groups = []
         if cluster.world_size > 1:
             # Each part of a replica meets those of the other processes by itself.
-            firsts = local_grid(self._mesh, cluster.rank)[0]
-            groups = [_join(cluster, device, communication_options) for device in firsts]
+            columns = zip(*local_grid(self._mesh, cluster.rank), strict=True)
+            groups = [_join(cluster, column, communication_options) for column in columns]
         parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, groups[0] if groups else None)
         extended = ReplicatedExtended(self, parts, default_reduction(devices), groups)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
@@ -96,17 +97,28 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
 
 
 def _join(
-    cluster: Cluster, device: str, options: tf.distribute.experimental.CommunicationOptions | None
+    cluster: Cluster, devices: Sequence[str], options: tf.distribute.experimental.CommunicationOptions | None
 ) -> ProcessGroup:
+    """Returns the process group of what has a part on each of `devices`, the same in all processes."""
     options = options or tf.distribute.experimental.CommunicationOptions()
-    mesh = DeviceMesh.from_processes(cluster.world_size, local_devices=[device])
-    timeout = TIMEOUT_SECONDS if options.timeout_seconds is None else options.timeout_seconds
     name = options.implementation.value
-    collectives = TensorFlowCollectives(
-        mesh, cluster.rank, implementation="auto" if name == "AUTO" else name, timeout_seconds=timeout
+    make_collectives = functools.partial(
+        TensorFlowCollectives,
+        rank=cluster.rank,
+        implementation="auto" if name == "AUTO" else name,
+        timeout_seconds=TIMEOUT_SECONDS if options.timeout_seconds is None else options.timeout_seconds,
     )
-    bucket_bytes = options.bytes_per_pack or (BUCKET_BYTES_ON_GPUS if is_gpu(device) else DEFAULT_BUCKET_BYTES)
-    return ProcessGroup(collectives, bucket_bytes)
+    between_processes = make_collectives(DeviceMesh.from_processes(cluster.world_size, local_devices=devices[:1]))
+    between_devices = None
+    if _sum_between_devices(devices):
+        between_devices = make_collectives(DeviceMesh.from_processes(cluster.world_size, local_devices=devices))
+    default_bytes = BUCKET_BYTES_ON_GPUS if is_gpu(devices[0]) else DEFAULT_BUCKET_BYTES
+    return ProcessGroup(between_processes, options.bytes_per_pack or default_bytes, between_devices=between_devices)
+
+
+def _sum_between_devices(devices: Sequence[str]) -> bool:
+    """True if NCCL adds up what all devices of all processes have, without a detour through the first of each."""
+    return len(devices) > 1 and all(is_gpu(device) for device in devices)
 
 
 def _resolved(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> Cluster:

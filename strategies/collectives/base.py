@@ -69,33 +69,30 @@ class Collectives(Transport):
 
     def all_reduce_many(
         self,
-        values: Sequence[tf.Tensor],
+        values: Sequence[Sequence[tf.Tensor]],
         axis: str,
         op: Literal["sum", "average", "adasum"] = "sum",
         compression: Literal["fp16", "bf16"] | None = None,
-    ) -> list[tf.Tensor]:
+    ) -> list[list[tf.Tensor]]:
         """Every member gets the sums over the group of several tensors, communicated as one bucket.
 
-        For a process that owns one coordinate: unlike in other methods, `values` are several tensors of it. There is no
-        gradient. The communication starts when all of `values` are ready.
+        For each coordinate that this process owns, `values` have a list of as many tensors, and so has the result.
+        There is no gradient. The communication starts when all of `values` are ready.
 
         Shapes: each `S_i` -> `S_i`, equal on all members; one dtype.
 
         Raises:
-            ValueError: if this process owns several coordinates, or an option that this transport does not support.
+            ValueError: lists of different lengths, or an option that this transport does not support.
         """
         if op != "sum" or compression is not None:
             raise ValueError(
                 f"{type(self).__name__} supports sums without compression only. Received: op={op!r}, "
                 f"compression={compression!r}."
             )
-        if len(self.local_indices) != 1:
-            raise ValueError(
-                f"all_reduce_many needs a process with one coordinate. Received: {len(self.local_indices)} coordinates."
-            )
-        if not values or self.mesh.axis_size(axis) == 1:
-            return list(values)
-        return self._all_reduce_many(list(values), axis)
+        lists = checks.check_lists(values, len(self.local_indices))
+        if not lists[0] or self.mesh.axis_size(axis) == 1:
+            return lists
+        return self._all_reduce_many(lists, axis)
 
     def all_gather(
         self,

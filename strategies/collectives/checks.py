@@ -33,6 +33,20 @@ def check_values(values: Sequence[tf.Tensor], num_local: int, arithmetic: bool) 
     return tensors
 
 
+def check_lists(values: Sequence[Sequence[tf.Tensor]], num_local: int) -> list[list[tf.Tensor]]:
+    """Returns the values as lists; refuses a wrong number of lists, and lists that differ in length."""
+    if isinstance(values, tf.Tensor) or len(values) != num_local or any(isinstance(own, tf.Tensor) for own in values):
+        raise ValueError(
+            f"Expected a list with a list of tensors for each coordinate of this process: {num_local}. Received: "
+            f"{[type(own).__name__ for own in values]}."
+        )
+    if len({len(own) for own in values}) > 1:
+        raise ValueError(
+            f"All coordinates must have as many tensors. Received: {[len(own) for own in values]} of them."
+        )
+    return [list(own) for own in values]
+
+
 def check_shapes(tensors: Sequence[tf.Tensor], axis: str, free_dim: int | None) -> None:
     """Refuses members of one group whose shapes differ, except along `free_dim`."""
     shapes = [tensor.shape for tensor in tensors]

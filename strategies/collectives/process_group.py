@@ -6,7 +6,7 @@ same methods in the same order, which they do because they run the same program 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +24,9 @@ class ProcessGroup:
 
     Args:
         collectives: the collectives between the processes; each owns one coordinate.
+        between_devices: joins all devices of all processes along `axis`, the first of each process being those of
+            `collectives`; for processes of several GPUs, whose gradients need no detour through the first. None where
+            each process adds up what its devices have before it sends it.
         bucket_bytes: the maximum size of a bucket of gradients; a larger gradient has a bucket of its own.
         axis: an axis of the mesh of `collectives`.
         compression: the name of a compression of gradients that `collectives` support; None for none.
@@ -39,6 +42,7 @@ class ProcessGroup:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         *,
         axis: str = "data",
+        between_devices: Collectives | None = None,
         compression: str | None = None,
         reduction: str = "average",
     ) -> None:
@@ -52,6 +56,7 @@ class ProcessGroup:
         self.num_processes = collectives.mesh.axis_size(axis)
         self._axis = axis
         self._collectives = collectives
+        self._between_devices = between_devices
         self._bucket_bytes = bucket_bytes
         self._gradient_options: dict[str, Any] = {}
         if compression is not None:
@@ -86,21 +91,59 @@ class ProcessGroup:
         """
         return self._sum(values, present, {}, riders)
 
+    @property
+    def joins_devices(self) -> bool:
+        """True if :meth:`sum_of_devices` is there."""
+        return self._between_devices is not None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The local devices whose terms :meth:`sum_of_devices` adds; none where it is not there."""
+        joined = self._between_devices
+        return () if joined is None else tuple(joined.mesh.devices[index] for index in joined.local_indices)
+
+    def sum_of_devices(
+        self, values: Sequence[Sequence[tf.Tensor]], riders: Sequence[Sequence[tf.Tensor]] = ()
+    ) -> list[list[tf.Tensor]]:
+        """Returns the sums over all devices of the processes, as :meth:`sum` does: each as a list, by local device.
+
+        Args:
+            values: for each sum the terms of the local devices, each on its own.
+            riders: as `values`; see :meth:`sum`.
+        """
+        if self._between_devices is None:
+            raise RuntimeError("This group joins processes, not their devices.")
+        return self._sums(self._between_devices, [*values, *riders], len(riders))
+
     def _sum(
         self, values: Sequence[tf.Tensor], present: Any, options: dict[str, Any], riders: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
-        terms = [tf.convert_to_tensor(term) for term in (*values, *riders)]
-        sizes = [(term.shape.num_elements() or 0) * term.dtype.size for term in terms]
-        results: list[Any] = [None] * len(terms)
-        names = [term.dtype.name for term in terms]
-        for bucket in make_buckets(sizes, names, self._bucket_bytes, num_riders=len(riders)):
-            own = [i for i in bucket.indices if i < len(values)]
-            others = [i for i in bucket.indices if i >= len(values)]
-            parts = if_present(present, [terms[i] for i in own]) if own else []
-            parts += [terms[i] for i in others]
-            totals = self._collectives.all_reduce_many(parts, self._axis, **options)
-            for i, total in zip((*own, *others), totals, strict=True):
-                results[i] = total
+        terms = [[term] for term in (*values, *riders)]
+        return [total for [total] in self._sums(self._collectives, terms, len(riders), present, options)]
+
+    def _sums(
+        self,
+        collectives: Collectives,
+        values: Sequence[Sequence[tf.Tensor]],
+        num_riders: int,
+        present: Any = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[list[tf.Tensor]]:
+        """Returns the sums of all members' values, as many lists as `values`, by local coordinate of `collectives`."""
+        terms = [[tf.convert_to_tensor(term) for term in own] for own in values]
+        sizes = [(own[0].shape.num_elements() or 0) * own[0].dtype.size for own in terms]
+        names = [own[0].dtype.name for own in terms]
+        results: list[list[tf.Tensor]] = [[] for _ in terms]
+        for bucket in make_buckets(sizes, names, self._bucket_bytes, num_riders):
+            # Riders are the last of their bucket.
+            num_own = sum(i < len(terms) - num_riders for i in bucket.indices)
+            sent = []
+            for parts in zip(*(terms[i] for i in bucket.indices), strict=True):
+                own = if_present(present, list(parts[:num_own])) if num_own else []
+                sent.append([*own, *parts[num_own:]])
+            totals = collectives.all_reduce_many(sent, self._axis, **(options or {}))
+            for i, total in zip(bucket.indices, zip(*totals, strict=True), strict=True):
+                results[i] = list(total)
         return results
 
     def gather(self, value: tf.Tensor, dim: int = 0) -> tf.Tensor:

@@ -35,16 +35,21 @@ class Transport(abc.ABC):
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
         """all_reduce with op sum, min or max."""
 
-    def _all_reduce_many(self, values: list[tf.Tensor], axis: str) -> list[tf.Tensor]:
-        """As the public method; by default, with one concatenated vector."""
-        with tf.device(self._device(0)):
-            if len(values) == 1:
-                return self._all_reduce(values, axis, "sum")
-            known = [value.shape.num_elements() is not None for value in values]
-            shapes = [value.shape if fixed else tf.shape(value) for value, fixed in zip(values, known, strict=True)]
-            sizes = [v.shape.num_elements() if fixed else tf.size(v) for v, fixed in zip(values, known, strict=True)]
-            vector = tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
-            parts = tf.split(self._all_reduce([vector], axis, "sum")[0], sizes, num=len(values))
+    def _all_reduce_many(self, values: list[list[tf.Tensor]], axis: str) -> list[list[tf.Tensor]]:
+        """As the public method; by default, with one concatenated vector of each coordinate."""
+        if len(values[0]) == 1:
+            return [[total] for total in self._all_reduce([own[0] for own in values], axis, "sum")]
+        vectors = self._on_devices(lambda local, _: tf.concat([tf.reshape(v, [-1]) for v in values[local]], axis=0))
+        totals = self._all_reduce(vectors, axis, "sum")
+        return [self._parted(local, total, values[local]) for local, total in enumerate(totals)]
+
+    def _parted(self, local: int, vector: tf.Tensor, like: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the parts of a concatenated vector, in the shapes of `like`."""
+        with tf.device(self._device(local)):
+            known = [value.shape.num_elements() is not None for value in like]
+            shapes = [value.shape if fixed else tf.shape(value) for value, fixed in zip(like, known, strict=True)]
+            sizes = [v.shape.num_elements() if fixed else tf.size(v) for v, fixed in zip(like, known, strict=True)]
+            parts = tf.split(vector, sizes, num=len(like))
             return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @abc.abstractmethod

@@ -88,9 +88,19 @@ class Reductions:
         groups = [self._layout.group_of(each) for each in where]
         if self._layout.process_group is not None:
             totals = self.across(
-                reduce_op, values, shares, present, as_gradients=as_gradients, groups=groups, riders=riders
+                reduce_op,
+                values,
+                shares,
+                present,
+                as_gradients=as_gradients,
+                on_all_devices=True,
+                groups=groups,
+                riders=riders,
             )
-            copied = [self._layout.copied_to(k, total) for total, k in zip(totals, groups, strict=False)]
+            copied = [
+                total if isinstance(total, PerReplica) else self._layout.copied_to(k, total)
+                for total, k in zip(totals, groups, strict=False)
+            ]
             return [*copied, *totals[len(copied) :]]
         if riders:
             raise RuntimeError("There are no other processes.")
@@ -133,12 +143,14 @@ class Reductions:
         present: bool | tf.Tensor = True,
         *,
         as_gradients: bool = False,
+        on_all_devices: bool = False,
         groups: Sequence[int] | None = None,
         riders: Sequence[Rider] = (),
     ) -> list[Any]:
         """Returns per value the reduction over all replicas of all processes, then per rider; see :meth:`to_groups`.
 
-        Each is on the first local device of its group, one of `groups` per value; of the first one, if None.
+        Each is on the first local device of its group, one of `groups` per value; of the first one, if None. With
+        `on_all_devices` it may be per replica: a dense one, where the process group joins the devices.
         """
         wanted = [0] * len(values) if groups is None else list(groups)
         wanted += [rider.group for rider in riders]
@@ -152,12 +164,14 @@ class Reductions:
                 process_group = self._layout.groups[k].process_group
                 if process_group is None:
                     raise RuntimeError("There are no other processes.")
-                made, also = _sums_across(
-                    process_group, [values[i] for i in own], shares, present, as_gradients, ridden
-                )
+                local = [values[i] for i in own]
+                if on_all_devices and process_group.joins_devices:
+                    made, also = _sums_of_devices(process_group, local, shares, ridden)
+                else:
+                    made, also = _sums_across(process_group, local, shares, present, as_gradients, ridden)
                 if reduce_op == _MEAN:
                     n = self._layout.num_replicas
-                    made = [tf.cast(total / tf.cast(n, total.dtype), total.dtype) for total in made]
+                    made = [_divided(total, n) for total in made]
             for i, total in zip(mine, (*made, *also), strict=True):
                 totals[i] = total
         return totals
@@ -185,6 +199,12 @@ class Reductions:
         for i, components in zip(mine, zip(*per_replica, strict=True), strict=True):
             values[i] = PerReplica(components)
         return values
+
+
+def _divided(total: Any, n: int) -> Any:
+    if isinstance(total, PerReplica):
+        return PerReplica(tuple(_divided(each, n) for each in total.values))
+    return tf.cast(total / tf.cast(n, total.dtype), total.dtype)
 
 
 def _packs(values: Sequence[Any], indices: Sequence[int], devices: Sequence[str]) -> list[list[int]]:
@@ -240,6 +260,35 @@ def _sums_across(
     for i, own in lookups.items():
         totals[i] = _slices_across(process_group, own, present)
     return totals, sums[len(dense) :]
+
+
+def _sums_of_devices(
+    process_group: ProcessGroup, values: Sequence[Any], shares: Sequence[Share], riders: Sequence[Rider]
+) -> tuple[list[Any], list[tf.Tensor]]:
+    """As `_sums_across`; what is dense is added between all devices, and is per replica."""
+    dense = [i for i, value in enumerate(values) if not _is_sparse(value)]
+    terms = [_spread(local_values(values[i]), process_group.devices) for i in dense]
+    ridden = [_spread(rider.values, process_group.devices) for rider in riders]
+    sums = process_group.sum_of_devices(terms, ridden)
+    totals: list[Any] = [None] * len(values)
+    for i, total in zip(dense, sums, strict=False):
+        totals[i] = PerReplica(tuple(total))
+    for i, value in enumerate(values):
+        if i not in dense:
+            totals[i] = _slices_across(process_group, _lookups(value, shares), present=True)
+    return totals, [total[0] for total in sums[len(dense) :]]
+
+
+def _spread(terms: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
+    """Returns a term for each device: zeros, where all local replicas have one together."""
+    if len(terms) == len(devices):
+        return list(terms)
+    total = sum_in_order(terms)
+    zeros = []
+    for device in devices[1:]:
+        with tf.device(device):
+            zeros.append(tf.zeros(total.shape, total.dtype))
+    return [total, *zeros]
 
 
 def _slices_across(process_group: ProcessGroup, local: Lookups, present: bool | tf.Tensor) -> tf.IndexedSlices:

@@ -64,24 +64,24 @@ class HorovodCollectives(Collectives):
 
     def all_reduce_many(
         self,
-        values: Sequence[tf.Tensor],
+        values: Sequence[Sequence[tf.Tensor]],
         axis: str,
         op: Literal["sum", "average", "adasum"] = "sum",
         compression: Literal["fp16", "bf16"] | None = None,
-    ) -> list[tf.Tensor]:
+    ) -> list[list[tf.Tensor]]:
         """All-reduce many tensors of this process' coordinate at once: a bucket of gradients.
 
         It starts when all of `values` are there, with one negotiation for each dtype. Not differentiable.
 
         Args:
-            values: any shapes, floats or integers; each equal in shape and dtype on all members.
+            values: one list of tensors of any shapes, floats or integers; each equal in shape and dtype on all members.
             axis: the mesh axis.
             op: "adasum" is Horovod's (Maleki et al., arXiv:2006.02924).
             compression: floats of more than 16 bits travel as float16 or bfloat16. They are added in float32 and
                 rounded once more for the way back; sums must stay in the dtype's range (float16: 65504).
 
         Returns:
-            The results, in the order of `values`.
+            One list, of the results in the order of the tensors.
 
         Raises:
             ValueError: an unknown `op` or `compression`, the average or adasum of integers, adasum compressed or
@@ -91,7 +91,8 @@ class HorovodCollectives(Collectives):
         checks.check_op(op, ("sum", "average", "adasum"))
         if compression is not None and compression not in _COMPRESSED:
             raise ValueError(f"compression must be one of {[*_COMPRESSED, None]}. Received: {compression!r}.")
-        tensors = [checks.check_values([value], 1, arithmetic=True)[0] for value in values]
+        [own] = checks.check_lists(values, len(self.local_indices))
+        tensors = [checks.check_values([value], 1, arithmetic=True)[0] for value in own]
         for tensor in tensors:
             if op != "sum":
                 checks.check_floating(tensor.dtype, f"The {op}")
@@ -107,9 +108,9 @@ class HorovodCollectives(Collectives):
         with tf.device(self._device(0)):
             cut = [tf.stop_gradient(tensor) for tensor in tensors]
             if axis not in self._groups:
-                return cut
+                return [cut]
             dtype = None if compression is None else _COMPRESSED[compression]
-            return members.all_reduce_many(cut, self._groups[axis], op, dtype)
+            return [members.all_reduce_many(cut, self._groups[axis], op, dtype)]
 
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
         return self._here(values, axis, lambda value, group: members.all_reduce(value, group, op))

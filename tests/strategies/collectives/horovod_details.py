@@ -43,7 +43,8 @@ def test_many_at_once(op: Any, compression: Any, axes: dict[str, int]) -> None:
     share = [value * float(RANK + 1) for value in values]
 
     def step(tensors: Tensors) -> Tensors:
-        return collectives.all_reduce_many(tensors, "data", op, compression)
+        [totals] = collectives.all_reduce_many([tensors], "data", op, compression)
+        return totals
 
     specs = [tf.TensorSpec([None] * value.shape.rank, value.dtype) for value in share]
     dynamic = tf.function(step, input_signature=[specs], autograph=False)
@@ -59,13 +60,15 @@ def test_many_of_several_dtypes_keep_theirs() -> None:
     @tf.function(autograph=False)
     def step() -> Tensors:
         values = [tf.cast([1, 2], dtype) for dtype in dtypes]
-        return pair().all_reduce_many(values, "data", compression="bf16") + pair().all_reduce_many([], "data")
+        [totals] = pair().all_reduce_many([values], "data", compression="bf16")
+        [none] = pair().all_reduce_many([[]], "data")
+        return totals + none
 
     results = step()
     assert [result.dtype.name for result in results] == dtypes
     for result in results:
         np.testing.assert_array_equal(tf.cast(result, tf.float32), [2, 4])
-    [alone] = pair().all_reduce_many([tf.ones(2)], "pipe")
+    [[alone]] = pair().all_reduce_many([[tf.ones(2)]], "pipe")
     np.testing.assert_array_equal(alone, [1, 1])
 
 
@@ -73,9 +76,9 @@ def test_compression_rounds_what_is_sent_and_adds_in_float32() -> None:
     collectives = make_collectives(tuple(LINE.items()))
     # Added one by one in float16, the ones would vanish beside 2048.
     value = tf.fill([8], 2048.0 if RANK == 0 else 1.0)
-    [fp16] = collectives.all_reduce_many([value], "data", compression="fp16")
+    [[fp16]] = collectives.all_reduce_many([[value]], "data", compression="fp16")
     np.testing.assert_array_equal(fp16, np.full(8, np.float16(2051)))
-    [bf16] = collectives.all_reduce_many([tf.fill([3], 1.001)], "data", compression="bf16")
+    [[bf16]] = collectives.all_reduce_many([[tf.fill([3], 1.001)]], "data", compression="bf16")
     np.testing.assert_array_equal(bf16, [4, 4, 4])
 
 
@@ -206,13 +209,13 @@ def test_refused_calls() -> None:
     with pytest.raises(ValueError, match=r"Make channels inside a tf\.function"):
         collectives.channel("data", 0, 1)
     with pytest.raises(ValueError, match=r"must be one of.*Received: 'max'"):
-        collectives.all_reduce_many([tf.ones(2)], "data", "max")  # type: ignore[arg-type]
+        collectives.all_reduce_many([[tf.ones(2)]], "data", "max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"compression must be one of.*Received: 'int8'"):
-        collectives.all_reduce_many([tf.ones(2)], "data", compression="int8")  # type: ignore[arg-type]
+        collectives.all_reduce_many([[tf.ones(2)]], "data", compression="int8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="The average of integers is not defined"):
-        collectives.all_reduce_many([tf.ones(2), tf.ones(2, tf.int32)], "data", "average")
+        collectives.all_reduce_many([[tf.ones(2), tf.ones(2, tf.int32)]], "data", "average")
     with pytest.raises(ValueError, match=r"adasum over MPI only.*axis 'data' of 2 in the mesh"):
-        collectives.all_reduce_many([tf.ones(2)], "data", "adasum")
+        collectives.all_reduce_many([[tf.ones(2)]], "data", "adasum")
 
 
 def test_refused_construction() -> None:

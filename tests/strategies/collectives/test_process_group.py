@@ -16,9 +16,9 @@ from strategies.topology.mesh import DeviceMesh
 def collectives(index: int | tuple[int, ...], calls: list[Any]) -> Any:
     """Four processes, stages of a pipeline beside each other; sums are noted and doubled."""
 
-    def all_reduce_many(values: Sequence[tf.Tensor], axis: str) -> list[tf.Tensor]:
-        calls.append((axis, len(values)))
-        return [2 * value for value in values]
+    def all_reduce_many(values: Sequence[Sequence[tf.Tensor]], axis: str) -> list[list[tf.Tensor]]:
+        calls.append((axis, *(len(own) for own in values)))
+        return [[2 * sum(those) for those in zip(*values, strict=True)] for _ in values]
 
     mesh = DeviceMesh.from_processes(4, {"data": 2, "pipe": 2})
     indices = index if isinstance(index, tuple) else (index,)
@@ -57,7 +57,7 @@ def test_riders_are_not_compressed() -> None:
     members = collectives(0, calls)
     plain = members.all_reduce_many
 
-    def all_reduce_many(values: Sequence[tf.Tensor], axis: str, **options: Any) -> list[tf.Tensor]:
+    def all_reduce_many(values: Any, axis: str, **options: Any) -> list[list[tf.Tensor]]:
         calls.append(options)
         return list(plain(values, axis))
 
@@ -66,6 +66,25 @@ def test_riders_are_not_compressed() -> None:
     calls.clear()
     assert [float(total) for total in group.sum_gradients([tf.constant(1.0)], riders=[tf.constant(2.0)])] == [2.0, 4.0]
     assert calls == [{"compression": "fp16"}, ("data", 1), {}, ("data", 1)]
+
+
+def test_terms_of_devices_are_added_between_them() -> None:
+    """Of two processes with two devices each."""
+    calls: list[Any] = []
+    members = collectives((0, 1), calls)
+    members.mesh = DeviceMesh.from_processes(2, local_devices=["CPU:0", "CPU:1"])
+    group = ProcessGroup(collectives(0, []), bucket_bytes=8, between_devices=members)
+    assert group.joins_devices
+    assert group.devices == ("CPU:0", "CPU:1")
+    terms = [[tf.fill([2], 1.0), tf.fill([2], 2.0)], [tf.constant(3.0), tf.constant(4.0)]]
+    riders = [[tf.constant(5), tf.constant(6)], [tf.constant(7.0), tf.constant(8.0)]]
+    sums = group.sum_of_devices(terms, riders)
+    assert [[total.numpy().tolist() for total in each] for each in sums] == [[[6, 6]] * 2, [14] * 2, [22] * 2, [30] * 2]
+    # The second value, the first with the rider of its dtype, the other rider.
+    assert calls == [("data", 1, 1), ("data", 2, 2), ("data", 1, 1)]
+    alone = ProcessGroup(collectives(0, []))
+    assert not alone.joins_devices
+    assert alone.devices == ()
 
 
 def test_refuses_a_process_with_several_coordinates() -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
-from strategies import layer_api
+from strategies import layer_api, multi_worker_mirrored
 from tests.strategies.processes.ranks import shared_folder
 
 NUM_LOCAL = int(os.environ.get("SUITE_DEVICES", "1"))
@@ -162,6 +162,14 @@ class TestFourDevices:
     def test_two_replicas_in_each_process(self) -> None:
         make = functools.partial(plain_model, normalized=True)
         assert_parity({"data": 4, "tensor": 2}, gathering, make, predict=False, steps_per_execution=2)
+
+    @pytest.mark.skipif(os.environ.get("SUITE_STRATEGY") == "HorovodStrategy", reason="joins processes only")
+    def test_sums_between_the_devices_of_all_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As NCCL makes them between GPUs."""
+        monkeypatch.setattr(multi_worker_mirrored, "_sum_between_devices", lambda devices: len(devices) > 1)
+        axes = {"data": 4, "pipe": 2}
+        assert on(axes).extended.process_group.devices == ("CPU:0", "CPU:2")
+        assert_parity(axes, adam, functools.partial(plain_model, normalized=True), predict=False)
 
 
 def mesh_model(seed: int) -> keras.Model:
