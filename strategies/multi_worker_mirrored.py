@@ -158,6 +158,7 @@ def _start_runtime(cluster: Cluster) -> None:
     if eager_context.context()._initialized:
         here = tf.DeviceSpec.from_string(tf.constant(0).device)
         if (here.job, here.task) == ("worker", cluster.rank):
+            refuse_shared(_gpu_claims(cluster))
             return
         raise ValueError(
             "TensorFlow has started without the other processes, and cannot join them any more. Make the "
@@ -166,15 +167,16 @@ def _start_runtime(cluster: Cluster) -> None:
     pin_gpus(cluster.local_rank, cluster.local_size)
     # The stock strategy is the only public way to start the runtime; it is not used for anything else.
     tf.distribute.MultiWorkerMirroredStrategy(_resolver(cluster))
-    refuse_shared(_told_by_all(claim(), cluster))
+    refuse_shared(_gpu_claims(cluster))
 
 
-def _told_by_all(text: str, cluster: Cluster) -> list[str]:
-    """Returns what every process said, by rank, through the service that joined them: no collective needs to work."""
-    service = eager_context.context()
-    service.set_config_key_value(f"keras-strategies/gpus/{cluster.rank}", text)
-    milliseconds = int(TIMEOUT_SECONDS * 1000)
-    return [
-        service.get_config_key_value(f"keras-strategies/gpus/{rank}", milliseconds)
-        for rank in range(cluster.world_size)
-    ]
+@functools.cache
+def _gpu_claims(cluster: Cluster) -> list[str]:
+    """Returns the GPUs that each process uses, by rank; a process can say it once.
+
+    They are told through the service that joined the processes: no collective needs to work.
+    """
+    service, milliseconds = eager_context.context(), int(TIMEOUT_SECONDS * 1000)
+    service.set_config_key_value(f"keras-strategies/gpus/{cluster.rank}", claim())
+    keys = [f"keras-strategies/gpus/{rank}" for rank in range(cluster.world_size)]
+    return [service.get_config_key_value(key, milliseconds) for key in keys]

@@ -53,7 +53,7 @@ class Node:
 
 @dataclass
 class Scan:
-    """What was found.
+    """The ops of a graph, and what passes between devices.
 
     Attributes:
         nodes: all ops.

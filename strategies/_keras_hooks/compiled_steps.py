@@ -22,7 +22,7 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks.row_wise import is_row_wise
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
 from strategies.batches import shares
 from strategies.batches.padding import size_variable
 from strategies.engine.compiled_replica import NotCompilableError, compute
@@ -43,9 +43,8 @@ _said: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDiction
 
 
 def install() -> None:
-    """Wraps Keras' steps, and what chooses for ``jit_compile="auto"``."""
+    """Wraps Keras' steps, and what chooses for ``jit_compile="auto"``; `train_steps` calls :func:`train_step`."""
     wrap(keras_trainer.Trainer, "_resolve_auto_jit_compile", _resolve_auto, in_step=False)
-    wrap(keras_tf_trainer.TensorFlowTrainer, "train_step", _train_step)
     wrap(keras_tf_trainer.TensorFlowTrainer, "test_step", _test_step)
     wrap(keras_tf_trainer.TensorFlowTrainer, "predict_step", _predict_step)
 
@@ -100,7 +99,8 @@ def _resolve_auto(original: Callable[[keras.Model], bool], model: keras.Model) -
     return engine.computes_on_gpus and keras_trainer.model_supports_jit(model)
 
 
-def _train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
+def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
+    """Keras' training step, with what each replica computes for itself compiled, if it is to be; else ``original``."""
     if not _is_compiled(model) or not model.trainable_weights:
         return original(model, data)
 
@@ -169,9 +169,9 @@ def _is_compiled(model: keras.Model) -> bool:
 def _known_reason(model: keras.Model, engine: ReplicatedExtended) -> str | None:
     if engine.parts.mesh.size > 1:
         return "a replica of it is spread over several devices"
-    if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _STEPS):
+    if any(overrides(model, keras_tf_trainer.TensorFlowTrainer, name) for name in _STEPS):
         return f"{type(model).__name__} has a step of its own"
-    if type(model).compute_metrics is not keras.Model.compute_metrics:
+    if overrides(model, keras_trainer.Trainer, "compute_metrics"):
         return f"{type(model).__name__} has a compute_metrics of its own, which may use what its layers keep"
     return None
 
@@ -217,7 +217,7 @@ def _track(model: keras.Model, x: Any, loss: tf.Tensor) -> None:
 
 
 def _for_metrics(model: keras.Model, predicted: Any) -> Any:
-    """What metrics need of the outputs; nothing without metrics, so that XLA need not write outputs out."""
+    """Returns what metrics need of the outputs; nothing without metrics, so that XLA need not write outputs out."""
     if model._compile_metrics is None:
         return None
     metadata = [[getattr(leaf, name, None) for name in _METADATA] for leaf in keras.tree.flatten(predicted)]

@@ -62,7 +62,7 @@ def _reduce_first(
     if engine is None or _is_reduced():
         return update(gradients)
     # In the replica's own thread: where replicas meet, there is another.
-    may_wait = train_steps.updates_may_wait()
+    may_defer = train_steps.may_defer_update()
 
     def across(strategy: tf.distribute.Strategy, gradients: list[Any]) -> Any:
         whole_updates.wrap_build(optimizer)
@@ -75,7 +75,7 @@ def _reduce_first(
         targets = [shard.value if isinstance(shard, keras.Variable) else shard for shard in shards]
         accumulators = _accumulators(optimizer, variables)
         if accumulators is None:
-            return engine.update_replicas(gradients, update, targets, may_wait=may_wait)
+            return engine.update_replicas(gradients, update, targets, may_defer=may_defer)
         is_due = tf.equal((optimizer._iterations + 1) % optimizer.gradient_accumulation_steps, 0)
         return engine.update_replicas(gradients, update, targets, Accumulation(accumulators, is_due))
 

@@ -1,17 +1,17 @@
 """Keras' own training step: across processes, one message carries its gradients and all else that it sums.
 
 Keras applies gradients, then updates the metrics and reads them. Written down in this order, the sums of metrics are a
-second message, because their terms are not there when that of the gradients is made. So the update waits until
-metrics are read, and their sums travel in its last bucket. Nothing in between may use what is updated: the update
-waits only in Keras' own ``train_step``, with metrics that are Keras' own, and those see predictions and targets only.
-Elsewhere, in steps and metrics of a user's own, everything happens in the order in which it is written.
+second message, because their terms are not there when that of the gradients is made. So the update is deferred until
+metrics are read, and their sums travel in its last bucket. Nothing in between may use what is updated: it is deferred
+only in Keras' own ``train_step``, with metrics that are Keras' own, which see predictions and targets only. Elsewhere,
+in steps and metrics of a user's own, everything happens in the order in which it is written.
 """
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,10 +20,11 @@ from keras.src.metrics import reduction_metrics
 from keras.src.optimizers import base_optimizer
 from keras.src.trainers import trainer as keras_trainer
 
-from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
+from strategies._keras_hooks import compiled_steps
+from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
 from strategies.batches import shares
 
-_may_wait: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_update_may_wait", default=False)
+_may_defer: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_may_defer", default=False)
 
 
 def install() -> None:
@@ -31,28 +32,23 @@ def install() -> None:
     wrap(keras_tf_trainer.TensorFlowTrainer, "train_step", _train_step)
 
 
-def updates_may_wait() -> bool:
+def may_defer_update() -> bool:
     """True where nothing uses what an optimizer updates before metrics are read."""
-    return _may_wait.get()
+    return _may_defer.get()
 
 
-def _train_step(
-    original: Callable[Concatenate[keras.Model, Rest], Result],
-    model: keras.Model,
-    *args: Rest.args,
-    **kwargs: Rest.kwargs,
-) -> Result:
+def _train_step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data: Any) -> Any:
     engine = engine_of(tf.distribute.get_strategy())
     share = shares.current()
     if engine is None or engine.process_group is None or share is None or not share.in_trainer:
-        return original(model, *args, **kwargs)
+        return compiled_steps.train_step(original, model, data)
     if share.in_inner_function or not _metrics_see_no_weights(model):
-        return original(model, *args, **kwargs)
-    token = _may_wait.set(True)
+        return compiled_steps.train_step(original, model, data)
+    token = _may_defer.set(True)
     try:
-        logs = original(model, *args, **kwargs)
+        logs = compiled_steps.train_step(original, model, data)
     finally:
-        _may_wait.reset(token)
+        _may_defer.reset(token)
     # Without metrics, nobody has read any.
     tf.distribute.get_replica_context().merge_call(lambda _: engine.finish_update())
     return logs
@@ -60,12 +56,9 @@ def _train_step(
 
 def _metrics_see_no_weights(model: keras.Model) -> bool:
     """True if all that ``train_step`` does behind ``apply_gradients`` is Keras' own."""
-    model_class, optimizer_class = type(model), type(model.optimizer)
-    if model_class.compute_metrics is not keras_trainer.Trainer.compute_metrics:
-        return False
-    if model_class.get_metrics_result is not keras_trainer.Trainer.get_metrics_result:
-        return False
-    if getattr(optimizer_class, "apply_gradients", None) is not base_optimizer.BaseOptimizer.apply_gradients:
+    used = [(model, keras_trainer.Trainer, "compute_metrics"), (model, keras_trainer.Trainer, "get_metrics_result")]
+    used += [(model.optimizer, base_optimizer.BaseOptimizer, "apply_gradients")]
+    if any(overrides(owner, of_keras, name) for owner, of_keras, name in used):
         return False
     compiled = model._compile_metrics
     given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]

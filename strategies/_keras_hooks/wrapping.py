@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from strategies.engine.replicated import ReplicatedExtended
 
-_MARK = "_keras_strategies_original"
+_MARK = "_keras_strategies_wrapper"
 
 #: Parameters that a wrapper hands on as they are, and what the wrapped function returns.
 Rest = ParamSpec("Rest")
@@ -53,7 +53,8 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
             as it leaves Keras' own functions alone.
 
     Raises:
-        RuntimeError: if ``owner`` does not define ``name``: this Keras is not one this package was written for.
+        RuntimeError: if ``owner`` does not define ``name``: this Keras is not one this package was written for; or if
+            it is wrapped by another wrapper: two of one function have to call each other.
     """
     original = vars(owner).get(name)
     if original is None:
@@ -62,6 +63,8 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
             "Install a Keras in the range that `pip show keras-strategies` requires."
         )
     if hasattr(original, _MARK):
+        if getattr(original, _MARK) != wrapper:
+            raise RuntimeError(f"{full_name(owner, name)} is wrapped already, by {getattr(original, _MARK)}.")
         return
 
     @functools.wraps(original)
@@ -69,7 +72,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
         return wrapper(original, *args, **kwargs)
 
     hooked = tf.autograph.experimental.do_not_convert(wrapped) if in_step else wrapped
-    setattr(hooked, _MARK, original)
+    setattr(hooked, _MARK, wrapper)
     if inspect.isfunction(original):
         # Keras asks constructors for their arguments, and does not look behind a wrapper.
         vars(hooked)["__signature__"] = inspect.signature(original)
@@ -86,6 +89,11 @@ def hooks() -> Mapping[str, Hook]:
 def full_name(owner: Any, name: str) -> str:
     """The name of an attribute of a class or module, with its module."""
     return f"{owner.__module__}.{owner.__qualname__}.{name}" if inspect.isclass(owner) else f"{owner.__name__}.{name}"
+
+
+def overrides(owner: Any, of_keras: type, name: str) -> bool:
+    """True if a method of ``owner`` is not that of a class of Keras: its class', or the object itself, has another."""
+    return getattr(getattr(owner, name, None), "__func__", None) is not vars(of_keras)[name]
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> ReplicatedExtended | None:

@@ -1,4 +1,7 @@
-"""The state of the step that is running, and of the trainer that drives it: one frozen value each."""
+"""The state of the step that is running, and of the trainer that drives it: one frozen value each.
+
+Of a step, the value is frozen; what the step itself collects while it is traced is in lists and sets that it holds.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,13 @@ class StepContext:
         shares: those of the local replicas, in their order; none outside of steps.
         written: collects the variables that replicas write for themselves, by their references.
         agreed: the references of those on which replicas have agreed since they were written.
-        waiting: the update that waits for what is to travel with its gradients; at most one.
+        deferred: the update that is left for later, when it is known what is to travel with its gradients; at most one.
     """
 
     shares: tuple[Share, ...] = ()
     written: dict[Any, Any] = field(default_factory=dict)
     agreed: set[Any] = field(default_factory=set)
-    waiting: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
+    deferred: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
 
 
 _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("keras_strategies_trainer", default=None)

@@ -39,7 +39,9 @@ class ReplicaWrites:
             used = {outside.ref() for outside, _ in tf.compat.v1.get_default_graph().captures}
             inside = [variable for variable in inside if variable.values[0].handle.ref() in used]
         found = {variable.ref(): variable for variable in inside} | context.written
-        return [variable for reference, variable in found.items() if reference not in context.agreed]
+        # A function that was traced before writes, and nothing tells when: agreed once more, nothing is lost.
+        again = {variable.ref() for variable in inside}
+        return [variable for ref, variable in found.items() if ref in again or ref not in context.agreed]
 
     def _written_inside(self) -> list[ReplicaStateVariable]:
         return [variable for each in self._in_functions if (variable := each()) is not None]

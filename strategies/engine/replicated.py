@@ -134,7 +134,7 @@ class ReplicatedExtended(MirroredExtended):
         targets: Sequence[Any] | None = None,
         accumulation: Accumulation | None = None,
         *,
-        may_wait: bool = False,
+        may_defer: bool = False,
     ) -> Any:
         """Synchronizes ``gradients`` and calls ``update`` with the result once per local replica.
 
@@ -147,22 +147,22 @@ class ReplicatedExtended(MirroredExtended):
             update: takes the gradients, in the same order.
             targets: per gradient the variable that it is for.
             accumulation: if the optimizer gathers gradients over several steps.
-            may_wait: whether nothing uses the result, or what is updated, before metrics are read or
-                :meth:`finish_update` is called. Then the update can wait until then, for what all that has to be summed
-                across processes, beside the gradients, to travel with them.
+            may_defer: whether nothing uses the result, or what is updated, before metrics are read or
+                :meth:`finish_update` is called. Then the update can be deferred until then, so that what else has to be
+                summed across processes travels with the gradients.
 
         Returns:
-            What ``update`` returned for the first replica; None if it waits.
+            What ``update`` returned for the first replica; None if the update is deferred.
         """
         update_of = functools.partial(self._updates.run, gradients, update, targets, accumulation)
-        if may_wait and self.process_group is not None and accumulation is None:
-            self._updates.let_wait(update_of)
+        if may_defer and self.process_group is not None and accumulation is None:
+            self._updates.defer(update_of)
             return None
         self.finish_update()
         return update_of(())[0]
 
     def finish_update(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
-        """Makes the update that waits, if one does; see :meth:`Updates.finish`. Call in cross-replica context."""
+        """Makes the update that was deferred, if one was; see :meth:`Updates.finish`. Call in cross-replica context."""
         return self._updates.finish(riders)
 
     def _use_merge_call(self) -> bool:

@@ -9,6 +9,9 @@ A step runs in four movements, all in one graph when the caller is a ``tf.functi
    conditionals all see the global gradient, and no replica has to meet another inside a conditional;
 4. state that replicas wrote for themselves is made to agree (``replica_state``), and their outputs are combined
    (``outputs``).
+
+In Keras' own step between processes, the third is deferred until metrics are read (``updates``): their sums, and those
+of the fourth, then travel with the gradients.
 """
 
 from __future__ import annotations

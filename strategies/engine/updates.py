@@ -53,26 +53,26 @@ class Updates:
                 results.append(update(list(select_replica(r, local))))
         return results[0], totals
 
-    def let_wait(self, update: Callable[[Sequence[Rider]], tuple[Any, list[tf.Tensor]]]) -> None:
+    def defer(self, update: Callable[[Sequence[Rider]], tuple[Any, list[tf.Tensor]]]) -> None:
         """Leaves an update, which takes riders, for :meth:`finish`; makes one that was left before."""
         self.finish()
-        self._steps.context.waiting.append(update)
+        self._steps.context.deferred.append(update)
 
     def finish(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
-        """Makes the update that waits. In the same message goes what replicas wrote for themselves in the step.
+        """Makes the update that was deferred. In the same message goes what replicas wrote for themselves in the step.
 
         Args:
             riders: more sums over all replicas that are wanted now.
 
         Returns:
-            The totals of the riders, on the first local device of their groups; None if no update waits.
+            The totals of the riders, on the first local device of their groups; None if none was deferred.
         """
         context = self._steps.context
-        if not context.waiting:
+        if not context.deferred:
             return None
         vectors = state_vectors(self._steps.take_written())
         state = [Rider([vector.term_of_mean(context.shares)]) for vector in vectors]
-        _, totals = context.waiting.pop()([*riders, *state])
+        _, totals = context.deferred.pop()([*riders, *state])
         for vector, mean in zip(vectors, totals[len(riders) :], strict=True):
             vector.assign(mean)
         return totals[: len(riders)]

@@ -1,4 +1,4 @@
-"""What the cases train: a convolutional net, a language model as in examples/gpt, stacks of dense layers."""
+"""Models of the cases: a convolutional net, a language model as in examples/gpt, stacks of dense layers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, line: str) -> Outcome:
-        """What `as_json` wrote."""
+        """The outcome that `as_json` wrote."""
         return cls(**json.loads(line))
 
     def as_json(self) -> str:

@@ -1,4 +1,4 @@
-"""What TensorFlow's profile of an epoch shows: copies, and gaps between kernels."""
+"""Copies, and gaps between kernels, from TensorFlow's profile of an epoch."""
 
 from __future__ import annotations
 

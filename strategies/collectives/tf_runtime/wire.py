@@ -45,7 +45,7 @@ class CollectiveGroup:
         key: the process-wide number of the group.
         size: the number of members.
         wire_order: for each rank assigned by TensorFlow, the position on the mesh axis.
-        hint: TensorFlow's communication hint, in the lower case that it compares with.
+        hint: TensorFlow's communication hint; between GPUs in the lower case that it compares with.
         watchdog: counts pending ops.
         device: the GPU of this member; None in a group of CPU devices, for which TensorFlow has no communication
             library.

@@ -1,4 +1,4 @@
-"""What Keras' trainer reads is at its devices before its step, where nobody misses it, and nothing else changes."""
+"""Batches of Keras' trainer are at their devices before their step, where nobody misses them; nothing else changes."""
 
 from __future__ import annotations
 

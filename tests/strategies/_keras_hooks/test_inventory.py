@@ -91,6 +91,14 @@ def test_a_name_that_is_gone_is_named_with_ours(monkeypatch: pytest.MonkeyPatch)
         norms.install()
 
 
+def test_two_hooks_of_one_function_are_refused() -> None:
+    """The second would never be called."""
+    _keras_hooks.install()
+    _keras_hooks.install()
+    with pytest.raises(RuntimeError, match=r"BaseOptimizer\._clip_gradients is wrapped already, by <function _clip"):
+        wrapping.wrap(BaseOptimizer, "_clip_gradients", lambda original, *args: original(*args))
+
+
 def test_what_is_replaced_in_tensorflow() -> None:
     register = _tf_internals.RegisterGradient.__call__
     found = {"RegisterGradient.__call__": signature(getattr(register, "_keras_strategies_original", register))}

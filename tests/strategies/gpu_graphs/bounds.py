@@ -1,4 +1,4 @@
-"""What holds for every step on GPUs, and how many edges and copies one may have."""
+"""Checks of what every step on GPUs must have, and of how many edges and copies one may have."""
 
 from __future__ import annotations
 

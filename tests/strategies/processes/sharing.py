@@ -8,10 +8,12 @@ from strategies.topology import gpus
 
 gpus.used_gpus = lambda: ["GPU-the-only-one"]
 make = getattr(strategies, sys.argv[1])
-try:
-    make()
-except ValueError as error:
-    print(f"refused: {error}", flush=True)
+# The second time as a notebook's user tries it.
+for said in ("refused", "again refused"):
+    try:
+        make()
+    except ValueError as error:
+        print(f"{said}: {error}", flush=True)
 if sys.argv[1] == "HorovodStrategy":
     os.environ[gpus.SHARING_VARIABLE] = "1"
     print(f"made with {make().num_replicas_in_sync} replicas", flush=True)

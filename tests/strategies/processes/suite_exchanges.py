@@ -79,6 +79,43 @@ def of_own_step() -> keras.Model:
     return made
 
 
+def of_own_metrics_of_the_object() -> keras.Model:
+    """As the one before, by an attribute of the model."""
+    made = model()
+    keras_own = made.compute_metrics
+
+    def compute_metrics(*args: Any, **kwargs: Any) -> Any:
+        size = tf.reduce_sum(tf.abs(made.weights[0].value))
+        return keras_own(*args, **kwargs) | {"size": size}
+
+    made.compute_metrics = compute_metrics
+    return made
+
+
+class InFunction(keras.layers.Layer):
+    """Normalizes, in a function of TensorFlow's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalization = keras.layers.BatchNormalization()
+        self.normalized = tf.function(lambda x: self.normalization(x, training=True))
+
+    def build(self, input_shape: Any) -> None:
+        self.normalization.build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        return self.normalized(inputs)
+
+
+class CallsAgain(keras.Sequential):
+    """Calls Keras' step, which traces the functions of its layers, and the layers again."""
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        self(data[0], training=True)
+        return logs
+
+
 def gathering() -> keras.Model:
     return model(keras.layers.Dense(2), optimizer=keras.optimizers.Adam(gradient_accumulation_steps=2))
 
@@ -100,6 +137,7 @@ def fitted(make: Callable[[], keras.Model], scope: Any) -> tuple[keras.Model, di
         (of_own_step, 2),
         # Gradients first, metrics then: nobody knows what the metric looks at.
         (of_own_metric, 2),
+        (of_own_metrics_of_the_object, 2),
         # Gathered gradients are not summed at every step, metrics are.
         (gathering, 2),
     ],
@@ -129,6 +167,15 @@ def test_of_moving_statistics() -> None:
     np.testing.assert_allclose(found.layers[0].moving_mean, mean, rtol=0, atol=1e-6)
     found.evaluate(x, y, batch_size=8, verbose=0)
     assert all_ranks(exchanges(found.test_function)) == [1, 1]
+
+
+def test_statistics_that_a_traced_function_writes_again_are_those_of_all_ranks() -> None:
+    with strategy().scope():
+        made = CallsAgain([keras.Input((4,)), InFunction(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+    x, y = regression()
+    made.fit(x, y, batch_size=8, verbose=0, shuffle=False)
+    assert all_ranks(digest(made)) == [digest(made)] * 2
 
 
 def test_of_normalization_over_all_replicas() -> None:

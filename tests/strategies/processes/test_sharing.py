@@ -22,6 +22,7 @@ def test_all_are_refused(strategy: str, tmp_path: Path) -> None:
         codes = programs.wait(LIMIT_SECONDS)
         output = programs.output(limit=20000)
     assert set(codes) == {0}, output
-    assert output.count("refused: Each process needs GPUs of its own: ranks 0, 1 on ") == 2
-    assert output.count("use GPU-the-only-one. Start at most as many") == 2
+    assert output.count("refused: Each process needs GPUs of its own: ranks 0, 1 on ") == 4, output
+    assert output.count("again refused: ") == 2, output
+    assert output.count("use GPU-the-only-one. Start at most as many") == 4
     assert output.count("made with 2 replicas") == (2 if strategy == "HorovodStrategy" else 0)
