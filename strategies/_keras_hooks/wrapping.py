@@ -63,8 +63,9 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
             "Install a Keras in the range that `pip show keras-strategies` requires."
         )
     if hasattr(original, _MARK):
-        if getattr(original, _MARK) != wrapper:
-            raise RuntimeError(f"{full_name(owner, name)} is wrapped already, by {getattr(original, _MARK)}.")
+        known = getattr(original, _MARK)
+        if inspect.unwrap(known) is not inspect.unwrap(wrapper):
+            raise RuntimeError(f"{full_name(owner, name)} is wrapped already, by {known}.")
         return
 
     @functools.wraps(original)
