@@ -149,6 +149,7 @@ def _objects() -> dict[str, Any]:
         "epoch iterator": TFEpochIterator(x=np.ones((2, 2)), distribute_strategy=model.distribute_strategy),
         "gradient registry": _tf_internals.gradient_registry,
         "gradient registration": _tf_internals.RegisterGradient("OfNothing"),
+        "dataset of arrays": tf.data.Dataset.from_tensor_slices([1, 2]),
         "mapped dataset": numbers.map(abs),
         "dataset mapped in parallel": numbers.map(abs, num_parallel_calls=2),
         "batched dataset": numbers.batch(2),
