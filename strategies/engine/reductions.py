@@ -47,6 +47,15 @@ class Rider:
     values: Sequence[tf.Tensor]
     group: int = 0
 
+    @classmethod
+    def of_variable(cls, variable: Any, group: int) -> Rider:
+        """Returns the sum of what the local replicas' components of a variable hold, each read where it is."""
+        values = []
+        for component in variable.values:
+            with tf.device(component.device):
+                values.append(component.read_value())
+        return cls(values, group)
+
 
 class Reductions:
     """Sums and means over all replicas.

@@ -256,7 +256,7 @@ class ReplicatedExtended(MirroredExtended):
             yield
             return
         chosen = [v for v in variables if v.aggregation == tf.VariableAggregation.SUM]
-        own = [Rider([component.read_value() for component in v.values], self.layout.group_of(v)) for v in chosen]
+        own = [Rider.of_variable(v, self.layout.group_of(v)) for v in chosen]
         totals = self.finish_update(own)
         if totals is None:
             totals = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own)
