@@ -22,7 +22,8 @@ from strategies.collectives.buckets import make_buckets
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup, if_present
 from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.replica.slices import Lookups, of_batch, side_by_side
+from strategies.engine.slices_across import slices_across
+from strategies.replica.slices import Lookups, of_batch
 from strategies.topology.devices import is_gpu
 
 #: Of a bucket of gradients that the GPUs of one process sum by NCCL, whose messages are best when they are large.
@@ -267,7 +268,7 @@ def _sums_across(
     for i, total in zip(dense, sums, strict=False):
         totals[i] = total
     for i, own in lookups.items():
-        totals[i] = _slices_across(process_group, own, present)
+        totals[i] = slices_across(process_group, own, present)
     return totals, sums[len(dense) :]
 
 
@@ -284,7 +285,7 @@ def _sums_of_devices(
         totals[i] = PerReplica(tuple(total))
     for i, value in enumerate(values):
         if i not in dense:
-            totals[i] = _slices_across(process_group, _lookups(value, shares), present=True)
+            totals[i] = slices_across(process_group, _lookups(value, shares), present=True)
     return totals, [total[0] for total in sums[len(dense) :]]
 
 
@@ -298,23 +299,3 @@ def _spread(terms: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tenso
         with tf.device(device):
             zeros.append(tf.zeros(total.shape, total.dtype))
     return [total, *zeros]
-
-
-def _slices_across(process_group: ProcessGroup, local: Lookups, present: bool | tf.Tensor) -> tf.IndexedSlices:
-    """Returns the slices of all processes."""
-    num_shared = len(local.shared)
-    mine = if_present(present, [*local.shared, *([side_by_side(local.own)] if local.own else [])])
-    all_slices = []
-    for i, slices in enumerate(mine):
-        if i >= num_shared:
-            gathered = process_group.gather(slices.values), process_group.gather(slices.indices)
-            all_slices.append(tf.IndexedSlices(*gathered, slices.dense_shape))
-            continue
-        if slices.values.shape.is_fully_defined():
-            total = process_group.sum([slices.values])[0]
-        else:
-            # A sum is bound to one shape.
-            gathered_values = process_group.gather(slices.values[tf.newaxis])
-            total = tf.reduce_sum(gathered_values, 0)
-        all_slices.append(tf.IndexedSlices(total, slices.indices, slices.dense_shape))
-    return side_by_side(all_slices)
