@@ -11,8 +11,8 @@ from tests.gpu.cases import CASES
 from tests.gpu.outcome import Outcome, judged, table
 from tests.gpu.profile import idle_share
 
-#: What the rest is like: two devices, two processes' worth of plumbing, a model that is saved whole and compared.
-EVERY_TIME = ("data=2, uneven batches",)
+#: What the rest is like: two devices, a look at what XLA compiles, a model that is saved whole and compared.
+EVERY_TIME = ("data=2, uneven batches, with XLA",)
 
 
 @pytest.mark.parametrize(
