@@ -152,7 +152,7 @@ def _peaks(name: str, setting: Setting) -> Outcome:
 
 
 def _profile(name: str, setting: Setting) -> Outcome:
-    """Counts of copies, and the share of a traced epoch in which no kernel runs."""
+    """Counts of copies, and the share of some steps' time in which no kernel runs."""
     from tests.gpu.profile import profiled
 
     trained = compiled(models.images(setting.small), mirrored(setting.devices))
