@@ -6,13 +6,14 @@ import os
 import select
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.gpu import __main__ as runner
 from tests.gpu.cases import CASES
 from tests.gpu.outcome import Outcome, judged, table
-from tests.gpu.profile import idle_share
+from tests.gpu.profile import describe, idle_share
 
 #: What the rest is like: two devices, a look at what XLA compiles, a model that is saved whole and compared.
 EVERY_TIME = ("data=2, uneven batches, with XLA",)
@@ -56,6 +57,10 @@ def test_cases_see_one_gpu(monkeypatch: pytest.MonkeyPatch, set_to: str | None, 
     if set_to is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", set_to)
     assert runner._environment(kind)["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_the_readme_counts_the_cases() -> None:
+    assert f"There are {len(CASES)} cases." in (Path(__file__).parent / "README.md").read_text()
 
 
 def test_the_extra_has_the_versions_of_the_dependency() -> None:
@@ -114,3 +119,16 @@ def test_the_table() -> None:
 def test_idle_time_counts_streams_together() -> None:
     assert idle_share([(0.0, 2.0), (1.0, 4.0), (8.0, 10.0)]) == pytest.approx(0.4)
     assert idle_share([(0.0, 10.0), (1.0, 2.0), (9.0, 10.0)]) == 0.0
+
+
+def test_a_profile_is_described_by_its_streams() -> None:
+    names = {1: SimpleNamespace(name="MemcpyH2D (pinned)"), 2: SimpleNamespace(name="gemm")}
+    events = [
+        SimpleNamespace(metadata_id=1, offset_ps=0, duration_ps=1000),
+        SimpleNamespace(metadata_id=2, offset_ps=3000, duration_ps=1000),
+    ]
+    lines = [SimpleNamespace(name=name, timestamp_ns=5, events=events) for name in ("Stream #1(Compute)", "Steps")]
+    planes = [SimpleNamespace(name=f"/device:GPU:{i}", event_metadata=names, lines=lines) for i in range(2)]
+    told = describe(SimpleNamespace(planes=planes), "GPU:0", num_steps=2)
+    assert told == "1 events a step; copies a step: MemcpyH2D 0.5; idle 50%"
+    assert describe(SimpleNamespace(planes=[]), "GPU:0", num_steps=2) == "the profile has no events of GPU:0"
