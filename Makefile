@@ -15,8 +15,11 @@ BIN := $(VENV)/bin
 # One empty file per finished step of the setup: what is older than its inputs is done again.
 READY_VENV := $(VENV)/.ready-venv
 READY_RUN := $(VENV)/.ready-run
+READY_GPU := $(VENV)/.ready-gpu
 READY_DEV := $(VENV)/.ready-dev
 READY_HOROVOD := $(VENV)/.ready-horovod
+# Not empty where the driver has a GPU's device file, or its program is found: CUDA's libraries are only installed there.
+HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/null)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,7 +42,7 @@ gpt: $(READY_RUN) ## train a language model on this documentation, about two min
 test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
 
-gpu-smoke: $(READY_RUN) ## run the smoke suite on this machine's first GPU, twenty minutes; without one, only say so
+gpu-smoke: $(if $(strip $(HAS_GPU)),$(READY_GPU),$(READY_RUN)) ## run the smoke suite on this machine's first GPU, twenty minutes; without one, only say so
 	$(BIN)/python -m tests.gpu $(ARGS)
 
 parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
@@ -103,6 +106,10 @@ $(READY_VENV):
 $(READY_RUN): $(READY_VENV) pyproject.toml
 	$(BIN)/python -m pip install --editable '.[examples]'
 	@touch $@
+
+$(READY_GPU): $(READY_VENV) pyproject.toml
+	$(BIN)/python -m pip install --editable '.[examples,gpu]'
+	@touch $@ $(READY_RUN)
 
 $(READY_DEV): $(READY_VENV) pyproject.toml
 	$(BIN)/python -m pip install --editable '.[examples,horovod,dev]'

@@ -1,12 +1,14 @@
 """Runs the suite: `python -m tests.gpu`, from the repository's root.
 
-Every case has a process of its own, with a timeout. The table of outcomes is printed at the end.
+Every case has a process of its own, with a timeout, and sees one GPU. The table of outcomes is printed at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,33 +21,51 @@ from tests.gpu.outcome import Outcome, table
 _ROOT = Path(__file__).parents[2]
 _COUNT = "import tensorflow as tf; print('GPUs', len(tf.config.list_physical_devices('GPU')))"
 _NAMES = "from tests.gpu.cases import CASES; print(*CASES, sep='\\n')"
+_NOT_LISTED = """This machine has a GPU ({files}), but TensorFlow lists none: nothing was run.
+- `nvidia-smi` has to list the GPU, and a driver for CUDA 12 or newer.
+- TensorFlow has to find CUDA's libraries: python -m pip install --editable '.[gpu]' (make gpu-smoke does that).
+- CUDA_VISIBLE_DEVICES has to be unset, or to begin with a GPU. It is {visible}.
+- python -c "import tensorflow as tf; tf.config.list_physical_devices('GPU')" says what TensorFlow misses."""
 
 
 def run_case(name: str, kind: str, timeout_seconds: float) -> Outcome:
-    """Runs a case in a process of its own, which is ended when its time is over."""
+    """Runs a case in a process of its own, which is ended when its time is over, with all that it has started."""
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "outcome.json", Path(folder) / "log"
         command = [sys.executable, "-m", "tests.gpu.one", name, kind, str(file)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, cwd=_ROOT, env=_environment(kind), stdout=output, stderr=output)
-        try:
-            process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
+        code = run_group(command, _environment(kind), log, timeout_seconds)
+        if code is None:
             return Outcome(name, "timeout", note=f"ended after {timeout_seconds:.0f} s")
-        finally:
-            process.kill()
-            process.wait()
         last = log.read_text(errors="replace").strip().splitlines()
         outcome = Outcome.from_json(file.read_text()) if file.exists() else None
         if outcome is None or outcome.result == "failed":
             print("\n".join(last[-40:]), file=sys.stderr)
-        return outcome or Outcome(name, "failed", note=f"exit code {process.returncode}: {' '.join(last[-1:])[:200]}")
+        return outcome or Outcome(name, "failed", note=f"exit code {code}: {' '.join(last[-1:])[:200]}")
+
+
+def run_group(command: Sequence[str], environment: dict[str, str], log: Path, timeout_seconds: float) -> int | None:
+    """Runs a command as a process group, of which nothing is left then; returns its exit code, None if it was ended."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=_ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        return process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # Ranks that outlive the process which started them would keep the GPU's memory from the next case.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _environment(kind: str) -> dict[str, str]:
     added = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    if kind == "cpu":
-        added["CUDA_VISIBLE_DEVICES"] = "-1"
+    # One GPU, as on a machine with one: where TensorFlow finds several, it would sum logical ones by NCCL, which
+    # refuses two ranks on one GPU.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    added["CUDA_VISIBLE_DEVICES"] = "-1" if kind == "cpu" else visible.split(",")[0].strip()
     return {**os.environ, **added, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -55,8 +75,13 @@ def _lines(code: str, kind: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def device_files() -> list[str]:
+    """The files of NVIDIA's driver, one for each GPU that this machine has, or this container may use."""
+    return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the chosen cases; returns 0 if all are well, or if there is no GPU."""
+    """Runs the chosen cases; returns 0 if all are well, or if the machine has no GPU."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--devices", choices=("gpu", "cpu"), default="gpu", help="cpu: small models, to try the suite")
     parser.add_argument("--case", action="append", help="only the cases with this in their name; repeatable")
@@ -67,6 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="append outcomes to this file as they come, as JSON lines")
     flags = parser.parse_args(argv)
     if flags.devices == "gpu" and "GPUs 0" in _lines(_COUNT, "gpu"):
+        if files := device_files():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            print(_NOT_LISTED.format(files=", ".join(files), visible="unset" if visible is None else repr(visible)))
+            return 1
         print("There is no GPU here: nothing was run. (--devices=cpu tries the suite with small models.)")
         return 0
     names = [n for n in _lines(_NAMES, "cpu") if not flags.case or any(part in n for part in flags.case)]
@@ -92,4 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # Ended from outside, it ends the case that runs, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class Problem:
 
     @property
     def num_steps(self) -> int:
-        """Of an epoch."""
+        """The number of steps of an epoch."""
         return -(-len(self.x) // self.batch_size)
 
     def dataset(self) -> tf.data.Dataset:
@@ -50,19 +51,34 @@ def images(small: bool, num_steps: int = 4) -> Problem:
     def build() -> Any:
         if not small:
             return keras.applications.ResNet50(weights=None, classifier_activation=None)
-        return keras.Sequential(
-            [
-                keras.Input((side, side, 3)),
-                keras.layers.Conv2D(4, 3, use_bias=False),
-                keras.layers.BatchNormalization(),
-                keras.layers.ReLU(),
-                keras.layers.GlobalAveragePooling2D(),
-                keras.layers.Dense(classes, dtype="float32"),
-            ]
-        )
+        return _convolutional(side, filters=4, num_blocks=1, classes=classes)
 
+    return _classification(build, batch_size * num_steps, side, classes, batch_size)
+
+
+def normalized(small: bool) -> Problem:
+    """Few convolutions, which XLA compiles soon, with BatchNormalization, for which smaller batches are not padded."""
+    side, filters, num_blocks, batch_size = (8, 4, 1, 4) if small else (64, 64, 4, 64)
+    build = partial(_convolutional, side, filters, num_blocks, classes=4)
+    # The last batch is uneven: a replica has one image more than the other.
+    return _classification(build, 4 * batch_size + 3, side, 4, batch_size)
+
+
+def _convolutional(side: int, filters: int, num_blocks: int, classes: int) -> Any:
+    layers: list[Any] = [keras.Input((side, side, 3))]
+    for _ in range(num_blocks):
+        layers += [
+            keras.layers.Conv2D(filters, 3, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+        ]
+    return keras.Sequential(
+        [*layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(classes, dtype="float32")]
+    )
+
+
+def _classification(build: Callable[[], Any], count: int, side: int, classes: int, batch_size: int) -> Problem:
     rng = np.random.default_rng(0)
-    count = batch_size * num_steps
     x = rng.standard_normal((count, side, side, 3)).astype("float32")
     return Problem(build, x, rng.integers(0, classes, count), _labels, batch_size)
 

@@ -1,23 +1,45 @@
-"""Copies, and gaps between kernels, from TensorFlow's profile of an epoch."""
+"""Copies, and gaps between kernels, from TensorFlow's profile of some steps."""
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tests.gpu.setting import Setting
 from tests.gpu.training import Trained
 
 
+class _Window(keras.callbacks.Callback):
+    """Profiles the steps from `first` up to `last`, which is left out, of an epoch.
+
+    Neither what an epoch begins with, the copies of the whole data and the iterator, nor its end is in them. There are
+    as many batches copied ahead when they begin as when they end.
+    """
+
+    def __init__(self, folder: str, first: int, last: int) -> None:
+        super().__init__()
+        self._folder, self._first, self._last = folder, first, last
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Between two steps, when the devices have computed what was enqueued.
+        if batch + 1 == self._first:
+            tf.test.experimental.sync_devices()
+            tf.profiler.experimental.start(self._folder)
+        elif batch + 1 == self._last:
+            tf.test.experimental.sync_devices()
+            tf.profiler.experimental.stop()
+
+
 def profiled(trained: Trained, setting: Setting) -> str:
-    """Trains an epoch under the profiler and describes it."""
+    """Trains an epoch, profiles steps in the middle of it, and describes them."""
+    num_steps = trained.problem.num_steps
     with tempfile.TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder)
-        trained.epoch()
-        tf.profiler.experimental.stop()
+        trained.epoch(repeats=4, callbacks=[_Window(folder, first=num_steps, last=3 * num_steps)])
         files = list(Path(folder).glob("plugins/profile/*/*.xplane.pb"))
         if not files:
             return "the profiler left no file"
@@ -26,11 +48,11 @@ def profiled(trained: Trained, setting: Setting) -> str:
 
         space = xplane_pb2.XSpace.FromString(files[0].read_bytes())
     wanted = "CPU" if setting.small else "GPU:0"
-    return describe(space, wanted, trained.problem.num_steps)
+    return describe(space, wanted, 2 * num_steps)
 
 
-def describe(space: tf.Module, device: str, num_steps: int) -> str:
-    """Copies per step by kind, and the share of time in which no stream of the device runs anything."""
+def describe(space: Any, device: str, num_steps: int) -> str:
+    """Describes an `XSpace`: copies per step by kind, and the share of time in which no stream of the device runs."""
     copies: Counter[str] = Counter()
     busy: list[tuple[float, float]] = []
     for plane in space.planes:

@@ -12,7 +12,7 @@ _LOGICAL_GPU_MB = 6144
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a case runs, and how large its models are.
+    """The devices of a case, and the size of its models.
 
     Attributes:
         devices: their short names, all made of one physical device.

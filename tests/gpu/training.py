@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,12 @@ class Trained:
     problem: Problem
     losses: list[float]
 
-    def epoch(self, repeats: int = 1) -> float:
+    def epoch(self, repeats: int = 1, callbacks: Sequence[keras.callbacks.Callback] = ()) -> float:
         """Trains for one more epoch and returns its seconds."""
         data = self.problem.dataset().repeat(repeats)
         begin = time.perf_counter()
-        self.losses += self.model.fit(data, verbose=0, shuffle=False).history["loss"]
+        history = self.model.fit(data, verbose=0, shuffle=False, callbacks=list(callbacks)).history
+        self.losses += history["loss"]
         return time.perf_counter() - begin
 
 

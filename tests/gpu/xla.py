@@ -1,0 +1,48 @@
+"""Checks that XLA compiles a model's training step, or the replicas' parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_MUST_COMPILE = "_XlaMustCompile"
+
+
+def full_float32() -> None:
+    """Turns TF32 off.
+
+    `strategies.exact()` would make operations deterministic, too, and Keras then takes `jit_compile=True` for False.
+    """
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+
+
+def require_xla(*several: Any) -> None:
+    """Raises RuntimeError if XLA compiles nothing of a model's training step; call it after `fit`."""
+    for model in several:
+        if not any(definition.attr[_MUST_COMPILE].b for definition in _definitions(model.train_function)):
+            raise RuntimeError(f"XLA compiles nothing of the training step of {model.name}; the log says why.")
+
+
+def _definitions(function: Any) -> Iterator[Any]:
+    """All functions that were traced for `function`, with those that they call."""
+    for traced in _traced(function, set()):
+        # TensorFlow has no public list of them.
+        for concrete in traced._list_all_concrete_functions():
+            yield concrete.function_def
+            yield from concrete.graph.as_graph_def().library.function
+
+
+def _traced(function: Any, seen: set[int]) -> Iterator[Any]:
+    """The `tf.function`s among a function and what its closures hold."""
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if isinstance(function, tf.types.experimental.PolymorphicFunction):
+        yield function
+        yield from _traced(function.python_function, seen)
+    for cell in getattr(function, "__closure__", None) or ():
+        yield from _traced(cell.cell_contents, seen)
+    if hasattr(function, "__wrapped__"):
+        yield from _traced(function.__wrapped__, seen)
