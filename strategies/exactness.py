@@ -27,7 +27,7 @@ def exact() -> None:
 
     **Costs.** Float32 products run at the GPU's float32 speed, several times slower than TF32. Some operations have
     slow deterministic kernels, or none, and raise `UnimplementedError`. A `Dataset.map` that draws random numbers is no
-    longer parallel. Keras compiles nothing with XLA on its own (`jit_compile="auto"` means False). Nothing reads the
+    longer parallel. Keras compiles nothing with XLA: `jit_compile=True` means False, with a warning. Nothing reads the
     clock: `strategies.seconds_waited` stays at 0. Random operations without a seed, such as the shuffles of `fit`,
     raise `RuntimeError`: call `keras.utils.set_random_seed` first.
 
