@@ -11,6 +11,7 @@ Steps of a model's own, and whatever XLA cannot compile, are computed as without
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from strategies.engine.replicated import ReplicatedExtended
 
 _logger = logging.getLogger(__name__)
 
-#: What hangs on a tensor that a model returns, and is asked for by metrics.
+#: Tensor metadata of a model's outputs that metrics read.
 _METADATA = ("_keras_mask", "_keras_logits")
 
 _STEPS = ("train_step", "test_step", "predict_step")
@@ -84,11 +85,19 @@ def is_whole(model: keras.Model) -> bool:
 def whole(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns the step, compiled if all of it is to be: with its updates and metrics, as by Keras.
 
-    Keras compiles what calls `Strategy.run`. There are the clocks of `engine.waiting`, which XLA does not have.
+    Keras compiles what calls `Strategy.run`. There are the clocks of `engine.waiting`, which XLA does not have. Call
+    outside of :func:`not_by_keras`.
     """
     if not (is_whole(model) and model.jit_compile) or model.run_eagerly:
         return step
-    return tf.function(step, reduce_retracing=True, autograph=False, jit_compile=True)
+    compiled = tf.function(step, reduce_retracing=True, autograph=False, jit_compile=True)
+
+    # A tf.function would be called by `Strategy.run` outside of the replica, so for the first device.
+    @functools.wraps(step)
+    def on_device_of_replica(data: Any) -> Any:
+        return compiled(data)
+
+    return on_device_of_replica
 
 
 def _resolve_auto(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:

@@ -56,8 +56,9 @@ def _entry(
 
 
 def _make_function(original: Callable[..., Step], model: keras.Model, step_function: Callable[[Any], Any]) -> Step:
+    step = compiled_steps.whole(model, step_function)
     with compiled_steps.not_by_keras(model):
-        function = original(model, compiled_steps.whole(model, step_function))
+        function = original(model, step)
     return _driven(model, function, "mean")
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import strategies
 from strategies.batches import padding
-from tests.strategies._keras_hooks.conftest import Traced
+from tests.strategies._keras_hooks.conftest import Traced, must_compile
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, features, fit_arrays, labels, vectors
 
 X, Y = features(24, 6), features(24, 1, seed=1)
@@ -167,16 +167,23 @@ def linear(**kwargs: Any) -> keras.Model:
     return model
 
 
-def test_one_replica_is_compiled_whole_as_by_keras() -> None:
-    for steps in (1, 2):
-        with mirrored(1).scope():
-            ours = linear(steps_per_execution=steps, metrics=["mae"])
-        plain = linear(steps_per_execution=steps, metrics=["mae"])
-        histories = [each.fit(X, Y, batch_size=5, verbose=0, shuffle=False).history for each in (ours, plain)]
-        for name, values in histories[0].items():
-            np.testing.assert_allclose(values, histories[1][name], atol=TOLERANCE)
-        np.testing.assert_allclose(ours.get_weights()[0], plain.get_weights()[0], atol=TOLERANCE)
-        np.testing.assert_allclose(ours.predict(X, verbose=0), plain.predict(X, verbose=0), atol=TOLERANCE)
+@pytest.mark.parametrize(("device", "num_steps"), [("CPU:0", 1), ("CPU:1", 2)])
+def test_one_replica_is_compiled_whole_as_by_keras(device: str, num_steps: int) -> None:
+    outcomes = []
+    for scope in (strategies.MirroredStrategy([device]).scope(), contextlib.nullcontext()):
+        keras.utils.set_random_seed(1)
+        with scope:
+            inputs = keras.Input((6,))
+            model = keras.Model(inputs, keras.layers.BatchNormalization()(keras.layers.Dense(2)(inputs)))
+            optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.1, gradient_accumulation_steps=2)
+            model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=num_steps, jit_compile=True)
+        x, y = X[:21], Y[:21]
+        history = model.fit(x, y, batch_size=7, verbose=0, shuffle=False, validation_data=(x, y)).history
+        outcomes.append([*model.get_weights(), model.predict(x, batch_size=7, verbose=0), *history.values()])
+        for function in (model.train_function, model.test_function, model.predict_function):
+            assert must_compile(function)
+    for one, other in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_the_function_is_one_for_xla_and_traced_once_for_all_batch_sizes(traced: Traced) -> None:
