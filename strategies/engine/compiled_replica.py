@@ -46,7 +46,7 @@ class _Alone(ReplicaContext):
         raise NotCompilableError(_MEETS)
 
 
-def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, largest: tf.Variable | None = None) -> Any:
+def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padded_to: tf.Tensor | None = None) -> Any:
     """Returns ``function(*arguments)``, computed by one function that XLA compiles for the replica's device.
 
     Call in a replica, while the graph of its step is built.
@@ -55,8 +55,8 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, large
         function: takes the arguments and returns a nest of tensors. Called once.
         arguments: a sequence of nests of dense tensors and other values.
         on_gpu: whether the replica's device is a GPU.
-        largest: the size of the largest batch so far (`batches.padding`). Smaller ones are padded then, not compiled
-            anew: the function gets, and returns, more rows, and its losses (`Share.rows_that_count`) leave them out.
+        padded_to: the number of rows to which smaller batches are padded (`batches.padding`), not compiled anew: the
+            function gets, and returns, more rows, and its losses (`Share.rows_that_count`) leave them out.
 
     Raises:
         NotCompilableError: XLA cannot compile it. Nothing of it is in the step's graph then.
@@ -75,7 +75,7 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, large
             mark(each, kind)
         with _Alone(strategy, share.replica_id):
             inside = _inside(share, weight, has_rows)
-            shares.attach(inside if largest is None else dataclasses.replace(inside, rows_that_count=num_rows))
+            shares.attach(inside if padded_to is None else dataclasses.replace(inside, rows_that_count=num_rows))
             own = dict(zip(positions, inputs, strict=True))
             flat = [own.get(i, leaf) for i, leaf in enumerate(leaves)]
             return function(*tf.nest.pack_sequence_as(arguments, flat))
@@ -93,7 +93,7 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, large
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise NotCompilableError(f"it cannot be traced by itself ({text[:_MAX_LETTERS]})") from error
     check_graph(concrete.graph, on_gpu=on_gpu)
-    padded, num_rows = (tensors, tf.constant(0)) if largest is None else padding.pad(tensors, largest)
+    padded, num_rows = (tensors, tf.constant(0)) if padded_to is None else padding.pad(tensors, padded_to)
     return concrete(*weights, num_rows, *padded)
 
 
