@@ -1,9 +1,9 @@
 """The part of a step that each replica computes for itself, as one function that XLA compiles.
 
-XLA compiles for one device, and replicas meet: gradients are reduced, metrics read, optimizers run over all of them.
-What lies between two meetings can be compiled. :func:`compute` traces it into a ``tf.function(jit_compile=True)`` in
-the step's graph, and looks at the result before the step depends on it: a replica that would meet others inside, or
-operations that XLA does not have, are a reason to compute as without XLA, and no error.
+XLA compiles for one device, and a step has collectives: gradients are reduced, metrics read, optimizers run over all
+replicas. What lies between two collectives can be compiled. :func:`compute` traces it into a
+``tf.function(jit_compile=True)`` in the step's graph, and looks at the result before the step depends on it:
+collectives inside, or operations that XLA does not have, are a reason to compute as without XLA, and no error.
 
 Variables are read and written by the function itself: a replica's components are plain variables of its device.
 Nothing has run on a GPU; on CPU devices the same functions run with XLA for CPUs.
@@ -32,7 +32,9 @@ _DYNAMIC = frozenset({"DynamicPartition", "Unique", "UniqueV2", "UniqueWithCount
 #: Of an error's text, in the log.
 _MAX_LETTERS = 300
 
-_MEETS = "replicas meet in its forward pass or its loss, as in a synchronized BatchNormalization or a loss with a mask"
+_RUNS_COLLECTIVE = (
+    "its forward pass or its loss runs a collective, as in a synchronized BatchNormalization or a loss with a mask"
+)
 
 
 class NotCompilableError(Exception):
@@ -40,10 +42,10 @@ class NotCompilableError(Exception):
 
 
 class _Alone(ReplicaContext):
-    """The replica that runs, where it cannot meet the others."""
+    """The replica that runs, where it cannot run a collective with the others."""
 
     def _merge_call(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotCompilableError(_MEETS)
+        raise NotCompilableError(_RUNS_COLLECTIVE)
 
 
 def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padded_to: tf.Tensor | None = None) -> Any:
@@ -87,7 +89,7 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padde
         concrete = compiled.get_concrete_function()
     except NotCompilableError as error:
         # Keras has added to the message which layer it was, with all that it was called with.
-        raise NotCompilableError(_MEETS) from error
+        raise NotCompilableError(_RUNS_COLLECTIVE) from error
     except Exception as error:
         # A fault of the model's own shows itself again, as without XLA.
         text = " ".join(f"{type(error).__name__}: {error}".split())
@@ -123,8 +125,8 @@ def check_graph(graph: Any, *, on_gpu: bool) -> None:
     """
     known = set(xla_kernels.get_gpu_kernel_names() if on_gpu else xla_kernels.get_cpu_kernel_names()) | _FRAME
     types = set(_types_of(graph.as_graph_def()))
-    if meeting := sorted(each for each in types if each.startswith(_COLLECTIVES)):
-        raise NotCompilableError(f"replicas meet in it ({', '.join(meeting)})")
+    if collectives := sorted(each for each in types if each.startswith(_COLLECTIVES)):
+        raise NotCompilableError(f"it runs a collective ({', '.join(collectives)})")
     if missing := sorted(types - known):
         raise NotCompilableError(f"XLA does not have its operations {', '.join(missing)}")
     if dynamic := sorted(types & _DYNAMIC):
