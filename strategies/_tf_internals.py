@@ -84,9 +84,6 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 # Registry of the gradients of graphs, by name and for good. The public name of the class is the same class.
 from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
 
-# A variable of which strategies make no copies: tf.Variable asks them which to make.
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
-
 # Stands for the initial value of a variable that is made after its checkpoint was restored.
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
@@ -114,7 +111,6 @@ __all__ = [
     "RegisterGradient",
     "RepeatDataset",
     "ReplicaContext",
-    "ResourceVariable",
     "SkipDataset",
     "SyncOnReadVariable",
     "TakeDataset",

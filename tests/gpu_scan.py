@@ -58,7 +58,8 @@ class Scan:
     Attributes:
         nodes: all ops.
         control_edges: from one device to another.
-        copies: of a tensor, from the memory of one device to that of another, or between a GPU's and the host's.
+        copies: of a tensor, from the memory of one device to that of another, or between a GPU's and the host's. An
+            argument is where it is read first; if it is read anywhere else, it is copied.
         disorders: pairs of collectives of one device of which neither waits for the other.
     """
 
@@ -150,6 +151,8 @@ class _Scanner:
     def __init__(self) -> None:
         self._scan = Scan()
         self._copied: set[tuple[int, int, str, bool]] = set()
+        # Where arguments are read first.
+        self._read: dict[int, str] = {}
         # What TensorFlow computes before it runs anything.
         self._folded: set[int] = set()
 
@@ -250,6 +253,8 @@ class _Scanner:
                 here = HOST if there == HOST else node.device
             else:
                 here = HOST if node.device == HOST or hosted[i] else node.device
+            if value.node.type == "Argument" and value.home is None and not is_gate and _is_large(node.op, i):
+                there = self._read.setdefault(id(value.node), here)
             if there in (here, None):
                 continue
             key = (id(value.node), value.index, node.device, here == HOST)
@@ -269,5 +274,15 @@ class _Scanner:
         return HOST if on_host(node.op, kernel_of(node.op), inputs=False)[value.index] else node.device
 
 
+def _is_large(op: Any, index: int) -> bool:
+    """True if an input of an op may be large: it is no number, and no integers of 32 bit, of which shapes consist."""
+    tensor = None if op is None else op.inputs[index]
+    return tensor is not None and tensor.shape.rank != 0 and not _is_hosted(tensor.dtype)
+
+
 def _on_host_by_dtype(op: Any, index: int) -> bool:
-    return index < len(op.outputs) and op.outputs[index].dtype in (tf.int32, tf.resource, tf.variant, tf.string)
+    return index < len(op.outputs) and _is_hosted(op.outputs[index].dtype)
+
+
+def _is_hosted(dtype: tf.DType) -> bool:
+    return dtype in (tf.int32, tf.resource, tf.variant, tf.string)

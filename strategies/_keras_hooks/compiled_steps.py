@@ -11,6 +11,7 @@ Steps of a model's own, and whatever XLA cannot compile, are computed as without
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,21 +25,20 @@ from keras.src.trainers import trainer as keras_trainer
 from strategies._keras_hooks.row_wise import is_row_wise
 from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
 from strategies.batches import shares
-from strategies.batches.padding import size_variable
+from strategies.batches.padding import Padding
 from strategies.engine.compiled_replica import NotCompilableError, compute
 from strategies.engine.replicated import ReplicatedExtended
 
 _logger = logging.getLogger(__name__)
 
-#: What hangs on a tensor that a model returns, and is asked for by metrics.
+#: Tensor metadata of a model's outputs that metrics read.
 _METADATA = ("_keras_mask", "_keras_logits")
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
-# Models whose `jit_compile` Keras has chosen. Of each model what was said of it, and the size of the largest batch, by
-# whether it is trained on, and by replica.
+# Models whose `jit_compile` Keras has chosen. Of each model what was said of it, and how its batches are padded.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-_sizes: weakref.WeakKeyDictionary[keras.Model, dict[tuple[bool, int], tf.Variable]] = weakref.WeakKeyDictionary()
+_paddings: weakref.WeakKeyDictionary[keras.Model, Padding] = weakref.WeakKeyDictionary()
 _said: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -84,11 +84,19 @@ def is_whole(model: keras.Model) -> bool:
 def whole(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns the step, compiled if all of it is to be: with its updates and metrics, as by Keras.
 
-    Keras compiles what calls `Strategy.run`. There are the clocks of `engine.waiting`, which XLA does not have.
+    Keras compiles what calls `Strategy.run`. There are the clocks of `engine.waiting`, which XLA does not have. Call
+    outside of :func:`not_by_keras`.
     """
     if not (is_whole(model) and model.jit_compile) or model.run_eagerly:
         return step
-    return tf.function(step, reduce_retracing=True, autograph=False, jit_compile=True)
+    compiled = tf.function(step, reduce_retracing=True, autograph=False, jit_compile=True)
+
+    # A tf.function would be called by `Strategy.run` outside of the replica, so for the first device.
+    @functools.wraps(step)
+    def on_device_of_replica(data: Any) -> Any:
+        return compiled(data)
+
+    return on_device_of_replica
 
 
 def _resolve_auto(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:
@@ -187,18 +195,21 @@ def _say(model: keras.Model, reason: object) -> None:
     _logger.log(level, "jit_compile: model %r runs uncompiled, as %s.", model.name, text)
 
 
+def padding_of(model: keras.Model) -> Padding:
+    """Returns the padding of a model's batches, which what draws them keeps up to date."""
+    return _paddings.setdefault(model, Padding())
+
+
 def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any, *, training: bool = False) -> Any:
-    """As :func:`compute`; smaller batches are padded to the size of the largest if the model is row-wise."""
+    """As :func:`compute`; smaller batches are padded if the model is row-wise."""
     engine, share = engine_of(model.distribute_strategy), shares.current()
     on_gpu = engine is not None and engine.computes_on_gpus
     rows = [leaf for leaf in keras.tree.flatten(arguments) if tf.is_tensor(leaf)]
-    if share is None or not is_row_wise(model, training=training) or not all(map(_has_open_size, rows)):
+    # Where several steps are one function, it may be a loop that draws batches.
+    may_pad = share is not None and model.steps_per_execution == 1 and all(map(_has_open_size, rows))
+    if not may_pad or not is_row_wise(model, training=training):
         return compute(function, arguments, on_gpu=on_gpu)
-    known = _sizes.setdefault(model, {})
-    key = (training, share.replica_id)
-    if key not in known:
-        known[key] = size_variable()
-    outputs, *rest = compute(function, arguments, on_gpu=on_gpu, largest=known[key])
+    outputs, *rest = compute(function, arguments, on_gpu=on_gpu, padded_to=padding_of(model).read())
     number = tf.shape(rows[0])[0]
     return [keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:number], outputs), *rest]
 

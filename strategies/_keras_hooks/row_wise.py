@@ -1,16 +1,17 @@
 """Models that compute each row of their output, and its loss, from the same row of their input and of nothing else.
 
 To such a model rows can be added that count for nothing. Only what is known to be of that kind is: models of Keras' own
-layers and losses. In training neither BatchNormalization, which looks at all rows, nor Dropout, whose draws depend on
-the number of rows.
+layers, activation functions and losses, as Keras wrote them. In training neither BatchNormalization, which looks at all
+rows, nor Dropout, whose draws depend on the number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.models.functional import Functional
 
 _DIMENSIONS = ("1D", "2D", "3D")
@@ -41,15 +42,22 @@ _NOT_IN_TRAINING = frozenset(
         keras.layers.SpatialDropout2D,
     }
 )
-_LOSSES = frozenset(
-    {
-        *(keras.losses.binary_crossentropy, keras.losses.categorical_crossentropy),
-        *(keras.losses.sparse_categorical_crossentropy, keras.losses.binary_focal_crossentropy),
-        *(keras.losses.mean_squared_error, keras.losses.mean_absolute_error, keras.losses.huber),
-        *(keras.losses.mean_absolute_percentage_error, keras.losses.mean_squared_logarithmic_error),
-        *(keras.losses.hinge, keras.losses.squared_hinge, keras.losses.categorical_hinge),
-        *(keras.losses.log_cosh, keras.losses.poisson, keras.losses.kl_divergence),
-    }
+_LOSSES = (
+    *(keras.losses.binary_crossentropy, keras.losses.categorical_crossentropy),
+    *(keras.losses.sparse_categorical_crossentropy, keras.losses.binary_focal_crossentropy),
+    *(keras.losses.mean_squared_error, keras.losses.mean_absolute_error, keras.losses.huber),
+    *(keras.losses.mean_absolute_percentage_error, keras.losses.mean_squared_logarithmic_error),
+    *(keras.losses.hinge, keras.losses.squared_hinge, keras.losses.categorical_hinge),
+    *(keras.losses.log_cosh, keras.losses.poisson, keras.losses.kl_divergence),
+)
+_ACTIVATIONS = tuple(
+    getattr(keras.activations, name)
+    for name in (
+        *("celu", "elu", "exponential", "gelu", "glu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_tanh"),
+        *("leaky_relu", "linear", "log_sigmoid", "log_softmax", "mish", "relu", "relu6", "selu", "sigmoid", "silu"),
+        *("soft_shrink", "softmax", "softplus", "softsign", "sparse_plus", "sparse_sigmoid", "sparsemax"),
+        *("squareplus", "tanh", "tanh_shrink", "threshold"),
+    )
 )
 _MODELS = (keras.Sequential, Functional)
 _REDUCTIONS = ("mean", "sum", "sum_over_batch_size")
@@ -62,23 +70,56 @@ def is_row_wise(model: keras.Model, *, training: bool) -> bool:
 
 
 def _has_only(model: keras.Model, known: Iterable[type]) -> bool:
-    if type(model) not in _MODELS:
+    if type(model) not in _MODELS or not _is_as_written(model, "compute_loss"):
         return False
     # Of a functional model, the operations between its layers as well.
     parts = model.operations if isinstance(model, Functional) else model.layers
-    for part in parts:
-        if isinstance(part, keras.Model):
-            if not _has_only(part, known):
-                return False
-        elif type(part) not in known or _looks_across(part):
-            return False
-    return True
+    return all(_is_known_part(part, known) for part in parts)
+
+
+def _is_known_part(part: Any, known: Iterable[type]) -> bool:
+    # `layer(x, training=True)`, while the model is built, holds in evaluation too.
+    if any(_is_true(value) for node in part._inbound_nodes for value in _options(node)):
+        return False
+    if isinstance(part, keras.Model):
+        return _has_only(part, known)
+    return type(part) in known and _is_as_written(part) and not _looks_across(part)
+
+
+def _is_as_written(part: Any, *methods: str) -> bool:
+    """False if what Keras wrote is replaced in this one object, or followed by a loss of its outputs."""
+    replaced = any(name in vars(part) for name in ("call", *methods))
+    return not replaced and getattr(part, "activity_regularizer", None) is None
+
+
+def _options(node: Any) -> Iterator[Any]:
+    arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+    return (value for value in arguments if not isinstance(value, keras.KerasTensor))
+
+
+def _is_true(value: Any) -> bool:
+    return value is not None and value is not False
 
 
 def _looks_across(layer: Any) -> bool:
+    if isinstance(layer, keras.layers.InputLayer):
+        return False
+    # Quantized layers may scale by what is largest in the batch.
+    if getattr(layer, "quantization_mode", None) is not None:
+        return True
+    if not any(getattr(layer, "activation", _ACTIVATIONS[0]) is each for each in _ACTIVATIONS):
+        return True
+    # An axis from the end, which softmax has as well, is the first in a tensor of few dimensions.
+    ranks = {len(tensor.shape) for node in layer._inbound_nodes for tensor in node.output_tensors}
+    smallest = min(ranks, default=0)
+    if smallest < 2 or max(np.ndim(getattr(layer, name, 0)) for name in ("scale", "offset")) >= smallest:
+        return True
+    return any(axis % rank == 0 for axis in _axes(layer) for rank in ranks)
+
+
+def _axes(layer: Any) -> list[int]:
     axis = getattr(layer, "axis", None)
-    axes = axis if isinstance(axis, (list, tuple)) else [axis]
-    return 0 in axes or getattr(layer, "activity_regularizer", None) is not None
+    return [each for each in (axis if isinstance(axis, (list, tuple)) else [axis]) if each is not None]
 
 
 def _is_known(loss: Any) -> bool:
@@ -86,5 +127,8 @@ def _is_known(loss: Any) -> bool:
         return True
     loss = keras.losses.get(loss)
     if not isinstance(loss, keras.Loss):
-        return loss in _LOSSES
-    return getattr(loss, "fn", None) in _LOSSES and loss.reduction in _REDUCTIONS and not _looks_across(loss)
+        return any(loss is each for each in _LOSSES)
+    own = type(loss) is getattr(keras.losses, type(loss).__name__, None) and _is_as_written(loss)
+    of_rows = any(getattr(loss, "fn", None) is each for each in _LOSSES) and loss.reduction in _REDUCTIONS
+    # Outputs have two dimensions at least; those of higher rank may have another axis than the last.
+    return own and of_rows and getattr(loss, "_fn_kwargs", {}).get("axis", -1) in (-1, 1)

@@ -20,6 +20,7 @@ from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
 from strategies.batches import shares
+from strategies.batches.padding import Source
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.row_dependence import mark_reduced
 from strategies.batches.sharding import AgreedIterator
@@ -56,8 +57,9 @@ def _entry(
 
 
 def _make_function(original: Callable[..., Step], model: keras.Model, step_function: Callable[[Any], Any]) -> Step:
+    step = compiled_steps.whole(model, step_function)
     with compiled_steps.not_by_keras(model):
-        function = original(model, compiled_steps.whole(model, step_function))
+        function = original(model, step)
     return _driven(model, function, "mean")
 
 
@@ -67,6 +69,8 @@ def _make_predict_function(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> Result:
+    # Called at the beginning of each prediction.
+    compiled_steps.padding_of(model).prediction = Source()
     before = model.predict_function
     with contextlib.nullcontext() if compiled_steps.is_whole(model) else compiled_steps.not_by_keras(model):
         result = original(model, *args, **kwargs)
@@ -82,6 +86,7 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
         return function
     steps: list[tuple[tf.TypeSpec, Step]] = []
     counters = Counters(model)
+    padding = compiled_steps.padding_of(model)
 
     @functools.wraps(function)
     def driven(data: Any) -> Any:
@@ -89,6 +94,8 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
         draws_batches = model.steps_per_execution > 1 and not one_by_one
         with called_by_trainer(TrainerCall(combination, draws_batches)):
             if not one_by_one:
+                # Keras hands lists of batches to what predicts; what trains or tests then draws them itself.
+                padding.note(data, padding.prediction if isinstance(data, list) else None)
                 return function(data)
             try:
                 first = next(data)
@@ -104,6 +111,7 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
                 steps.append((data.element_spec, step))
             # As Keras runs an iterator: a few steps, the outputs of the last.
             with measured:
+                padding.note(first, data)
                 outputs = step(first)
             for _ in range(1, model.steps_per_execution):
                 try:

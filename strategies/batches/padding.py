@@ -2,40 +2,91 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import ResourceVariable
+from strategies._tf_internals import PerReplica
 
 
-def size_variable() -> tf.Variable:
-    """Returns the size of the largest batch so far, on the host: 0. The same under every strategy, and in no model."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        # Of this class, strategies make no copies.
-        return ResourceVariable(0, trainable=False, dtype=tf.int32, name="largest_batch")
+class Source:
+    """Stands for where batches come from, where no iterator does."""
 
 
-def pad(tensors: Sequence[tf.Tensor], largest: tf.Variable) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns tensors of as many rows as the largest batch so far had, and how many of these are their own.
+class Padding:
+    """The number of rows to which a replica's batch is padded: the most that one had before, from the same iterator.
+
+    Batches are looked at when they are drawn. Steps are given the number when they are called, as an argument: a
+    variable on the host would order all of a GPU's step before and after what reads and writes it.
+
+    Attributes:
+        prediction: the source of the batches of the last prediction, which come one by one.
+    """
+
+    def __init__(self) -> None:
+        self.prediction = Source()
+        self._largest: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._rows = 0
+        self._value: tf.Tensor | None = None
+
+    def note(self, element: Any, source: Any) -> None:
+        """Notes the batch of the step that is called next.
+
+        Args:
+            element: the batch.
+            source: the iterator that it comes from, or a :class:`Source`. None if it is not to be padded.
+        """
+        rows = 0
+        if source is not None:
+            rows = self._largest[source] = max(self._largest.get(source, 0), _num_rows(element))
+        if self._value is None or rows != self._rows:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._rows, self._value = rows, tf.constant(rows)
+
+    def read(self) -> tf.Tensor:
+        """Returns the number, int32 scalar, in the graph of a step: it is that of the step's call, not the present one.
+
+        Not for graphs of branches and loops, which take no such arguments.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        spec = tf.TensorSpec((), tf.int32)
+        # Of no device: it is one argument for all replicas.
+        with tf.device(None):
+            value: tf.Tensor = graph.capture_call_time_value(self._at_call, spec, key=self)
+        return value
+
+    def _at_call(self) -> tf.Tensor:
+        return tf.constant(0) if self._value is None else self._value
+
+
+def _num_rows(element: Any) -> int:
+    """Returns the rows of the replica that has most; 0 if the element does not begin with a batch of dense tensors."""
+    for leaf in tf.nest.flatten(element):
+        values = leaf.values if isinstance(leaf, PerReplica) else (leaf,)
+        if all(isinstance(value, tf.Tensor) and value.shape.rank for value in values):
+            return max(int(value.shape[0]) for value in values)
+    return 0
+
+
+def pad(tensors: Sequence[tf.Tensor], rows: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns tensors of that many rows, or of more if they have more, and how many of these are their own.
 
     Rows that are added are copies of the last one, so that they can be computed like any other.
 
     Args:
         tensors: of the same number of rows, at least one.
-        largest: see :func:`size_variable`; is updated.
+        rows: int32 scalar.
     """
-    with tf.device("CPU:0"):
-        own = tf.shape(tensors[0])[0]
-        size = tf.maximum(largest.read_value(), own)
-        largest.assign(size, read_value=False)
-        is_small = tf.less(own, size)
+    # On a GPU, shapes and what is computed of them are in the host's memory; on the host, the tensors would be, too.
+    own = tf.shape(tensors[0])[0]
 
     def padded() -> list[tf.Tensor]:
-        rows = tf.minimum(tf.range(size), own - 1)
-        return [tf.gather(each, rows) for each in tensors]
+        chosen = tf.minimum(tf.range(rows), own - 1)
+        return [tf.gather(each, chosen) for each in tensors]
 
     def as_they_are() -> list[tf.Tensor]:
         return [tf.identity(each) for each in tensors]
 
-    return list(tf.cond(is_small, padded, as_they_are)), own
+    return list(tf.cond(tf.less(own, rows), padded, as_they_are)), own

@@ -1,9 +1,9 @@
 """The part of a step that each replica computes for itself, as one function that XLA compiles.
 
-XLA compiles for one device, and replicas meet: gradients are reduced, metrics read, optimizers run over all of them.
-What lies between two meetings can be compiled. :func:`compute` traces it into a ``tf.function(jit_compile=True)`` in
-the step's graph, and looks at the result before the step depends on it: a replica that would meet others inside, or
-operations that XLA does not have, are a reason to compute as without XLA, and no error.
+XLA compiles for one device, and a step has collectives: gradients are reduced, metrics read, optimizers run over all
+replicas. What lies between two collectives can be compiled. :func:`compute` traces it into a
+``tf.function(jit_compile=True)`` in the step's graph, and looks at the result before the step depends on it:
+collectives inside, or operations that XLA does not have, are a reason to compute as without XLA, and no error.
 
 Variables are read and written by the function itself: a replica's components are plain variables of its device.
 Nothing has run on a GPU; on CPU devices the same functions run with XLA for CPUs.
@@ -32,7 +32,9 @@ _DYNAMIC = frozenset({"DynamicPartition", "Unique", "UniqueV2", "UniqueWithCount
 #: Of an error's text, in the log.
 _MAX_LETTERS = 300
 
-_MEETS = "replicas meet in its forward pass or its loss, as in a synchronized BatchNormalization or a loss with a mask"
+_RUNS_COLLECTIVE = (
+    "its forward pass or its loss runs a collective, as in a synchronized BatchNormalization or a loss with a mask"
+)
 
 
 class NotCompilableError(Exception):
@@ -40,13 +42,13 @@ class NotCompilableError(Exception):
 
 
 class _Alone(ReplicaContext):
-    """The replica that runs, where it cannot meet the others."""
+    """The replica that runs, where it cannot run a collective with the others."""
 
     def _merge_call(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotCompilableError(_MEETS)
+        raise NotCompilableError(_RUNS_COLLECTIVE)
 
 
-def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, largest: tf.Variable | None = None) -> Any:
+def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padded_to: tf.Tensor | None = None) -> Any:
     """Returns ``function(*arguments)``, computed by one function that XLA compiles for the replica's device.
 
     Call in a replica, while the graph of its step is built.
@@ -55,8 +57,8 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, large
         function: takes the arguments and returns a nest of tensors. Called once.
         arguments: a sequence of nests of dense tensors and other values.
         on_gpu: whether the replica's device is a GPU.
-        largest: the size of the largest batch so far (`batches.padding`). Smaller ones are padded then, not compiled
-            anew: the function gets, and returns, more rows, and its losses (`Share.rows_that_count`) leave them out.
+        padded_to: the number of rows to which smaller batches are padded (`batches.padding`), not compiled anew: the
+            function gets, and returns, more rows, and its losses (`Share.rows_that_count`) leave them out.
 
     Raises:
         NotCompilableError: XLA cannot compile it. Nothing of it is in the step's graph then.
@@ -75,7 +77,7 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, large
             mark(each, kind)
         with _Alone(strategy, share.replica_id):
             inside = _inside(share, weight, has_rows)
-            shares.attach(inside if largest is None else dataclasses.replace(inside, rows_that_count=num_rows))
+            shares.attach(inside if padded_to is None else dataclasses.replace(inside, rows_that_count=num_rows))
             own = dict(zip(positions, inputs, strict=True))
             flat = [own.get(i, leaf) for i, leaf in enumerate(leaves)]
             return function(*tf.nest.pack_sequence_as(arguments, flat))
@@ -87,13 +89,13 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, large
         concrete = compiled.get_concrete_function()
     except NotCompilableError as error:
         # Keras has added to the message which layer it was, with all that it was called with.
-        raise NotCompilableError(_MEETS) from error
+        raise NotCompilableError(_RUNS_COLLECTIVE) from error
     except Exception as error:
         # A fault of the model's own shows itself again, as without XLA.
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise NotCompilableError(f"it cannot be traced by itself ({text[:_MAX_LETTERS]})") from error
     check_graph(concrete.graph, on_gpu=on_gpu)
-    padded, num_rows = (tensors, tf.constant(0)) if largest is None else padding.pad(tensors, largest)
+    padded, num_rows = (tensors, tf.constant(0)) if padded_to is None else padding.pad(tensors, padded_to)
     return concrete(*weights, num_rows, *padded)
 
 
@@ -123,8 +125,8 @@ def check_graph(graph: Any, *, on_gpu: bool) -> None:
     """
     known = set(xla_kernels.get_gpu_kernel_names() if on_gpu else xla_kernels.get_cpu_kernel_names()) | _FRAME
     types = set(_types_of(graph.as_graph_def()))
-    if meeting := sorted(each for each in types if each.startswith(_COLLECTIVES)):
-        raise NotCompilableError(f"replicas meet in it ({', '.join(meeting)})")
+    if collectives := sorted(each for each in types if each.startswith(_COLLECTIVES)):
+        raise NotCompilableError(f"it runs a collective ({', '.join(collectives)})")
     if missing := sorted(types - known):
         raise NotCompilableError(f"XLA does not have its operations {', '.join(missing)}")
     if dynamic := sorted(types & _DYNAMIC):

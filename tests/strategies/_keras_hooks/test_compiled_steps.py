@@ -17,8 +17,9 @@ import tensorflow as tf
 
 import strategies
 from strategies.batches import padding
-from tests.strategies._keras_hooks.conftest import Traced
+from tests.strategies._keras_hooks.conftest import Traced, must_compile
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, features, fit_arrays, labels, vectors
+from tests.would_be_gpus import would_be_gpus
 
 X, Y = features(24, 6), features(24, 1, seed=1)
 
@@ -167,16 +168,23 @@ def linear(**kwargs: Any) -> keras.Model:
     return model
 
 
-def test_one_replica_is_compiled_whole_as_by_keras() -> None:
-    for steps in (1, 2):
-        with mirrored(1).scope():
-            ours = linear(steps_per_execution=steps, metrics=["mae"])
-        plain = linear(steps_per_execution=steps, metrics=["mae"])
-        histories = [each.fit(X, Y, batch_size=5, verbose=0, shuffle=False).history for each in (ours, plain)]
-        for name, values in histories[0].items():
-            np.testing.assert_allclose(values, histories[1][name], atol=TOLERANCE)
-        np.testing.assert_allclose(ours.get_weights()[0], plain.get_weights()[0], atol=TOLERANCE)
-        np.testing.assert_allclose(ours.predict(X, verbose=0), plain.predict(X, verbose=0), atol=TOLERANCE)
+@pytest.mark.parametrize(("device", "num_steps"), [("CPU:0", 1), ("CPU:1", 2)])
+def test_one_replica_is_compiled_whole_as_by_keras(device: str, num_steps: int) -> None:
+    outcomes = []
+    for scope in (strategies.MirroredStrategy([device]).scope(), contextlib.nullcontext()):
+        keras.utils.set_random_seed(1)
+        with scope:
+            inputs = keras.Input((6,))
+            model = keras.Model(inputs, keras.layers.BatchNormalization()(keras.layers.Dense(2)(inputs)))
+            optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.1, gradient_accumulation_steps=2)
+            model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=num_steps, jit_compile=True)
+        x, y = X[:21], Y[:21]
+        history = model.fit(x, y, batch_size=7, verbose=0, shuffle=False, validation_data=(x, y)).history
+        outcomes.append([*model.get_weights(), model.predict(x, batch_size=7, verbose=0), *history.values()])
+        for function in (model.train_function, model.test_function, model.predict_function):
+            assert must_compile(function)
+    for one, other in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_the_function_is_one_for_xla_and_traced_once_for_all_batch_sizes(traced: Traced) -> None:
@@ -191,38 +199,55 @@ def test_the_function_is_one_for_xla_and_traced_once_for_all_batch_sizes(traced:
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize("statistics", [False, True], ids=["row-wise", "looks at all rows"])
-def test_smaller_batches_are_padded_where_the_numbers_stay(
-    statistics: bool, traced: Traced, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows of the batches that replicas run on, where batches may be padded."""
+    seen: list[int] = []
     pad = padding.pad
 
     def note(size: np.ndarray) -> np.ndarray:
-        sizes.append(int(size))
+        seen.append(int(size))
         return size
 
-    def noted(tensors: Any, largest: Any) -> Any:
-        padded, own = pad(tensors, largest)
-        seen = tf.numpy_function(note, [tf.shape(padded[0])[0]], tf.int32)
-        with tf.control_dependencies([seen]):
+    def noted(tensors: Any, rows: Any) -> Any:
+        padded, own = pad(tensors, rows)
+        size = tf.numpy_function(note, [tf.shape(padded[0])[0]], tf.int32)
+        with tf.control_dependencies([size]):
             return [tf.identity(each) for each in padded], own
 
     monkeypatch.setattr(padding, "pad", noted)
+    return seen
+
+
+@pytest.mark.parametrize("statistics", [False, True], ids=["row-wise", "looks at all rows"])
+def test_smaller_batches_are_padded_where_the_numbers_stay(statistics: bool, traced: Traced, sizes: list[int]) -> None:
+    """Batches are seen when they are drawn, as for GPUs."""
     weights = []
     for jit in (True, False):
         keras.utils.set_random_seed(1)
-        with mirrored().scope():
-            own = [keras.layers.BatchNormalization()] if statistics else [keras.layers.LayerNormalization()]
-            model = keras.Sequential([keras.Input((6,)), *own, keras.layers.Dense(1)])
-            model.compile("sgd", "huber", metrics=["mae"], jit_compile=jit)
-        # The first replica has 5, 5 and 2 rows, the second 5, 5 and 1.
-        history = model.fit(X[:23], Y[:23], batch_size=10, epochs=2, verbose=0, shuffle=False).history
+        with would_be_gpus():
+            with strategies.MirroredStrategy(["CPU:1", "CPU:2"]).scope():
+                own = [keras.layers.BatchNormalization()] if statistics else [keras.layers.LayerNormalization()]
+                model = keras.Sequential([keras.Input((6,)), *own, keras.layers.Dense(1)])
+                model.compile("sgd", "huber", metrics=["mae"], jit_compile=jit)
+            # The first replica has 5, 5 and 2 rows, the second 5, 5 and 1.
+            history = model.fit(X[:23], Y[:23], batch_size=10, epochs=2, verbose=0, shuffle=False).history
+            if jit:
+                assert sizes == ([] if statistics else [5] * 12)
+                assert len(traced.graphs) == 2
+            if not statistics:
+                # No call is padded to the batches of another, nor training to those of validation.
+                sizes.clear()
+                history["predicted"] = model.predict(X[:5], batch_size=4, verbose=0)
+                validation = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": 6}
+                small = {"batch_size": 4, "epochs": 2, "verbose": 0, "shuffle": False}
+                history |= model.fit(X[:5], Y[:5], **small, **validation).history
+                model.train_on_batch(X[:2], Y[:2])
+                history["last"] = model.predict(X[:2], verbose=0)
+                assert sizes == ([2] * 4 + ([2] * 4 + [3] * 4) * 2 + [1, 1] if jit else [])
         weights.append([*model.get_weights(), *history.values()])
     for one, other in zip(*weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
-    assert sizes == ([] if statistics else [5] * 12)
-    assert len(traced.graphs) == 2
 
 
 def test_on_batches_and_evaluate_and_changes_of_mind(traced: Traced, said: Any) -> None:

@@ -19,15 +19,41 @@ def compiled(*layers: Any, loss: Any = "mse") -> keras.Model:
     return model
 
 
-def functional(operation: Callable[[Any], Any]) -> keras.Model:
+def functional(operation: Callable[[Any], Any], *layers: Any) -> keras.Model:
     inputs = keras.Input((4, 4, 1))
-    model = keras.Model(inputs, L.Dense(1)(operation(L.Flatten()(inputs))))
+    outputs = L.Dense(1)(operation(L.Flatten()(inputs)))
+    for layer in layers:
+        outputs = layer(outputs)
+    model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     return model
 
 
 class Own(keras.layers.Dense):
     """May do anything."""
+
+
+class OwnLoss(keras.losses.MeanSquaredError):
+    """Leaves out the rows that are better than the mean."""
+
+    def call(self, y: Any, predicted: Any) -> Any:
+        losses = super().call(y, predicted)
+        return losses * keras.ops.cast(losses > keras.ops.mean(losses), losses.dtype)
+
+
+def centred(x: Any) -> Any:
+    return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+def replaced(part: Any) -> Any:
+    """Returns a layer or loss of which one object has a method of its own."""
+    part.call = lambda *args: centred(args[-1])
+    return part
+
+
+def called_in_training() -> keras.Model:
+    inner = keras.Sequential([keras.Input((16,)), L.BatchNormalization()])
+    return functional(lambda x: inner(x, training=True))
 
 
 def own_loss(y: Any, predicted: Any) -> Any:
@@ -53,6 +79,22 @@ def own_loss(y: Any, predicted: Any) -> Any:
         (lambda: compiled(L.Dense(1, activity_regularizer="l2")), False, False),
         (lambda: functional(lambda x: x - keras.ops.mean(x, axis=0)), False, False),
         (lambda: compiled(L.Dense(1), loss=own_loss), False, False),
+        (lambda: compiled(L.Dense(1, activation=centred)), False, False),
+        (lambda: compiled(L.Conv2D(2, 3, activation=centred)), False, False),
+        (lambda: compiled(L.Activation(centred)), False, False),
+        (lambda: compiled(L.Dense(1, activation=L.BatchNormalization())), False, False),
+        (lambda: compiled(L.Dense(2, activation="softmax"), L.Activation("gelu"), L.ReLU()), True, True),
+        (lambda: compiled(replaced(L.Dense(1))), False, False),
+        (lambda: compiled(L.Dense(1, dtype="float8_from_float32")), False, False),
+        (lambda: functional(lambda x: L.BatchNormalization()(x, training=True)), False, False),
+        (called_in_training, False, False),
+        (lambda: functional(lambda x: L.Concatenate(axis=-1)([x, x])), True, True),
+        (lambda: functional(lambda x: L.Concatenate(axis=-2)([x, x])), False, False),
+        (lambda: functional(lambda x: x, L.Reshape(()), L.Activation("softmax")), False, False),
+        (lambda: compiled(L.Rescaling(0.5, offset=[-1.0])), True, True),
+        (lambda: compiled(L.Dense(1), loss=OwnLoss()), False, False),
+        (lambda: compiled(L.Dense(1), loss=replaced(keras.losses.MeanSquaredError())), False, False),
+        (lambda: compiled(L.Dense(2), loss=keras.losses.CategoricalCrossentropy(axis=0)), False, False),
         (lambda: compiled(L.Dense(1), loss="dice"), False, False),
         (lambda: compiled(L.Dense(1), loss=keras.losses.Circle()), False, False),
         (lambda: compiled(L.Dense(1), loss=keras.losses.MeanSquaredError(reduction=None)), False, False),

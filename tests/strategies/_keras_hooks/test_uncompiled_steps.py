@@ -52,7 +52,11 @@ def _parts(*layers: keras.layers.Layer) -> list[Any]:
     ("make", "mesh", "reason"),
     [
         (lambda: OwnStep(_parts()), None, "OwnStep has a step of its own"),
-        (lambda: keras.Sequential(_parts(keras.layers.BatchNormalization(synchronized=True))), None, "replicas meet"),
+        (
+            lambda: keras.Sequential(_parts(keras.layers.BatchNormalization(synchronized=True))),
+            None,
+            "runs a collective",
+        ),
         (lambda: keras.Sequential(_parts(Told())), None, "does not have its operations"),
         (lambda: keras.Sequential(_parts(Chosen())), None, "known only when they have run"),
         (lambda: keras_ext.parallelize(keras.Sequential(_parts())), {"data": 2, "tensor": 2}, "several devices"),

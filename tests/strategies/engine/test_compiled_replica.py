@@ -70,11 +70,11 @@ def test_inside_tensors_depend_on_rows_as_outside() -> None:
         (
             tf.ones((2, 1)),
             lambda x: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, x),
-            "replicas meet",
+            "runs a collective",
         ),
         (tf.ones((2, 1)), lambda x: x.nothing, "cannot be traced by itself .AttributeError"),
     ],
-    ids=["string", "ragged", "print", "meets", "fault"],
+    ids=["string", "ragged", "print", "collective", "fault"],
 )
 def test_refuses(batch: Any, function: Callable[[Any], Any], says: str) -> None:
     reasons = []

@@ -11,6 +11,7 @@ import pytest
 import keras_ext
 import strategies
 from tests.gpu_scan import scan, worst
+from tests.strategies._keras_hooks.conftest import must_compile
 from tests.strategies.gpu_graphs import programs
 from tests.strategies.gpu_graphs.bounds import check
 from tests.would_be_gpus import would_be_gpus
@@ -35,6 +36,21 @@ def test_fit_evaluate_and_predict() -> None:
     model.evaluate(x, y, batch_size=8, verbose=0)
     check(programs.steps_of(model.test_function)[0], copies=20, between_gpus=1, num_collectives=0)
     model.predict(x, batch_size=8, verbose=0)
+    check(programs.steps_of(model.predict_function)[0], copies=5, between_gpus=1, num_collectives=0)
+
+
+def test_compiled_replicas() -> None:
+    """Batches of which the last is smaller, and uneven."""
+    x, y = programs.numbers()
+    with strategies.MirroredStrategy(["CPU:1", "CPU:2"]).scope():
+        model = programs.dense_layers()
+        model.compile("sgd", "mse", metrics=["mae"], jit_compile=True)
+    model.fit(x[:9], y[:9], batch_size=6, shuffle=False, verbose=0)
+    assert must_compile(model.train_function)
+    check(programs.steps_of(model.train_function)[0], copies=37, between_gpus=1)
+    model.evaluate(x[:9], y[:9], batch_size=6, verbose=0)
+    check(programs.steps_of(model.test_function)[0], copies=30, between_gpus=1, num_collectives=0)
+    model.predict(x[:9], batch_size=6, verbose=0)
     check(programs.steps_of(model.predict_function)[0], copies=5, between_gpus=1, num_collectives=0)
 
 

@@ -121,3 +121,15 @@ def test_copies() -> None:
     found = traced(step, tf.TensorSpec([None]))
     # What is returned is on the first GPU.
     assert sorted(target.device for _, target in found.copies) == ["GPU:0", "GPU:0", "GPU:0", "GPU:1", "host"]
+
+
+def test_arguments_that_are_read_in_two_places() -> None:
+    def step(x: Any, y: Any, shape: Any) -> Any:
+        with tf.device(GPU):
+            here = tf.exp(x), tf.sqrt(x), tf.fill(shape, 1.0), tf.exp(y), tf.shape(y)
+        with tf.device(HOST):
+            return *here, tf.shape(x), tf.sqrt(tf.cast(shape, tf.float32))
+
+    specs = [tf.TensorSpec([None]), tf.TensorSpec([None]), tf.TensorSpec([1], tf.int32)]
+    [(_, target)] = [edge for edge in traced(step, *specs).copies if edge[0].type == "Argument"]
+    assert (target.type, target.device) == ("Shape", "host")

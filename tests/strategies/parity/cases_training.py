@@ -9,7 +9,18 @@ import keras
 import tensorflow as tf
 
 from tests.strategies.parity.cases_data import classifier, pipeline
-from tests.strategies.parity.harness import EPOCHS, Case, Logs, Model, fit_arrays, labels, targets, vectors
+from tests.strategies.parity.harness import (
+    EPOCHS,
+    NUM_ROWS,
+    Case,
+    Logs,
+    Model,
+    features,
+    fit_arrays,
+    labels,
+    targets,
+    vectors,
+)
 
 
 def binary(metrics: Callable[[], list[Any]]) -> Callable[[], Model]:
@@ -77,6 +88,25 @@ def compiled_with(**kwargs: Any) -> Callable[[], Model]:
     return make
 
 
+def convolutional(norm: Callable[[], keras.Layer], **arguments: Any) -> Callable[[], Model]:
+    """A model for XLA."""
+
+    def make() -> Model:
+        layers = [
+            keras.Input((6, 6, 1)),
+            keras.layers.Conv2D(4, 3),
+            norm(),
+            keras.layers.ReLU(),
+            keras.layers.Flatten(),
+        ]
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05, **arguments), loss, metrics=["accuracy"], jit_compile=True)
+        return model
+
+    return make
+
+
 def several_steps(model: Model, strategy: Any) -> Logs:
     logs: Logs = model.fit(pipeline(), epochs=EPOCHS, verbose=0, shuffle=False, validation_data=pipeline()).history
     return dict(logs) | {"prediction": model.predict(vectors(), batch_size=8, verbose=0)}
@@ -114,6 +144,21 @@ CASES = [
     Case("steps_per_execution=3", compiled_with(steps_per_execution=3), several_steps),
     Case("run_eagerly=True", compiled_with(run_eagerly=True), fit_arrays(vectors(), labels(), epochs=1)),
     Case("jit_compile='auto'", compiled_with(jit_compile="auto")),
+    Case(
+        "jit_compile=True, global_clipnorm, validation_data",
+        compiled_with(jit_compile=True),
+        fit_arrays(vectors(), labels(), validation_data=(vectors(), labels())),
+    ),
+    Case(
+        "jit_compile=True, Conv2D, gradient_accumulation_steps",
+        convolutional(keras.layers.LayerNormalization, gradient_accumulation_steps=2),
+        fit_arrays(features(NUM_ROWS, 6, 6, 1), labels()),
+    ),
+    Case(
+        "jit_compile=True, BatchNormalization(synchronized=True)",
+        convolutional(lambda: keras.layers.BatchNormalization(synchronized=True)),
+        fit_arrays(features(NUM_ROWS, 6, 6, 1), labels()),
+    ),
     Case(
         "mixed_float16, overflow on one replica only",
         half_precision(2.0**15),
