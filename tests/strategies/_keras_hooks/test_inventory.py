@@ -137,6 +137,7 @@ def _objects() -> dict[str, Any]:
         "loss scale optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
         "model": model,
         "compiled loss": model._compile_loss,
+        "loss of a function": keras.losses.CosineSimilarity(),
         "compiled metrics": model._compile_metrics,
         "metric of a function": keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error),
         "layer": model.layers[1],
