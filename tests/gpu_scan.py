@@ -151,7 +151,7 @@ class _Scanner:
     def __init__(self) -> None:
         self._scan = Scan()
         self._copied: set[tuple[int, int, str, bool]] = set()
-        # Where arguments are read first.
+        # The device on which each argument is read first.
         self._read: dict[int, str] = {}
         # What TensorFlow computes before it runs anything.
         self._folded: set[int] = set()

@@ -205,7 +205,7 @@ def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any, 
     engine, share = engine_of(model.distribute_strategy), shares.current()
     on_gpu = engine is not None and engine.computes_on_gpus
     rows = [leaf for leaf in keras.tree.flatten(arguments) if tf.is_tensor(leaf)]
-    # Where several steps are one function, it may be a loop that draws batches.
+    # Several steps that are one function may be a loop that draws batches.
     may_pad = share is not None and model.steps_per_execution == 1 and all(map(_has_open_size, rows))
     if not may_pad or not is_row_wise(model, training=training):
         return compute(function, arguments, on_gpu=on_gpu)

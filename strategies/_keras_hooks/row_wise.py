@@ -7,7 +7,7 @@ rows, nor Dropout, whose draws depend on the number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -79,7 +79,7 @@ def _has_only(model: keras.Model, known: Iterable[type]) -> bool:
 
 def _is_known_part(part: Any, known: Iterable[type]) -> bool:
     # `layer(x, training=True)`, while the model is built, holds in evaluation too.
-    if any(_is_true(value) for node in part._inbound_nodes for value in _options(node)):
+    if any(_options(node) for node in part._inbound_nodes):
         return False
     if isinstance(part, keras.Model):
         return _has_only(part, known)
@@ -92,13 +92,11 @@ def _is_as_written(part: Any, *methods: str) -> bool:
     return not replaced and getattr(part, "activity_regularizer", None) is None
 
 
-def _options(node: Any) -> Iterator[Any]:
+def _options(node: Any) -> list[Any]:
+    """Returns what a call was given beside tensors; not what only says that something is off."""
     arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-    return (value for value in arguments if not isinstance(value, keras.KerasTensor))
-
-
-def _is_true(value: Any) -> bool:
-    return value is not None and value is not False
+    given = [value for value in arguments if not isinstance(value, keras.KerasTensor)]
+    return [value for value in given if value is not None and value is not False]
 
 
 def _looks_across(layer: Any) -> bool:

@@ -94,8 +94,9 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
         draws_batches = model.steps_per_execution > 1 and not one_by_one
         with called_by_trainer(TrainerCall(combination, draws_batches)):
             if not one_by_one:
-                # Keras hands lists of batches to what predicts; what trains or tests then draws them itself.
-                padding.note(data, padding.prediction if isinstance(data, list) else None)
+                if model.jit_compile:
+                    # Keras hands lists of batches to what predicts; what trains or tests then draws them itself.
+                    padding.note(data, padding.prediction if isinstance(data, list) else None)
                 return function(data)
             try:
                 first = next(data)
@@ -111,7 +112,8 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
                 steps.append((data.element_spec, step))
             # As Keras runs an iterator: a few steps, the outputs of the last.
             with measured:
-                padding.note(first, data)
+                if model.jit_compile:
+                    padding.note(first, data)
                 outputs = step(first)
             for _ in range(1, model.steps_per_execution):
                 try:

@@ -15,7 +15,7 @@ from tests.gpu.cases import CASES
 from tests.gpu.outcome import Outcome, judged, table
 from tests.gpu.profile import describe, idle_share
 
-#: What the rest is like: two devices, a look at what XLA compiles, a model that is saved whole and compared.
+#: A case like the rest: two devices, a look at what XLA compiles, a model that is saved whole and compared.
 EVERY_TIME = ("data=2, uneven batches, with XLA",)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-_MUST_COMPILE = "_XlaMustCompile"
-
 
 def full_float32() -> None:
     """Turns TF32 off.
@@ -18,10 +16,15 @@ def full_float32() -> None:
     tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
+def must_compile(function: Any) -> set[str]:
+    """Returns the names of the functions that XLA has to compile in a train, test or predict function of Keras."""
+    return {each.signature.name for each in _definitions(function) if each.attr["_XlaMustCompile"].b}
+
+
 def require_xla(*several: Any) -> None:
     """Raises RuntimeError if XLA compiles nothing of a model's training step; call it after `fit`."""
     for model in several:
-        if not any(definition.attr[_MUST_COMPILE].b for definition in _definitions(model.train_function)):
+        if not must_compile(model.train_function):
             raise RuntimeError(f"XLA compiles nothing of the training step of {model.name}; the log says why.")
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from strategies.engine import compiled_replica
 from tests.selecting import leave_to_parity_all
-from tests.strategies.gpu_graphs.programs import steps_of
 
 LOGGER = "strategies._keras_hooks.compiled_steps"
 
@@ -35,14 +34,6 @@ class Traced:
             self.graphs.append(graph)
 
         patch.setattr(compiled_replica, "check_graph", noted)
-
-
-def must_compile(function: Any) -> set[str]:
-    """Returns the names of the functions that XLA has to compile in a train, test or predict function of Keras."""
-    found = steps_of(function)
-    definitions = [each for concrete in found for each in concrete.graph.as_graph_def().library.function]
-    definitions += [concrete.function_def for concrete in found]
-    return {each.signature.name for each in definitions if each.attr["_XlaMustCompile"].b}
 
 
 @pytest.fixture

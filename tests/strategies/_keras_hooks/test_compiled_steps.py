@@ -17,7 +17,8 @@ import tensorflow as tf
 
 import strategies
 from strategies.batches import padding
-from tests.strategies._keras_hooks.conftest import Traced, must_compile
+from tests.gpu.xla import must_compile
+from tests.strategies._keras_hooks.conftest import Traced
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, features, fit_arrays, labels, vectors
 from tests.would_be_gpus import would_be_gpus
 

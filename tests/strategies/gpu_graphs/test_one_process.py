@@ -10,8 +10,8 @@ import pytest
 
 import keras_ext
 import strategies
+from tests.gpu.xla import must_compile
 from tests.gpu_scan import scan, worst
-from tests.strategies._keras_hooks.conftest import must_compile
 from tests.strategies.gpu_graphs import programs
 from tests.strategies.gpu_graphs.bounds import check
 from tests.would_be_gpus import would_be_gpus
