@@ -84,6 +84,9 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 # Registry of the gradients of graphs, by name and for good. The public name of the class is the same class.
 from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
 
+# A variable without a value: memory is allocated when one is assigned.
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
 # Stands for the initial value of a variable that is made after its checkpoint was restored.
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
@@ -114,6 +117,7 @@ __all__ = [
     "SkipDataset",
     "SyncOnReadVariable",
     "TakeDataset",
+    "UninitializedVariable",
     "UpdateContext",
     "call_for_each_replica",
     "control_status_ctx",

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from strategies import _keras_hooks
 from strategies._tf_internals import eager_context
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
+from strategies.collectives.process_groups import join, meshes_between
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.cluster import Cluster
 from strategies.topology.devices import default_reduction, own_devices, pin_gpus, short_name
 from strategies.topology.gpus import claim, refuse_shared
-from strategies.topology.mesh import DeviceMesh
-from strategies.topology.placement import has_model_axes, local_grid, mesh_of_local_replicas
+from strategies.topology.placement import has_model_axes, mesh_over_processes
 from strategies.topology.threads import deal_threads
 
 
@@ -85,27 +85,31 @@ class HorovodStrategy(MeshStrategy):
         deal_threads(cluster, has_started=eager_context.context()._initialized)
         pin_gpus(cluster.local_rank, cluster.local_size)
         devices = own_devices() if has_model_axes(mesh) else own_devices()[:1]
-        self._mesh = mesh_of_local_replicas(cluster.world_size, mesh, [short_name(device) for device in devices])
+        self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         if reduction == "adasum" and self._mesh.axis_size("tensor") > 1:
             raise ValueError(
                 "Adasum looks at all of a weight's gradient, of which the axis 'tensor' leaves a part on each device. "
                 f"Use reduction='average', or a mesh without 'tensor'. Received: reduction={reduction!r}, mesh={mesh}."
             )
-        firsts = local_grid(self._mesh, 0)[0]
-        # Each part of a replica meets those of the other processes by itself.
-        over = [DeviceMesh.from_processes(cluster.world_size, local_devices=[device]) for device in firsts]
-        rank = horovod.start(*over)
+        between = meshes_between(self._mesh)
+        # Stages of one model send to each other, also those that are no neighbours.
+        rank = horovod.start(*between, channel_axes=("pipe",), all_pairs=True)
         if cluster.world_size > 1:
             refuse_shared(horovod.gathered(claim()))
         _keras_hooks.install()
         self._collective_key_base = 0
-        groups = []
+        groups = None
+        options: dict[str, Any] = {"compression": compression, "reduction": reduction}
         if cluster.world_size > 1:
-            for each in over:
-                collectives = horovod.HorovodCollectives(each, rank, timeout_seconds=timeout_seconds)
-                groups.append(ProcessGroup(collectives, bucket_bytes, compression=compression, reduction=reduction))
-        parts = ReplicaParts.of_process(self._mesh, devices, rank, groups[0] if groups else None)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices), groups)
+            groups = join(
+                self._mesh,
+                lambda mesh: horovod.HorovodCollectives(mesh, rank, timeout_seconds=timeout_seconds),
+                lambda collectives, axis, _: ProcessGroup(
+                    collectives, bucket_bytes, axis=axis, **(options if axis == "data" else {})
+                ),
+            )
+        parts = ReplicaParts.of_process(self._mesh, devices, rank, groups)
+        extended = ReplicatedExtended(self, parts, default_reduction(devices))
         super().__init__(extended)
         #: The implementation that carries sums between processes: "NCCL", "MPI" or "Gloo".
         self.communication = horovod.implementation(devices[0])

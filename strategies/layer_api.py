@@ -15,9 +15,9 @@ def replica_parts() -> ReplicaParts:
     Example, in `build` of a layer whose kernel is cut into columns, one shard for each device of the axis "tensor":
 
         parts = layer_api.replica_parts()
-        for part in parts.along("tensor"):
-            with parts.creating(part):
-                self.shards.append(self.add_weight(shape=shape_of_shard, name=f"kernel_{part}"))
+        for position in range(parts.mesh.axis_size("tensor")):
+            with parts.at(tensor=position):
+                self.shards.append(self.add_weight(shape=shape_of_shard, name=f"kernel_{position}"))
     """
     # A layer that is split has its weights written as one, with or without a strategy.
     _keras_hooks.install()

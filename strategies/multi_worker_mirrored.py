@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._tf_internals import eager_context
+from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
+from strategies.collectives.process_groups import ProcessGroups, join
 from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import MeshStrategy
@@ -18,7 +20,7 @@ from strategies.topology.cluster import Cluster
 from strategies.topology.devices import default_reduction, is_gpu, own_devices, pin_gpus, short_name
 from strategies.topology.gpus import claim, refuse_shared
 from strategies.topology.mesh import DeviceMesh
-from strategies.topology.placement import local_grid, mesh_of_local_replicas
+from strategies.topology.placement import local_grid, mesh_over_processes
 
 #: After which a collective fails that not all processes joined. A process that ends is noticed at once; this is for one
 #: that lives and never comes. It has to outlast what one process does alone: saving, building, tracing.
@@ -78,17 +80,13 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
         if cluster.world_size > 1:
             _start_runtime(cluster)
         devices = own_devices()
-        self._mesh = mesh_of_local_replicas(cluster.world_size, mesh, [short_name(device) for device in devices])
+        self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         _keras_hooks.install()
         # Read by TensorFlow's MirroredExtended.
         self._collective_key_base = 0
-        groups = []
-        if cluster.world_size > 1:
-            # Each part of a replica meets those of the other processes by itself.
-            columns = zip(*local_grid(self._mesh, cluster.rank), strict=True)
-            groups = [_join(cluster, column, communication_options) for column in columns]
-        parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, groups[0] if groups else None)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices), groups)
+        groups = _join(cluster, self._mesh, communication_options) if cluster.world_size > 1 else None
+        parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, groups)
+        extended = ReplicatedExtended(self, parts, default_reduction(devices))
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
         asked = communication_options.implementation.value if communication_options else "AUTO"
@@ -97,9 +95,9 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
 
 
 def _join(
-    cluster: Cluster, devices: Sequence[str], options: tf.distribute.experimental.CommunicationOptions | None
-) -> ProcessGroup:
-    """Returns the process group of what has a part on each of `devices`, the same in all processes."""
+    cluster: Cluster, mesh: DeviceMesh, options: tf.distribute.experimental.CommunicationOptions | None
+) -> ProcessGroups:
+    """Returns the process groups of this process, in a mesh over the devices of all."""
     options = options or tf.distribute.experimental.CommunicationOptions()
     name = options.implementation.value
     make_collectives = functools.partial(
@@ -108,12 +106,17 @@ def _join(
         implementation="auto" if name == "AUTO" else name,
         timeout_seconds=TIMEOUT_SECONDS if options.timeout_seconds is None else options.timeout_seconds,
     )
-    between_processes = make_collectives(DeviceMesh.from_processes(cluster.world_size, local_devices=devices[:1]))
-    between_devices = None
-    if _sum_between_devices(devices):
-        between_devices = make_collectives(DeviceMesh.from_processes(cluster.world_size, local_devices=devices))
-    default_bytes = BUCKET_BYTES_ON_GPUS if is_gpu(devices[0]) else DEFAULT_BUCKET_BYTES
-    return ProcessGroup(between_processes, options.bytes_per_pack or default_bytes, between_devices=between_devices)
+    columns = list(zip(*local_grid(mesh, cluster.rank), strict=True))
+
+    def make_group(collectives: Collectives, axis: str, part: int) -> ProcessGroup:
+        devices, between_devices = columns[part], None
+        if axis == "data" and _sum_between_devices(devices):
+            between_devices = make_collectives(DeviceMesh.from_processes(cluster.world_size, local_devices=devices))
+        default_bytes = BUCKET_BYTES_ON_GPUS if is_gpu(devices[0]) else DEFAULT_BUCKET_BYTES
+        bucket_bytes = options.bytes_per_pack or default_bytes
+        return ProcessGroup(collectives, bucket_bytes, axis=axis, between_devices=between_devices)
+
+    return join(mesh, make_collectives, make_group)
 
 
 def _sum_between_devices(devices: Sequence[str]) -> bool:

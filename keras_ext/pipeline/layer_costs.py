@@ -99,7 +99,7 @@ class _Call:
 
         with self._alone():
             variables = [variable.value for variable in self.stage.trainable_variables]
-            passes = parts.passes(parts.here, compute, variables, in_line=traced is None)
+            passes = parts.passes(parts.owned[0], compute, variables, in_line=traced is None)
 
             def both(*tensors: Any) -> tuple[list[Any], Any]:
                 outputs, vjp = passes(tensors)

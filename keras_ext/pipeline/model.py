@@ -21,7 +21,7 @@ from keras_ext.pipeline.measured_timeline import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.model_graph import copied, graph_of
 from keras_ext.pipeline.schedule import Schedule
-from keras_ext.pipeline.stage import cut, penalties_of, stage_of_operations
+from keras_ext.pipeline.stage import cut, penalties_of, stages_of_operations
 from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
 from keras_ext.pipeline.timeline import Timeline, picture_path
 from strategies import layer_api
@@ -89,8 +89,8 @@ class PipelineModel(keras.Model):
         table = arguments.schedule_table(schedule, len(along), num_stages, num_microbatches)
         with layer_api.global_state_kept():
             made = partition_of(graph, num_stages, partition, lambda k: 1 if k in again else table.num_held(k))
-            stage_of = stage_of_operations(graph, made)
-            copy = copied(graph, parts, {name: along[k % len(along)] for name, k in stage_of.items()})
+            stages_of = stages_of_operations(graph, made)
+            copy = copied(graph, parts, {name: {k % len(along) for k in own} for name, own in stages_of.items()})
         super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
         put_in_order(self, copy._layers)
         self.num_microbatches = num_microbatches

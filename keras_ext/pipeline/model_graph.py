@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -67,14 +67,14 @@ def _with_input(layers: Sequence[Any]) -> list[Any]:
     return [*([] if isinstance(first, keras.layers.InputLayer) else input_of(first)), *layers]
 
 
-def copied(graph: Any, parts: layer_api.ReplicaParts, part_of: Mapping[str, int]) -> Any:
-    """The same model, weights in the same order, with the variables of each layer in its part.
+def copied(graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[str, Collection[int]]) -> Any:
+    """The same model, weights in the same order, with the variables of each layer at its positions on the axis "pipe".
 
     Raises:
         ValueError: a layer cannot be copied.
     """
     made: dict[int, Any] = {}
-    parts_of_copies: dict[int, int] = {}
+    positions_of_copies: dict[int, Collection[int]] = {}
 
     def clone(layer: Any) -> Any:
         if is_custom(layer) and any(isinstance(inner, SplitLayer) for inner in layer._flatten_layers()):
@@ -83,13 +83,13 @@ def copied(graph: Any, parts: layer_api.ReplicaParts, part_of: Mapping[str, int]
                 f"it would not be. Leave it whole: parallelize(model, {{{layer.name!r}: None, ...}}). Received: "
                 f"{layer!r}."
             )
-        with parts.creating(part_of[layer.name]), _remat_of(layer):
+        with parts.at(pipe=positions_of[layer.name]), _remat_of(layer):
             made[id(layer)] = new = remade(layer)
-        parts_of_copies[id(new)] = part_of[layer.name]
+        positions_of_copies[id(new)] = positions_of[layer.name]
         return new
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        with parts.creating(parts_of_copies[id(layer)]), _remat_of(layer):
+        with parts.at(pipe=positions_of_copies[id(layer)]), _remat_of(layer):
             return layer(*args, **kwargs)
 
     copy = cloned(graph, clone, call)

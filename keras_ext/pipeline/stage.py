@@ -138,10 +138,12 @@ def cut(graph: Any, partition: Partition) -> list[Stage]:
     return stages
 
 
-def stage_of_operations(graph: Any, partition: Partition) -> Mapping[str, int]:
-    """The first stage in which each layer or operation of a graph is called, by its name."""
-    found: dict[str, int] = {}
+def stages_of_operations(graph: Any, partition: Partition) -> Mapping[str, list[int]]:
+    """The stages in which each layer or operation of a graph is called, by its name."""
+    found: dict[str, list[int]] = {}
     for stage in cut(graph, partition):
         for node in stage.nodes:
-            found.setdefault(node.operation.name, stage.index)
+            stages = found.setdefault(node.operation.name, [])
+            if stage.index not in stages:
+                stages.append(stage.index)
     return found

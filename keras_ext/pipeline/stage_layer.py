@@ -53,17 +53,19 @@ class PipelineStage(keras.Sequential):
         if not given:
             raise ValueError(f"A stage has one layer at least. Received: layers={layers!r}.")
         self._parts = layer_api.replica_parts()
+        self._position = stage % self._parts.mesh.axis_size("pipe")
         along = self._parts.along("pipe")
-        self._part = along[stage % len(along)]
+        home = self._parts.home({**self._parts.here, "pipe": frozenset([self._position])})
+        self._part = along[self._position] if home is None else home
         self.stage = stage
-        with self._parts.creating(self._part):
+        with self._parts.at(pipe=self._position):
             with layer_api.global_state_kept():
                 here = [_made_here(layer) for layer in given]
             super().__init__(here, name=name, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables that are not there yet."""
-        with self._parts.creating(self._part):
+        with self._parts.at(pipe=self._position):
             super().build(input_shape)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:

@@ -77,8 +77,8 @@ class _SplitAttention(SplitLayer):
         if self.dropout > 0:
             # Drawn as Keras draws one, and once: all that is drawn later, such as initial values, stays the same.
             first = keras.initializers.RandomUniform().seed if self.seed is None else self.seed
-            for index, member in enumerate(shards.members):
-                with shards.parts.creating(member):
+            for index in range(shards.count):
+                with shards.parts.at(tensor=index):
                     seeds.append(keras.random.SeedGenerator(first + index * _SEED_STRIDE))
         self._seeds_of_shards = seeds
 

@@ -91,10 +91,10 @@ class SplitLayer(keras.Layer):
         initializers = weight.initializers_of_shards(keras.initializers.get(initializer))
         regularizers = regularizers_of_shards(regularizer, weight, shards)
         constraints = constraints_of_shards(constraint, weight, shards)
-        for index, member in enumerate(shards.members):
+        for index in range(shards.count):
             own_shape = list(shape)
             own_shape[dim] = sizes[index]
-            with shards.parts.creating(member):
+            with shards.parts.at(tensor=index):
                 shard = self.add_weight(
                     name=name if shards.count == 1 else f"{name}_{index}",
                     shape=tuple(own_shape),

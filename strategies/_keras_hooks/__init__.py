@@ -18,6 +18,7 @@ from strategies._keras_hooks import (
     gradients,
     inputs,
     losses,
+    new_variables,
     norms,
     optimizers,
     plain_classes,
@@ -43,6 +44,7 @@ def install() -> None:
     gradients.install()
     inputs.install()
     losses.install()
+    new_variables.install()
     norms.install()
     optimizers.install()
     plain_classes.install()

@@ -222,7 +222,8 @@ def _read_across_replicas(
 
     if share is None:
         return read()
-    if share.num_replicas == 1 or not share.in_trainer:
+    alone = share.num_replicas == 1 and not (engine is not None and engine.parts.crosses("pipe"))
+    if alone or not share.in_trainer:
         return original(owner, *args, **kwargs)
     # Read by one replica, the metric would be that of its rows.
     result = tf.distribute.get_replica_context().merge_call(lambda _: read())

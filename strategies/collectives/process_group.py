@@ -151,10 +151,11 @@ class ProcessGroup:
         sent = _to_wire(tf.convert_to_tensor(value))
         return _from_wire(self._collectives.all_gather([sent], self._axis, dim, differentiable=False)[0], value.dtype)
 
-    def broadcast(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns rank 0's value; the others' give shape and dtype."""
+    def broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
+        """Returns the value of the process at position `root`; the others' give shape and dtype."""
         sent = _to_wire(tf.convert_to_tensor(value))
-        return _from_wire(self._collectives.broadcast([sent], self._axis, differentiable=False)[0], value.dtype)
+        received = self._collectives.broadcast([sent], self._axis, root, differentiable=False)[0]
+        return _from_wire(received, value.dtype)
 
     def barrier(self) -> None:
         """Returns when all processes have called it."""

@@ -1,4 +1,4 @@
-"""The replicas of a strategy: which are in this process, on which devices, and what joins them to the others."""
+"""The replicas of a strategy: those of this process, their devices, and what joins them to others along "data"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class DataParallelGroup:
 
     Attributes:
         devices: full names, one for each local replica.
-        process_group: joins the first of them to those of the other processes; None where there are none.
+        process_group: joins the first of them to those that hold the part in the replicas of other processes; None
+            where there are none.
     """
 
     devices: tuple[str, ...]
@@ -30,7 +31,7 @@ class ReplicaLayout:
     """The replicas of a job as this process sees them.
 
     Attributes:
-        groups: one for each part of a replica.
+        groups: one for each part of a replica that this process owns.
     """
 
     groups: tuple[DataParallelGroup, ...]
@@ -42,7 +43,7 @@ class ReplicaLayout:
 
     @property
     def process_group(self) -> ProcessGroup | None:
-        """Joins this process to the others of the job; None where there are none."""
+        """Joins this process to those that hold other replicas; None where there are none."""
         return self.groups[0].process_group
 
     @property
@@ -52,7 +53,7 @@ class ReplicaLayout:
 
     @property
     def num_processes(self) -> int:
-        """The number of processes in the job."""
+        """The number of processes along the data axis."""
         return 1 if self.process_group is None else self.process_group.num_processes
 
     @property

@@ -26,12 +26,14 @@ from strategies._tf_internals import (
 from strategies.batches import inputs, sharding
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.accumulators import Accumulators
 from strategies.engine.arrivals import Savings
 from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
+from strategies.engine.placed_variables import without_value
 from strategies.engine.reductions import Reductions, Rider
 from strategies.engine.seeds import agree_on_seed
 from strategies.engine.step import Steps
@@ -56,9 +58,8 @@ class ReplicatedExtended(MirroredExtended):
 
     Args:
         container_strategy: the strategy this is part of.
-        parts: all devices of each local replica.
+        parts: the parts of each local replica, and the groups that join them to those of other processes.
         cross_device_ops: sums over the first ones; None for TensorFlow's own choice.
-        process_groups: join the other processes, one for each part of a replica; none if there are no other processes.
     """
 
     _cross_device_ops: Any
@@ -70,12 +71,11 @@ class ReplicatedExtended(MirroredExtended):
         container_strategy: Any,
         parts: ReplicaParts,
         cross_device_ops: Any,
-        process_groups: Sequence[ProcessGroup] = (),
     ) -> None:
         #: The devices over which a replica is spread.
         self.parts = parts
-        devices = [parts.column(part) for part in range(parts.mesh.size)]
-        joined: Sequence[ProcessGroup | None] = process_groups or [None] * len(devices)
+        devices = [parts.column(part) for part in parts.owned]
+        joined: Sequence[ProcessGroup | None] = parts.groups.data or [None] * len(devices)
         #: All replicas of the job, and those of this process.
         self.layout = ReplicaLayout(tuple(starmap(DataParallelGroup, zip(devices, joined, strict=True))))
         # TensorFlow's own reductions are bound to their devices; those that a caller brings are not.
@@ -100,8 +100,8 @@ class ReplicatedExtended(MirroredExtended):
 
     @property
     def process_group(self) -> ProcessGroup | None:
-        """Joins this process to the others of the job; None where there are none."""
-        return self.layout.process_group
+        """Joins this process to all others of the job; None where there are none."""
+        return self.parts.groups.job
 
     @property
     def computes_on_gpus(self) -> bool:
@@ -155,7 +155,7 @@ class ReplicatedExtended(MirroredExtended):
             What ``update`` returned for the first replica; None if the update is deferred.
         """
         update_of = functools.partial(self._updates.run, gradients, update, targets, accumulation)
-        if may_defer and self.process_group is not None and accumulation is None:
+        if may_defer and self.layout.process_group is not None and accumulation is None:
             self._updates.defer(update_of)
             return None
         self.finish_update()
@@ -184,14 +184,21 @@ class ReplicatedExtended(MirroredExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if self.accumulators.makes_flag:
             return next_creator(**kwargs)
-        if self.parts.here and kwargs.get("colocate_with") is None:
-            kwargs["colocate_with"] = _Colocation(self.parts.column(self.parts.here))
+        home = self.parts.home()
+        if self.parts.spans_processes:
+            component = without_value(self.parts, home, kwargs)
+            if component is not None:
+                strategy = self._container_strategy()
+                return ReplicaStateVariable(strategy, [component], component.aggregation)
+        if home is not None and home != self.parts.owned[0] and kwargs.get("colocate_with") is None:
+            kwargs["colocate_with"] = _Colocation(self.parts.column(home))
         create = functools.partial(super()._create_variable, next_creator)
         accumulator = self.accumulators.create(create, kwargs)
         return aware(create(**kwargs)) if accumulator is None else accumulator
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
-        if self.process_group is None or replica_id > 0:
+        # Where replicas span processes, no two of them may hold the same variables: they draw the same numbers.
+        if self.process_group is None or replica_id > 0 or self.parts.spans_processes:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         # Through no other device than that on which the variable will be: it may be all that fits there.
         joined = [each.process_group for each in self.layout.groups if each.devices[0] == device and each.process_group]
@@ -208,7 +215,7 @@ class ReplicatedExtended(MirroredExtended):
     # ---- reductions
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if self.process_group is None:
+        if self.layout.process_group is None:
             return super()._reduce_to(reduce_op, value, destinations, options)
         if reduce_op == tf.distribute.ReduceOp.MEAN and is_mirrored(value):
             return value
@@ -244,46 +251,53 @@ class ReplicatedExtended(MirroredExtended):
         return list(self._reductions_by_devices[devices].batch_reduce(reduce_op, pairs, options=options))
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
-        if self.process_group is None:
+        process_group = self.layout.process_group
+        if process_group is None:
             return super()._gather_to_implementation(value, destinations, axis, options)
         local = [tf.convert_to_tensor(v) for v in local_values(value)]
-        return self.process_group.gather(tf.concat(local, axis) if len(local) > 1 else local[0], int(axis))
+        return process_group.gather(tf.concat(local, axis) if len(local) > 1 else local[0], int(axis))
 
     @contextlib.contextmanager
     def metric_totals(self, variables: Iterable[Any]) -> Iterator[None]:
-        """Sums the metric ``variables`` over all replicas at once, for reads inside: one message instead of many."""
-        if self.process_group is None or holds_totals():
+        """Sums the metric ``variables`` over all replicas at once, for reads inside: one message instead of many.
+
+        Where stages are in several processes, the last one has the outputs: its sums are everybody's.
+        """
+        if holds_totals() or (self.layout.process_group is None and not self.parts.crosses("pipe")):
             yield
             return
         chosen = [v for v in variables if v.aggregation == tf.VariableAggregation.SUM]
         own = [Rider.of_variable(v, self.layout.group_of(v)) for v in chosen]
-        totals = self.finish_update(own)
-        if totals is None:
-            totals = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own)
-        with reading_totals(zip(chosen, totals, strict=True)):
+        if self.layout.process_group is None:
+            totals = [sum_in_order(rider.values) for rider in own]
+        else:
+            deferred = self.finish_update(own)
+            sums = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own) if deferred is None else deferred
+            totals = sums
+        with reading_totals(zip(chosen, self.parts.of_last_stage(totals), strict=True)):
             yield
 
     # ---- input
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self.process_group is not None:
-            return self._clocked(sharding.distribute(dataset, self.process_group, self.layout.num_local))
+        if self.layout.process_group is not None:
+            return self._clocked(sharding.distribute(dataset, self.layout.process_group, self.layout.num_local))
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
         return self._clocked(inputs.distribute(dataset, self.layout.num_replicas))
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        if self.process_group is None:
+        if self.layout.process_group is None:
             return super()._distribute_datasets_from_function(dataset_fn, options)
         dataset = dataset_fn(self._make_input_context())
-        return self._clocked(sharding.distribute_own(dataset, self.process_group, self.layout.num_local))
+        return self._clocked(sharding.distribute_own(dataset, self.layout.process_group, self.layout.num_local))
 
     def _clocked(self, dataset: Any) -> Any:
         return dataset.apply(self.waits.clocked) if hasattr(dataset, "apply") else dataset
 
     def _make_input_context(self) -> tf.distribute.InputContext:
-        rank = 0 if self.process_group is None else self.process_group.rank
-        return tf.distribute.InputContext(self.layout.num_processes, rank, self.layout.num_replicas)
+        position = 0 if self.layout.process_group is None else self.layout.process_group.rank
+        return tf.distribute.InputContext(self.layout.num_processes, position, self.layout.num_replicas)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         contexts = [

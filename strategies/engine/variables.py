@@ -133,7 +133,7 @@ class PartialSumVariable(MetricVariable):
     @property
     def is_shared(self) -> bool:
         """True if other processes hold parts, too."""
-        return self.distribute_strategy.extended.process_group is not None
+        return self.distribute_strategy.extended.layout.process_group is not None
 
     def _mend(self) -> str:
         return (

@@ -1,8 +1,10 @@
 """The devices over which one replica of a model is spread, as its layers see them.
 
 A replica is one copy of the model. On a mesh with axes beside "data" it spans several devices, its parts; part k of
-all replicas is a column of the mesh. A layer that is split creates each of its variables in one part, and computes
-with it there, forward and backward. Under other strategies, and without one, a replica has one part.
+all replicas is a column of the mesh. A process owns some parts, or all. A layer that is split creates each of its
+variables at its position on an axis, and computes with those of the parts that this process owns, forward and backward.
+What has no position on an axis is the same at all of them: every process that owns one holds a copy, once. Under other
+strategies, and without one, a replica has one part.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
 from strategies.collectives.fixed_order import sum_in_order
-from strategies.collectives.process_group import ProcessGroup
+from strategies.collectives.process_groups import ProcessGroups
 from strategies.replica.graph_lifetimes import numpy_functions_held
 from strategies.replica.passes import Passes, Recompute
 from strategies.replica.traced_passes import added
 from strategies.topology.devices import full_name, short_name
 from strategies.topology.mesh import DeviceMesh
-from strategies.topology.placement import local_grid
+from strategies.topology.placement import local_grid, owned_parts, replica_mesh
+
+#: Positions on axes, by the name of the axis. What has none on an axis is the same at all of them.
+Place = Mapping[str, frozenset[int]]
 
 
 class ReplicaParts:
@@ -36,46 +41,93 @@ class ReplicaParts:
     Parts are numbered in row-major order of the mesh's axes other than "data".
 
     Args:
-        grid: device names as ``[local replica][part]``.
-        axes: size of each axis other than "data", in the order of the mesh.
-        process_group: joins the processes that hold other replicas; None if there are none.
+        mesh: of one replica: the axes that it has beside "data", over the devices of all processes that it spans.
+        grid: device names as ``[local replica][owned part]``.
+        owned: the parts that this process owns, ascending.
+        groups: the process groups of this process.
     """
 
     def __init__(
-        self, grid: Sequence[Sequence[str]], axes: Mapping[str, int], process_group: ProcessGroup | None = None
+        self, mesh: DeviceMesh, grid: Sequence[Sequence[str]], owned: Sequence[int], groups: ProcessGroups
     ) -> None:
-        #: The mesh of one replica: the axes that it has, over the devices of the first local one.
-        self.mesh = DeviceMesh.from_devices(list(grid[0]), dict(axes) or None)
+        self.mesh = mesh
+        self.owned = tuple(owned)
+        #: The process groups of this process.
+        self.groups = groups
         self._grid = tuple(tuple(row) for row in grid)
-        self._process_group = process_group
         self._local = threading.local()
 
     @classmethod
     def of_process(
-        cls, mesh: DeviceMesh, devices: Sequence[str], rank: int = 0, process_group: ProcessGroup | None = None
+        cls, mesh: DeviceMesh, devices: Sequence[str], rank: int = 0, groups: ProcessGroups | None = None
     ) -> ReplicaParts:
-        """The parts of the replicas that process `rank` holds, whole, of a mesh; `devices` are all of its devices."""
+        """The parts of the replicas that process `rank` takes part in; `devices` are all of its devices."""
         names = {short_name(device): full_name(device) for device in devices}
         grid = [[names[device] for device in row] for row in local_grid(mesh, rank)]
-        return cls(grid, {name: size for name, size in mesh.axes.items() if name != "data"}, process_group)
+        return cls(replica_mesh(mesh, rank), grid, owned_parts(mesh, rank), groups or ProcessGroups())
+
+    # ---- places
 
     @property
-    def here(self) -> int:
-        """The part in which variables are created now: 0, unless inside :meth:`creating`."""
-        return getattr(self._local, "part", 0)
+    def here(self) -> Place:
+        """The place at which variables are created now: none in particular, unless inside :meth:`at`."""
+        return getattr(self._local, "place", {})
+
+    @contextlib.contextmanager
+    def at(self, **positions: int | Collection[int]) -> Iterator[None]:
+        """Inside, variables are created at positions on mesh axes: ``at(pipe=1)``, ``at(tensor=0)``.
+
+        Each process that owns a part there creates one component on the device of the first such part in each of its
+        replicas; on others, a variable takes no memory. Without a position on an axis, all processes along it have one.
+
+        Args:
+            **positions: one or several on an axis; an axis that the mesh does not have has the position 0.
+        """
+        before = self.here
+        own = {axis: frozenset([at] if isinstance(at, int) else at) for axis, at in positions.items()}
+        self._local.place = {**before, **own}
+        try:
+            yield
+        finally:
+            self._local.place = before
+
+    def home(self, place: Place | None = None) -> int | None:
+        """Returns the first part at a place, the present one if None, that this process owns; None if there is none."""
+        return next((part for part in self.owned if self.is_at(part, self.here if place is None else place)), None)
 
     def along(self, axis: str) -> tuple[int, ...]:
-        """The parts that differ from the present one along `axis` only, in its order; the present one included."""
-        return self.mesh.group(self.here, axis)
+        """The parts that differ along `axis` only from the first one at the present place; that one included."""
+        here = {name: at for name, at in self.here.items() if name != axis}
+        first = next(part for part in range(self.mesh.size) if self.is_at(part, here))
+        return self.mesh.group(first, axis)
+
+    def owner(self, part: int) -> int:
+        """Returns the rank of the process that owns a part of this process' replica."""
+        return self.mesh.ranks[part]
+
+    def crosses(self, axis: str) -> bool:
+        """True if the parts along `axis` belong to several processes."""
+        return axis in self.groups.model
+
+    @property
+    def spans_processes(self) -> bool:
+        """True if the parts of a replica belong to several processes."""
+        return self.groups.spans_processes
+
+    def is_at(self, part: int, place: Place) -> bool:
+        """True if a part is at a place."""
+        return all(self.mesh.position(part, axis) in positions for axis, positions in place.items())
+
+    # ---- devices
 
     def column(self, part: int) -> tuple[str, ...]:
-        """The devices of one part, one for each local replica."""
-        return tuple(row[part] for row in self._grid)
+        """The devices of one owned part, one for each local replica."""
+        return tuple(row[self.owned.index(part)] for row in self._grid)
 
     @property
     def rank(self) -> int:
         """This process' rank; 0 if it is alone."""
-        return 0 if self._process_group is None else self._process_group.rank
+        return 0 if self.groups.job is None else self.groups.job.rank
 
     @property
     def replica(self) -> int:
@@ -83,10 +135,16 @@ class ReplicaParts:
         return int(get_current_replica_id_as_int() or 0)
 
     def device(self, part: int) -> str:
-        """The device of a part of the replica that is running; of the first one, outside of replicas."""
+        """The device of a part of the replica that is running; of the first one, outside of replicas.
+
+        Of a part that another process owns, no device: what is computed there is traced for its shapes only.
+        """
+        if part not in self.owned:
+            return ""
         replica = self.replica
         # A foreign strategy's replicas may be more than ours.
-        return self._grid[replica][part] if replica < len(self._grid) else self._grid[0][part]
+        row = self._grid[replica] if replica < len(self._grid) else self._grid[0]
+        return row[self.owned.index(part)]
 
     def from_rank_0(self, values: Sequence[Any]) -> list[np.ndarray]:
         """Returns what rank 0 has, on every process: arrays of the shapes and dtypes of ``values``, in their order.
@@ -94,31 +152,31 @@ class ReplicaParts:
         For what processes find out for themselves, and have to agree on. All of them call it.
         """
         arrays = [np.asarray(value) for value in values]
-        if self._process_group is None:
-            return arrays
-        return [self._process_group.broadcast(tf.constant(array)).numpy() for array in arrays]
+        job = self.groups.job
+        return arrays if job is None else [job.broadcast(tf.constant(array)).numpy() for array in arrays]
 
     def agree_on(self, variables: Iterable[Any]) -> None:
-        """Sets variables, of Keras or of TensorFlow, to what rank 0 has, one after the other. All processes call it."""
-        if self._process_group is not None:
+        """Sets variables, of Keras or of TensorFlow, to what rank 0 has, one after the other. All processes call it.
+
+        Where a replica spans processes, they have drawn the same numbers: each holds some of the variables only.
+        """
+        if self.groups.job is not None and not self.spans_processes:
             for variable in variables:
-                variable.assign(self._process_group.broadcast(tf.convert_to_tensor(variable)))
+                variable.assign(self.groups.job.broadcast(tf.convert_to_tensor(variable)))
+
+    def of_last_stage(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what the processes of the last stage have, on all processes along "pipe", each of its shape."""
+        group = self.groups.model.get("pipe")
+        if group is None or not values:
+            return list(values)
+        is_last = group.rank == group.num_processes - 1
+        return group.sum([value if is_last else tf.zeros_like(value) for value in values])
 
     @contextlib.contextmanager
     def as_first_replica(self) -> Iterator[None]:
         """Inside, outside of replicas, variables are those of the first local replica, to be read and not changed."""
         with UpdateContext(0) if tf.distribute.has_strategy() else contextlib.nullcontext():
             yield
-
-    @contextlib.contextmanager
-    def creating(self, part: int) -> Iterator[None]:
-        """Inside, variables are created in `part`: one component on each device of its column."""
-        before = self.here
-        self._local.part = part
-        try:
-            yield
-        finally:
-            self._local.part = before
 
     def fan_out(self, value: Any, part: int, count: int) -> list[tf.Tensor]:
         """Returns `count` tensors equal to ``value``, for so many users; the gradient is their sum, made in `part`."""
@@ -140,8 +198,11 @@ class ReplicaParts:
 
     @contextlib.contextmanager
     def on(self, part: int) -> Iterator[None]:
-        """Inside, variables are created in `part`, and ops are on its device unless they say otherwise."""
-        with self.creating(part), contextlib.nullcontext() if self.mesh.size == 1 else tf.device(self.device(part)):
+        """Inside, variables are created at the part's position on "pipe", and ops are on its device by default."""
+        with (
+            self.at(pipe=self.mesh.position(part, "pipe")),
+            contextlib.nullcontext() if self.mesh.size == 1 else tf.device(self.device(part)),
+        ):
             yield
 
     def passes(
@@ -280,7 +341,7 @@ class ReplicaParts:
 
 
 #: Returned to layers where a replica has one part.
-_WHOLE = ReplicaParts([[""]], {})
+_WHOLE = ReplicaParts(DeviceMesh.from_devices([""]), [[""]], [0], ProcessGroups())
 
 
 def current_parts() -> ReplicaParts:

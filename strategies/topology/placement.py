@@ -1,4 +1,9 @@
-"""Placement of replicas on processes: each replica inside one process. Pure: no imports but the mesh."""
+"""Placement of a mesh on processes: which coordinates each process owns. Pure: no imports but the mesh.
+
+Across processes the axes are in one order, "tensor" fastest, then "pipe", then "data", however a program names them, so
+that the peers that talk most share a host. A process owns consecutive coordinates: one (a GPU of its own), several
+shards of one stage, whole stages, or whole replicas.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,8 @@ def has_model_axes(axes: Mapping[str, int] | None) -> bool:
     return any(name != "data" and size != 1 for name, size in (axes or {}).items())
 
 
-def mesh_of_local_replicas(
-    num_processes: int, axes: Mapping[str, int] | None, local_devices: Sequence[str]
-) -> DeviceMesh:
-    """Returns a mesh over processes, each of which holds one or more whole replicas.
+def mesh_over_processes(num_processes: int, axes: Mapping[str, int] | None, local_devices: Sequence[str]) -> DeviceMesh:
+    """Returns the mesh over the devices of all processes; of several processes, with its axes in the common order.
 
     Args:
         num_processes: the world size.
@@ -24,41 +27,62 @@ def mesh_of_local_replicas(
         local_devices: device names inside one process, equal in all.
 
     Raises:
-        ValueError: as `DeviceMesh.from_processes`, and if the devices of a replica would belong to several
-            processes.
+        ValueError: as `DeviceMesh.from_processes`.
     """
-    num_local, axes = len(local_devices), dict(axes or {})
-    if num_processes == 1:
-        return DeviceMesh.from_processes(1, axes, local_devices=local_devices)
-    model = {name: size for name, size in axes.items() if name in AXES and name != "data"}
-    if -1 in model.values():
-        sizes = resolve_sizes(axes, num_processes * num_local)
-        model = {name: sizes[name] for name in model}
-    # Invalid sizes are refused below, with the same message.
-    span = math.prod(size for size in model.values() if isinstance(size, int) and size > 1)
-    received = f"Received: mesh={axes} over {num_processes} processes of {_count(num_local)} each."
-    if num_local % span:
-        raise ValueError(
-            f"A replica spans {span} devices, {model}, which must be devices of one process: neither pipelines "
-            f"nor split layers across processes are implemented. Give each process a multiple of {span} "
-            f"devices (GPUs, or logical CPU devices), or make these axes smaller. {received}"
-        )
-    sizes = resolve_sizes(axes, num_processes * num_local)
-    if next((name for name, size in sizes.items() if size > 1), "data") != "data":
-        first = {"data": sizes["data"], **sizes}
-        raise ValueError(
-            "The devices of a process are consecutive in the mesh, whose last axis varies fastest. In this order of "
-            "axes a replica would have devices of several processes: neither pipelines nor split layers across "
-            f"processes are implemented. Name 'data' first: mesh={first}. {received}"
-        )
+    if num_processes > 1 and axes:
+        # Refuses unknown axes, and sizes that do not fit, as they were given.
+        sizes = resolve_sizes(axes, num_processes * len(local_devices))
+        axes = {name: sizes[name] for name in AXES if name in sizes}
     return DeviceMesh.from_processes(num_processes, axes, local_devices=local_devices)
 
 
+def process_mesh(mesh: DeviceMesh, device: str) -> DeviceMesh:
+    """Returns the mesh of processes, each at one coordinate, of a mesh over their devices.
+
+    Args:
+        mesh: of several devices in each process.
+        device: stands for the process; the same name in all of them.
+    """
+    sizes = {name: mesh.axis_size(name) // len(owned) for name, owned in mesh.box(mesh.ranks[0]).items()}
+    return DeviceMesh.from_processes(mesh.num_processes, sizes, local_devices=[device])
+
+
+def replica_mesh(mesh: DeviceMesh, rank: int) -> DeviceMesh:
+    """Returns the axes other than "data" of the first replica in which process `rank` takes part, with all its parts."""
+    first = mesh.local_indices(rank)[0]
+    parts = _parts_of_replica(mesh, mesh.position(first, "data"))
+    axes = {name: size for name, size in mesh.axes.items() if name != "data"} or {"data": 1}
+    return DeviceMesh(
+        tuple(axes), tuple(axes.values()), tuple(mesh.ranks[i] for i in parts), tuple(mesh.devices[i] for i in parts)
+    )
+
+
+def owned_parts(mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
+    """Returns the parts of a replica that process `rank` owns, ascending: the same in each of its replicas."""
+    owned = set(mesh.local_indices(rank))
+    first = mesh.position(min(owned), "data")
+    return tuple(part for part, index in enumerate(_parts_of_replica(mesh, first)) if index in owned)
+
+
 def local_grid(mesh: DeviceMesh, rank: int) -> tuple[tuple[str, ...], ...]:
-    """Returns the device names of process `rank` as ``[local replica][part]``."""
-    firsts = mesh.groups("data")[0]
-    return tuple(row for row, first in zip(mesh.grid(), firsts, strict=True) if mesh.ranks[first] == rank)
+    """Returns the device names of process `rank` as ``[local replica][owned part]``."""
+    parts = owned_parts(mesh, rank)
+    replicas = sorted({mesh.position(index, "data") for index in mesh.local_indices(rank)})
+    grid = []
+    for replica in replicas:
+        indices = _parts_of_replica(mesh, replica)
+        grid.append(tuple(mesh.devices[indices[part]] for part in parts))
+    return tuple(grid)
 
 
-def _count(number: int) -> str:
-    return "1 device" if number == 1 else f"{number} devices"
+def spans_processes(mesh: DeviceMesh) -> bool:
+    """True if the devices of a replica belong to several processes."""
+    span = math.prod(size for name, size in mesh.axes.items() if name != "data")
+    return mesh.num_processes > 1 and span * mesh.num_processes > mesh.size
+
+
+def _parts_of_replica(mesh: DeviceMesh, replica: int) -> tuple[int, ...]:
+    """Returns the flat indices of a replica, in row-major order of the other axes."""
+    return (
+        tuple(group[replica] for group in mesh.groups("data")) if "data" in mesh.axis_names else tuple(range(mesh.size))
+    )

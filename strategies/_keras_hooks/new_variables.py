@@ -1,0 +1,21 @@
+"""Keras' making of a variable: its shape and dtype, which its initial value, a callable, does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras.src.backend.tensorflow import core
+
+from strategies._keras_hooks.wrapping import wrap
+from strategies.engine.placed_variables import asking_for
+
+
+def install() -> None:
+    """Wraps the initialization of variables."""
+    wrap(core.Variable, "_initialize_with_initializer", _initialize, in_step=False)
+
+
+def _initialize(original: Callable[..., None], variable: Any, initializer: Callable[..., Any]) -> None:
+    with asking_for(variable._shape, variable._dtype):
+        original(variable, initializer)

@@ -1,0 +1,81 @@
+"""Creation of variables where a replica spans processes: each process holds those of its own parts.
+
+Every process makes every variable of a model, in the same order, so that each can show the whole model. Where a process
+owns no part at the place of a variable, it makes one without a value. Weights that it may hold are drawn when they are
+first needed: a copy of the model, split or cut into stages, takes their initial values and leaves them undrawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.replica.deferred import DeferredVariable, RemoteVariable, is_remote
+from strategies.replica.parts import ReplicaParts
+
+#: The shape and the dtype of the variable that Keras is making; callables that give initial values do not tell.
+_asked: contextvars.ContextVar[tuple[Sequence[int], str] | None] = contextvars.ContextVar(
+    "keras_strategies_asked_variable", default=None
+)
+
+
+@contextlib.contextmanager
+def asking_for(shape: Sequence[int], dtype: str) -> Iterator[None]:
+    """Inside, a variable of this shape and dtype is made, by a callable that gives its initial value."""
+    token = _asked.set((tuple(shape), dtype))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any]) -> Any:
+    """Returns the component of a variable that is not initialized now; None for one that TensorFlow is to make.
+
+    Args:
+        parts: of a replica that spans processes.
+        home: the part in which the variable is; None if this process owns none there.
+        kwargs: those of the variable's creation.
+    """
+    reference = kwargs.get("colocate_with")
+    initial_value = kwargs.get("initial_value")
+    remote = home is None if reference is None else is_remote(reference)
+    on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+    if not remote and (not callable(initial_value) or on_read):
+        return None
+    shape, dtype = _shape_and_dtype(initial_value, kwargs.get("dtype"))
+    if not remote and not dtype.is_floating:
+        return None
+    own = {"shape": shape, "dtype": dtype} | {name: kwargs.get(name) for name in ("name", "trainable", "aggregation")}
+    if remote:
+        owner = reference.values[0].owner if reference is not None else _owner(parts)
+        with tf.device("CPU:0"):
+            return RemoteVariable(owner, **own)
+    device = parts.column(home or 0)[0] if reference is None else _device_of(reference)
+    with tf.device(device):
+        return DeferredVariable(initial_value if callable(initial_value) else lambda: initial_value, **own)
+
+
+def _owner(parts: ReplicaParts) -> int:
+    return next(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, parts.here))
+
+
+def _device_of(reference: Any) -> str:
+    devices = getattr(reference, "_devices", None)
+    return str(devices[0] if devices else reference.device)
+
+
+def _shape_and_dtype(initial_value: Any, dtype: Any) -> tuple[tf.TensorShape, tf.DType]:
+    asked = _asked.get()
+    if callable(initial_value) and asked is not None:
+        return tf.TensorShape(asked[0]), tf.as_dtype(asked[1])
+    if callable(initial_value):
+        with tf.Graph().as_default():
+            made = tf.convert_to_tensor(initial_value(), dtype)
+    else:
+        made = tf.convert_to_tensor(initial_value, dtype)
+    return made.shape, made.dtype

@@ -1,0 +1,110 @@
+"""Variables that take no memory yet, or never: of other processes, and those that are drawn when they are needed.
+
+Where a replica spans processes, all of them make the same model, so that each can show all of it, but each holds its
+own part only. A variable at a place where this process owns no part is a `RemoteVariable`: it has a shape and a dtype,
+can be traced, and has no value. A model that is made before it is split, or cut into stages, lies at no place yet: its
+weights are `DeferredVariable`, drawn when something reads them, which a copy at a place does instead of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import UninitializedVariable
+
+# The name of the graphs in which Keras finds out shapes, and never computes.
+_SHAPES_ONLY = "scratch_graph"
+
+
+class RemoteVariable(UninitializedVariable):
+    """A variable that other processes hold.
+
+    Args:
+        owner: the rank of the first process that holds it.
+        **kwargs: as ``tf.Variable`` takes them: shape, dtype, name, trainable, aggregation.
+    """
+
+    def __init__(self, owner: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.owner = owner
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        if tf.executing_eagerly():
+            raise ValueError(
+                f"{self.name!r} is held by rank {self.owner}, not by this process. Read all weights at once, on all "
+                "ranks: model.get_weights(), or save the model."
+            )
+        # In a graph for its shape. One that runs ends with TensorFlow's error for a variable without a value.
+        return super()._read_variable_op(no_copy)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Drops the value: the processes that hold the variable assign it."""
+        return self
+
+    assign_add = assign_sub = assign
+
+
+class DeferredVariable(UninitializedVariable):
+    """A variable that is initialized when it is first read or assigned, unless only for its shape.
+
+    Args:
+        initial_value: returns the value.
+        **kwargs: as ``tf.Variable`` takes them: shape, dtype, name, trainable, aggregation.
+    """
+
+    def __init__(self, initial_value: Callable[[], Any], **kwargs: Any) -> None:
+        #: Returns the value; None once it is there.
+        self.draw: Callable[[], Any] | None = None
+        super().__init__(**kwargs)
+        self.draw = initial_value
+
+    @property
+    def handle(self) -> Any:
+        """The handle of a variable that has its value, unless it is used in a graph that finds out shapes."""
+        if self.draw is not None and not in_shapes_only():
+            draw, self.draw = self.draw, None
+            with tf.init_scope(), tf.device(self._handle.device):
+                super().assign(tf.cast(draw(), self.dtype))
+        return super().handle
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns a value; the initial one is never drawn."""
+        if tf.executing_eagerly():
+            self.draw = None
+        return super().assign(value, *args, **kwargs)
+
+
+def peek(variable: Any) -> Any:
+    """Returns the value of a variable of Keras or TensorFlow; one that is deferred is drawn, and stays deferred."""
+    component = component_of(variable)
+    if isinstance(component, DeferredVariable) and component.draw is not None:
+        with tf.init_scope():
+            return component.draw()
+    return tf.convert_to_tensor(getattr(variable, "value", variable) if component is None else component)
+
+
+def is_remote(variable: Any) -> bool:
+    """True if other processes hold a variable, of Keras or of TensorFlow, and this one does not."""
+    return isinstance(component_of(variable), RemoteVariable)
+
+
+def component_of(variable: Any) -> Any:
+    """Returns the component of the first local replica of a variable of Keras or TensorFlow; None without any."""
+    value = variable if isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)) else None
+    value = getattr(variable, "_value", None) if value is None else value
+    if isinstance(value, tf.distribute.DistributedValues):
+        return value.values[0]
+    return value if isinstance(value, tf.Variable) else None
+
+
+def in_shapes_only() -> bool:
+    """True inside of a graph that finds out shapes and is never run."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "building_function", False):
+        if str(getattr(graph, "name", "")).startswith(_SHAPES_ONLY):
+            return True
+        graph = graph.outer_graph
+    return False
