@@ -48,7 +48,7 @@ def process_mesh(mesh: DeviceMesh, device: str) -> DeviceMesh:
 
 
 def replica_mesh(mesh: DeviceMesh, rank: int) -> DeviceMesh:
-    """Returns the axes other than "data" of the first replica in which process `rank` takes part, with all its parts."""
+    """Returns the mesh of one replica: the axes other than "data", for the first one in which `rank` takes part."""
     first = mesh.local_indices(rank)[0]
     parts = _parts_of_replica(mesh, mesh.position(first, "data"))
     axes = {name: size for name, size in mesh.axes.items() if name != "data"} or {"data": 1}
