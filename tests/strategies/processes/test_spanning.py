@@ -8,7 +8,7 @@ from tests.strategies.processes import matrix
 
 LIMIT_SECONDS = 480
 
-#: Engine, processes, devices of each, meshes, tests. Pipe, tensor and data cross, alone and together, over either engine.
+#: Engine, processes, devices of each, meshes, tests. Each axis crosses, alone and with others, over either engine.
 DEFAULT = [
     pytest.param("MultiWorkerMirroredStrategy", 4, 1, [{"pipe": 2, "tensor": 2}], "gpt", id="stages-of-shards"),
     pytest.param("HorovodStrategy", 2, 2, [{"pipe": 4}, {"tensor": 4}], "resnet", id="two-parts-each"),
