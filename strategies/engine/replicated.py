@@ -41,6 +41,7 @@ from strategies.engine.updates import Updates
 from strategies.engine.variables import ReplicaStateVariable, aware, holds_totals, reading_totals
 from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
+from strategies.replica.holders import note_holders
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight
 from strategies.topology.devices import is_gpu
@@ -182,6 +183,13 @@ class ReplicatedExtended(MirroredExtended):
     # ---- variables
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        reference = kwargs.get("colocate_with")
+        made = self._make_variable(next_creator, kwargs)
+        if self.parts.spans_processes and isinstance(made, tf.distribute.DistributedValues):
+            note_holders(made, self.parts, reference)
+        return made
+
+    def _make_variable(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         if self.accumulators.makes_flag:
             return next_creator(**kwargs)
         if not self.parts.spans_processes:
