@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.deferred import is_remote
+from strategies.replica.fetching import fetched
 
 _ATTRIBUTE = "_keras_strategies_weight"
 
@@ -155,28 +156,23 @@ class SplitWeight:
         for index, shard in self._owned():
             shard.assign_sub(self.part_of(value, index))
 
-    def joined(self, values: Sequence[Any]) -> tf.Tensor:
-        """Returns a tensor of the weight's shape, of one tensor for each shard, such as its gradient.
-
-        Those of shards that other processes hold do not matter: they give theirs.
-        """
-        if self.between is None:
-            return tf.concat([tf.convert_to_tensor(value) for value in values], axis=self.dim)
-        own = [index for index, _ in self._owned()]
-        mine = tf.concat([tf.convert_to_tensor(values[index]) for index in own], axis=self.dim)
-        bounds = [0, *itertools.accumulate(self.sizes)]
-        return self.between.joined(mine, self.dim, bounds[:: len(own)])
-
     def numpy(self) -> np.ndarray:
-        """Returns the whole weight."""
-        return np.concatenate([shard.numpy() for shard in self.shards], axis=self.dim)
+        """Returns the whole weight; where processes hold its shards, all of them call it."""
+        whole = np.empty(self.shape, tf.as_dtype(self.dtype).as_numpy_dtype)
+        for index, shard in enumerate(self.shards):
+            self.part_of(whole, index)[...] = fetched(shard)
+        return whole
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = self.numpy()
         return value if dtype is None else value.astype(dtype)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        whole = self.joined(self.shards)
+        own = [tf.convert_to_tensor(shard) for _, shard in self._owned()]
+        whole = tf.concat(own, axis=self.dim, name=name)
+        if self.between is not None:
+            bounds = [0, *itertools.accumulate(self.sizes)]
+            whole = self.between.joined(whole, self.dim, bounds[:: len(own)])
         return whole if dtype is None else tf.cast(whole, dtype)
 
     def _owned(self) -> list[tuple[int, Any]]:
@@ -221,6 +217,11 @@ def joined(variables: Sequence[Any]) -> list[Any]:
             seen.add(id(weight))
             result.append(weight)
     return result
+
+
+def value_of(variable: Any) -> np.ndarray:
+    """Returns the value of a Keras variable or of a split weight; where processes hold parts, all of them call it."""
+    return variable.numpy() if isinstance(variable, SplitWeight) else fetched(variable)
 
 
 class Slots:
