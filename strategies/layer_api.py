@@ -7,8 +7,9 @@ from strategies._keras_hooks.plain_classes import saved_as
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.parts import ReplicaParts, current_parts
-from strategies.replica.splitting import SplitWeight, joined, value_of
+from strategies.replica.splitting import SplitWeight, joined
 from strategies.saving.restoring import state_of
+from strategies.saving.together import values_of, write_together
 
 
 def replica_parts() -> ReplicaParts:
@@ -37,5 +38,6 @@ __all__ = [
     "replica_parts",
     "saved_as",
     "state_of",
-    "value_of",
+    "values_of",
+    "write_together",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
-from strategies.replica.deferred import DeferredVariable, component_of, peek
+from strategies.replica.deferred import DeferredVariable, component_of, is_remote, peek
 from strategies.replica.driving import current_driver
 from strategies.replica.holders import holders_of, job_of, spans_processes
 
@@ -33,6 +33,16 @@ def fetched(variable: Any) -> np.ndarray:
         return np.asarray(local_value(variable))
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     return together(shape, dtype, slices(job_of(variable), ranks[0], shape, dtype, lambda: local_value(variable)))
+
+
+def give_to_all(variable: Any, job: ProcessGroup) -> None:
+    """Sets a Keras variable, on all processes that hold it, to what rank 0 has, which holds it, too."""
+    shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
+    sent = slices(job, 0, shape, dtype, lambda: local_value(variable))
+    if is_remote(variable):
+        drop(sent)
+    else:
+        variable.assign(together(shape, dtype, sent))
 
 
 def local_value(variable: Any) -> tf.Tensor:
@@ -61,6 +71,12 @@ def slices(
     for begin in range(0, count, step):
         size = min(step, count - begin)
         yield job.broadcast(tf.zeros([size], dtype) if mine is None else mine[begin : begin + size], root)
+
+
+def drop(parts: Iterable[tf.Tensor]) -> None:
+    """Takes part in sending slices that others want."""
+    for _ in parts:
+        pass
 
 
 def together(shape: tf.TensorShape, dtype: tf.DType, parts: Iterable[tf.Tensor]) -> np.ndarray:
