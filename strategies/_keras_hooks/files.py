@@ -21,6 +21,7 @@ from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import accumulators_of, check_known
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0
+from strategies.saving.restoring import variables_of
 
 
 def install() -> None:
@@ -55,7 +56,7 @@ def _save(
         return original(model, filepath, *args, **kwargs)
     # An error on all processes that save, not only on the one that reads them.
     check_known(accumulators_of(getattr(model, "optimizer", None)))
-    return write_on_rank_0(engine, filepath, lambda path: original(model, path, *args, **kwargs))
+    return write_on_rank_0(engine, filepath, variables_of(model), lambda path: original(model, path, *args, **kwargs))
 
 
 def _makedirs(original: Callable[[str], Result], path: str) -> Result | None:

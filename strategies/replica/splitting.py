@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies.replica.fetching import fetched
+
 _ATTRIBUTE = "_keras_strategies_weight"
 
 
@@ -136,8 +138,11 @@ class SplitWeight:
         self.assign(self - value)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole weight."""
-        return np.concatenate([shard.numpy() for shard in self.shards], axis=self.dim)
+        """Returns the whole weight; where processes hold its shards, all of them call it."""
+        whole = np.empty(self.shape, tf.as_dtype(self.dtype).as_numpy_dtype)
+        for index, shard in enumerate(self.shards):
+            self.part_of(whole, index)[...] = fetched(shard)
+        return whole
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = self.numpy()
@@ -184,6 +189,11 @@ def joined(variables: Sequence[Any]) -> list[Any]:
             seen.add(id(weight))
             result.append(weight)
     return result
+
+
+def value_of(variable: Any) -> np.ndarray:
+    """Returns the value of a Keras variable or of a split weight; where processes hold parts, all of them call it."""
+    return variable.numpy() if isinstance(variable, SplitWeight) else fetched(variable)
 
 
 class Slots:

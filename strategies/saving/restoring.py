@@ -33,6 +33,12 @@ def is_alone() -> bool:
     return _alone.get()
 
 
+def variables_of(model: Any) -> list[Any]:
+    """Returns the variables of a model, and those of its optimizer that are there."""
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.variables, *(() if optimizer is None else optimizer.variables)]
+
+
 def state_of(model: Any) -> list[Any]:
     """Returns the variables of a model and of its optimizer, which is built first if no step has built it yet.
 
@@ -43,12 +49,10 @@ def state_of(model: Any) -> list[Any]:
         model: a Keras model whose own variables are there.
     """
     optimizer = model.optimizer
-    if optimizer is None:
-        return [*model.variables]
-    if not optimizer.built:
+    if optimizer is not None and not optimizer.built:
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
-    return [*model.variables, *optimizer.variables]
+    return variables_of(model)
 
 
 def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], variables: Sequence[Any]) -> str:
