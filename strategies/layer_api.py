@@ -4,8 +4,10 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
+from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.splitting import SplitWeight, joined
+from strategies.replica.stage_messages import Description, StageMessages
 from strategies.saving.restoring import state_of
 
 
@@ -25,9 +27,13 @@ def replica_parts() -> ReplicaParts:
 
 
 __all__ = [
+    "Description",
     "ReplicaParts",
     "SplitWeight",
+    "StageMessages",
     "global_state_kept",
+    "in_shapes_only",
+    "is_remote",
     "joined",
     "replacing_attributes",
     "replica_parts",
