@@ -5,10 +5,11 @@ from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies.replica.copying import copy_value
+from strategies.replica.deferred import drawn_for_now
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.saving.restoring import state_of
-from strategies.saving.together import values_of, write_together
+from strategies.saving.together import from_all_ranks, values_of, write_together
 
 
 def replica_parts() -> ReplicaParts:
@@ -30,6 +31,8 @@ __all__ = [
     "ReplicaParts",
     "SplitWeight",
     "copy_value",
+    "drawn_for_now",
+    "from_all_ranks",
     "global_state_kept",
     "joined",
     "replacing_attributes",
