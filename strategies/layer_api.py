@@ -4,6 +4,7 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
+from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now
 from strategies.replica.parts import ReplicaParts, current_parts
@@ -28,6 +29,7 @@ def replica_parts() -> ReplicaParts:
 
 
 __all__ = [
+    "AxisMappings",
     "ReplicaParts",
     "SplitWeight",
     "copy_value",
