@@ -4,9 +4,12 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
+from strategies.replica.axis_mappings import AxisMappings
+from strategies.replica.copying import copy_value
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.saving.restoring import state_of
+from strategies.saving.together import values_of, write_together
 
 
 def replica_parts() -> ReplicaParts:
@@ -25,12 +28,16 @@ def replica_parts() -> ReplicaParts:
 
 
 __all__ = [
+    "AxisMappings",
     "ReplicaParts",
     "SplitWeight",
+    "copy_value",
     "global_state_kept",
     "joined",
     "replacing_attributes",
     "replica_parts",
     "saved_as",
     "state_of",
+    "values_of",
+    "write_together",
 ]

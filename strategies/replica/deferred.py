@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import UninitializedVariable
+from strategies.replica.driving import current_driver
 
 # The name of the graphs in which Keras finds out shapes, and never computes.
 _SHAPES_ONLY = "scratch_graph"
@@ -33,6 +34,9 @@ class RemoteVariable(UninitializedVariable):
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         if tf.executing_eagerly():
+            driver = current_driver()
+            if driver is not None:
+                return driver.read(self)
             raise ValueError(
                 f"{self.name!r} is held by rank {self.owner}, not by this process. Read all weights at once, on all "
                 "ranks: model.get_weights(), or save the model."
@@ -41,10 +45,17 @@ class RemoteVariable(UninitializedVariable):
         return super()._read_variable_op(no_copy)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Drops the value: the processes that hold the variable assign it."""
+        """Drops the value: the processes that hold the variable assign it, too, unless this one drives them."""
+        driver = current_driver()
+        if driver is not None and tf.executing_eagerly():
+            driver.assign(self, value)
         return self
 
-    assign_add = assign_sub = assign
+    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Drops the value, as :meth:`assign`."""
+        return self
+
+    assign_sub = assign_add
 
 
 class DeferredVariable(UninitializedVariable):
