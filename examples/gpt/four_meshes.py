@@ -1,4 +1,4 @@
-"""Trains the model on four meshes and draws the four loss curves: `python examples/gpt/four_meshes.py --processes=4`."""
+"""Trains the model on four meshes and draws their loss curves: `python examples/gpt/four_meshes.py --processes=4`."""
 
 from __future__ import annotations
 
