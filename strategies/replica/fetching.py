@@ -46,10 +46,11 @@ def give_to_all(variable: Any, job: ProcessGroup) -> None:
 
 
 def local_value(variable: Any) -> tf.Tensor:
-    """Returns the value of a variable that this process holds; one that is deferred stays so."""
-    component = component_of(variable)
-    deferred = isinstance(component, DeferredVariable) and component.draw is not None
-    value = peek(variable) if deferred else tf.convert_to_tensor(variable)
+    """Returns the value of a variable that this process holds.
+
+    One that all processes hold and that is still to be drawn stays so: its model may be there to be copied only.
+    """
+    value = tf.convert_to_tensor(variable) if holders_of(variable) else peek(variable)
     return tf.cast(value, variable.dtype)
 
 
