@@ -7,7 +7,7 @@ from strategies._keras_hooks.plain_classes import saved_as
 from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.splitting import SplitWeight, joined
-from strategies.replica.stage_messages import Description, StageMessages
+from strategies.replica.stage_messages import Description, GradientParcel, StageMessages
 from strategies.saving.restoring import state_of
 
 
@@ -28,6 +28,7 @@ def replica_parts() -> ReplicaParts:
 
 __all__ = [
     "Description",
+    "GradientParcel",
     "ReplicaParts",
     "SplitWeight",
     "StageMessages",
