@@ -23,7 +23,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt test gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-reading lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt test gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-reading lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -65,6 +65,9 @@ bench-tensor-parallel: $(READY_RUN) ## measure what layers split over two device
 
 bench-pipeline: $(READY_RUN) ## measure what models in stages gain in time and in memory, beside torch
 	$(BIN)/python benchmarks/pipeline/main.py $(ARGS)
+
+bench-model-parallel: $(READY_HOROVOD) ## measure a model over two processes, in stages and in shards, beside torch
+	$(BIN)/python benchmarks/model_parallel/main.py $(ARGS)
 
 bench-reading: $(READY_RUN) ## measure images/s and core of reading images from files and TFRecords, beside Keras
 	$(BIN)/python benchmarks/reading/main.py $(ARGS)

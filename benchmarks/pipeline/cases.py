@@ -1,9 +1,7 @@
-"""The cases that are measured, and their turns. Pure: standard library only."""
+"""The cases that are measured. Pure: standard library only."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -47,25 +45,3 @@ class Workload:
     cases: tuple[Case, ...]
     num_steps: int
     num_rounds: int
-
-
-def turns(cases: Sequence[Case]) -> Iterator[Case]:
-    """Returns the cases that a contender's turns measure, one after the other, without end.
-
-    Every other pass goes backwards, as the contenders' turns do: so each case is measured in both orders of them.
-    """
-    return itertools.cycle([*cases, *reversed(cases)])
-
-
-def by_case(measured: Mapping[str, Sequence[float]], cases: Sequence[Case]) -> dict[str, list[float]]:
-    """The measurements of all turns, put under the names of contender and case."""
-    result: dict[str, list[float]] = {row_of(row, case): [] for case in cases for row in measured}
-    for row, values in measured.items():
-        for case, value in zip(turns(cases), values, strict=False):
-            result[row_of(row, case)].append(value)
-    return result
-
-
-def row_of(row: str, case: Case) -> str:
-    """The row of a contender's case."""
-    return f"{row}: {case.label}"

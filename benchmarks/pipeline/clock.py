@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from harness.turns import turns
 from harness.workers import Report
 
-from pipeline.cases import Case, Workload, turns
+from pipeline.cases import Case, Workload
 from pipeline.sizes import SLEEPS_OF_A_STAGE
 
 Step = Callable[[], object]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness import rounds
+from harness.turns import by_case
 
 from pipeline import parts
-from pipeline.cases import Workload, by_case
+from pipeline.cases import Workload
 from pipeline.contenders import contenders
 
 

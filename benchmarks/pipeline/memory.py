@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.turns import turns
 from harness.workers import Report
 
-from pipeline.cases import Case, Workload, turns
+from pipeline.cases import Case, Workload
 from pipeline.clock import Step
 
 _NUM_SKIPPED = 3

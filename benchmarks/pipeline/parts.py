@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.ratios import Comparison
+from harness.turns import row_of
 
-from pipeline.cases import Case, Workload, row_of
+from pipeline.cases import Case, Workload
 from pipeline.kinds import KINDS
 
 #: Rows of the tables that no process measures, by the name of a contender.

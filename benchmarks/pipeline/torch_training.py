@@ -22,18 +22,30 @@ def run(name: str, workload: Workload, report: Report) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo")
-    clock.measure(workload, lambda case: _make_step(KINDS[name].schedule or "", case), report)
+    clock.measure(workload, lambda case: make_step(KINDS[name].schedule or "", case), report)
 
 
-def _make_step(schedule_name: str, case: Case) -> clock.Step:
-    rank, width = torch.distributed.get_rank(), int(case.size)
+def make_stage(rank: int, case: Case) -> nn.Module:
+    """The layers of one stage; of the only one, all."""
     start, end = bounds(NUM_DENSE, case.num_stages)[rank : rank + 2]
-    layers = [layer for _ in range(start, end) for layer in (nn.Linear(width, width), nn.ReLU())]
-    module = nn.Sequential(*layers)
+    width = int(case.size)
+    return nn.Sequential(*(layer for _ in range(start, end) for layer in (nn.Linear(width, width), nn.ReLU())))
+
+
+def make_batch(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs, and what they are to become."""
+    x, y = np.random.default_rng(0).standard_normal((2, case.batch_size, int(case.size)), dtype=np.float32)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def make_step(schedule_name: str, case: Case) -> clock.Step:
+    """Returns what trains this process' stage once."""
+    rank = torch.distributed.get_rank()
+    module = make_stage(rank, case)
     optimizer = torch.optim.SGD(module.parameters(), 1e-3)
     stage = PipelineStage(module, rank, case.num_stages, torch.device("cpu"))
     schedule = SCHEDULES[schedule_name](stage, case.num_microbatches, loss_fn=nn.functional.mse_loss)
-    x, y = torch.from_numpy(np.random.default_rng(0).standard_normal((2, case.batch_size, width), dtype=np.float32))
+    x, y = make_batch(case)
     inputs = (x,) if rank == 0 else ()
     target = y if rank == case.num_stages - 1 else None
 

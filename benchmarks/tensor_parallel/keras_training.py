@@ -35,17 +35,15 @@ def run(workload: Workload, num_shards: int, backend: str, report: Report) -> No
     """Trains until nobody asks any more, in a process that has not used its backend yet."""
     keras.utils.set_random_seed(0)
     model = _on_jax(workload, num_shards) if backend == "jax" else _on_tensorflow(workload, num_shards)
-    shape = (
-        (workload.batch_size, workload.width)
-        if workload.model == "mlp"
-        else (
-            workload.batch_size,
-            LENGTH,
-            workload.width,
-        )
-    )
-    x, y = np.random.default_rng(0).standard_normal((2, *shape), dtype=np.float32)
+    x, y = make_batch(workload)
     clock.measure(lambda: model.train_on_batch(x, y), workload, report)
+
+
+def make_batch(workload: Workload) -> tuple[Any, Any]:
+    """Inputs, and what they are to become."""
+    rows = (workload.batch_size,) if workload.model == "mlp" else (workload.batch_size, LENGTH)
+    x, y = np.random.default_rng(0).standard_normal((2, *rows, workload.width), dtype=np.float32)
+    return x, y
 
 
 def _compiled(model: Any) -> Any:

@@ -7,6 +7,6 @@ place, by `pairs`: what a layer makes inside is named by a counter, and otherwis
 from keras_ext.cloning.graphs import cloned, input_of, put_in_order
 from keras_ext.cloning.layers import remade
 from keras_ext.cloning.pairing import pairs
-from keras_ext.cloning.state import copy_state
+from keras_ext.cloning.state import copy_state, copy_values
 
-__all__ = ["cloned", "copy_state", "input_of", "pairs", "put_in_order", "remade"]
+__all__ = ["cloned", "copy_state", "copy_values", "input_of", "pairs", "put_in_order", "remade"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -35,12 +36,12 @@ def copy_state(old: Any, new: Any) -> None:
                 theirs.trainable = its.trainable
         if len(one._seed_generators) == len(other._seed_generators):
             for its, theirs in zip(one._seed_generators, other._seed_generators, strict=True):
-                theirs.state.assign(its.state.numpy())
+                layer_api.copy_value(its.state, theirs.state)
         take_vocabulary(one, other)
         if isinstance(other, keras.layers.RNN) and one.stateful:
             # Keras does not count these as variables of the layer.
             for its, theirs in zip(keras.tree.flatten(one.states), keras.tree.flatten(other.states), strict=True):
-                theirs.assign(its.numpy())
+                layer_api.copy_value(its, theirs)
     layer_api.replica_parts().agree_on(new.variables)
     for _, other in alike:
         if isinstance(other, keras.layers.Normalization):
@@ -73,11 +74,28 @@ def _own_variables(layer: Any) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
+def copy_values(old: Sequence[Any], new: Sequence[Any]) -> None:
+    """Gives variables the values of others, one weight after the other. All processes call this.
+
+    Raises:
+        ValueError: there are not as many, or they have other shapes.
+    """
+    weights, copies = layer_api.joined(old), layer_api.joined(new)
+    if [tuple(weight.shape) for weight in weights] != [tuple(weight.shape) for weight in copies]:
+        raise ValueError(_shapes(weights) + " are to go into " + _shapes(copies))
+    for weight, its_copy in zip(weights, copies, strict=True):
+        layer_api.copy_value(weight, its_copy)
+
+
+def _shapes(weights: Sequence[Any]) -> str:
+    return f"weights of shapes {[tuple(weight.shape) for weight in weights]}"
+
+
 def _copy_weights(old: Any, new: Any) -> None:
     try:
-        new.set_weights(old.get_weights())
+        copy_values(old.weights, new.weights)
     except ValueError as error:
         raise ValueError(
             f"The copy of the layer {old.name!r} has other weights: its get_config() does not tell all that decides "
-            f"about them. Let that of {type(old).__name__} return all arguments of its __init__. Received: {error}"
+            f"about them. Let that of {type(old).__name__} return all arguments of its __init__. Received: {error}."
         ) from error

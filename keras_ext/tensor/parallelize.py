@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import cloned, copy_state, pairs, remade
+from keras_ext.cloning import cloned, copy_state, copy_values, pairs, remade
 from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -175,8 +175,6 @@ def _split(choice: Choice) -> Any:
 
 
 def _copy_slots(old: Any, new: Any) -> None:
-    store: dict[str, Any] = {}
-    old.save_own_variables(store)
-    new.load_own_variables(store)
+    copy_values(old.variables, new.variables)
     if hasattr(old, "inner_optimizer"):
         _copy_slots(old.inner_optimizer, new.inner_optimizer)

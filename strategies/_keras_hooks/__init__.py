@@ -16,6 +16,7 @@ from strategies._keras_hooks import (
     compiled_steps,
     files,
     gradients,
+    held_variables,
     inputs,
     losses,
     new_variables,
@@ -42,6 +43,7 @@ def install() -> None:
     compiled_steps.install()
     files.install()
     gradients.install()
+    held_variables.install()
     inputs.install()
     losses.install()
     new_variables.install()

@@ -1,4 +1,8 @@
-"""Gradients of split weights, clipped each by its norm: by that of the whole weight's gradient."""
+"""Norms of gradients, by which they are clipped: those of whole weights, and of all weights of the model.
+
+A process may hold some shards of a weight, and some weights of the model. What the norms need of the others is summed:
+the squares of all split weights in one message, or of all the model in one number.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,19 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
-from strategies._keras_hooks.wrapping import wrap
-from strategies.replica.splitting import SplitWeight, weight_of
+from strategies._keras_hooks.wrapping import spanning_parts, wrap
+from strategies.engine.placed_variables import is_first_holder
+from strategies.replica.parts import ReplicaParts
+from strategies.replica.splitting import SplitWeight, joined, weight_of
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
-# Of each gradient that is being applied, those that Keras leaves out left out, the weight of whose shard it is.
-_applied: contextvars.ContextVar[Sequence[SplitWeight | None]] = contextvars.ContextVar(
-    "keras_strategies_applied", default=()
-)
+# The variables of the gradients that are about to be clipped: clipping itself is not told of them.
+_applied: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("keras_strategies_applied", default=())
 
 
 def install() -> None:
-    """Wraps the clipping, and what chooses the gradients to clip: clipping itself is not told of variables."""
+    """Wraps the clipping, and what chooses the gradients to clip."""
     wrap(base_optimizer.BaseOptimizer, "_filter_empty_gradients", _filter)
     wrap(base_optimizer.BaseOptimizer, "_clip_gradients", _clip)
 
@@ -34,28 +38,76 @@ def _filter(
     variables: Sequence[Any],
 ) -> tuple[list[Gradient], list[Any]]:
     kept = original(optimizer, grads, variables)
-    weights = [weight_of(variable) for variable in kept[1]] if optimizer.clipnorm else []
-    _applied.set(weights if any(weights) else ())
+    if optimizer.clipnorm or optimizer.global_clipnorm:
+        # Those that are replaced by their gradients are not clipped.
+        _applied.set([v for v in kept[1] if not optimizer._overwrite_variable_with_gradient(v)])
     return kept
 
 
 def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, grads: list[Gradient]) -> list[Gradient]:
-    weights = _applied.get()
+    variables = _applied.get()
+    _applied.set(())
+    parts = spanning_parts()
+    known = len(variables) == len(grads)
+    if parts is not None and known and optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
+        return _clipped_together(optimizer, grads, variables, parts)
     clipped = original(optimizer, grads)
-    if not optimizer.clipnorm or optimizer.clipnorm < 0 or len(weights) != len(grads):
+    if not optimizer.clipnorm or optimizer.clipnorm < 0 or not known:
         return clipped
-    for weight in dict.fromkeys(weight for weight in weights if weight is not None):
+    weights = [weight_of(variable) for variable in variables]
+    held = list(dict.fromkeys(weight for weight in weights if weight is not None))
+    squares = {}
+    for weight in held:
         own = [i for i, other in enumerate(weights) if other is weight]
-        squares = []
-        for i in own:
-            with tf.device(_values(grads[i]).device):
-                squares.append(tf.reduce_sum(tf.square(_values(grads[i]))))
-        norm = tf.sqrt(tf.add_n(squares))
+        counted = own if parts is None else [i for i in own if is_first_holder(parts, variables[i], ("tensor",))]
+        squares[weight] = _sum_of_squares([grads[i] for i in counted], _dtype(optimizer))
+    if parts is not None and parts.crosses("tensor"):
+        squares = _summed_along_tensor(optimizer, squares, parts)
+    for weight in held:
+        norm = tf.sqrt(squares[weight])
         scale = optimizer.clipnorm / tf.maximum(norm, optimizer.clipnorm)
-        for i in own:
-            with tf.device(_values(grads[i]).device):
+        for i, other in enumerate(weights):
+            if other is weight:
                 clipped[i] = _scaled(grads[i], scale)
     return clipped
+
+
+def _clipped_together(
+    optimizer: keras.Optimizer, grads: list[Gradient], variables: Sequence[Any], parts: ReplicaParts
+) -> list[Gradient]:
+    """Clips by the norm over all weights of the model, each counted by the first process that holds it."""
+    own = [g for g, variable in zip(grads, variables, strict=True) if is_first_holder(parts, variable)]
+    norm = tf.sqrt(parts.groups.sum_over_replica(_sum_of_squares(own, _dtype(optimizer))))
+    limit = optimizer.global_clipnorm
+    # As Keras has it; infinite norms make NaNs.
+    scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
+    return [_scaled(gradient, scale) for gradient in grads]
+
+
+def _summed_along_tensor(
+    optimizer: keras.Optimizer, squares: dict[SplitWeight, tf.Tensor], parts: ReplicaParts
+) -> dict[SplitWeight, tf.Tensor]:
+    """Returns the sums over the processes along "tensor", which may hold shards of other weights than this one."""
+    every = [each for each in joined(optimizer._trainable_variables) if isinstance(each, SplitWeight)]
+    if not every:
+        return squares
+    zero = tf.zeros([], _dtype(optimizer))
+    [totals] = parts.groups.model["tensor"].sum([tf.stack([squares.get(weight, zero) for weight in every])])
+    return {weight: total for weight, total in zip(every, tf.unstack(totals), strict=True) if weight in squares}
+
+
+def _dtype(optimizer: keras.Optimizer) -> tf.DType:
+    """Of norms: the same on processes that hold other variables."""
+    dtypes = [tf.as_dtype(variable.dtype) for variable in optimizer._trainable_variables]
+    return tf.float64 if tf.float64 in dtypes else tf.float32
+
+
+def _sum_of_squares(gradients: Sequence[Gradient], dtype: tf.DType) -> tf.Tensor:
+    squares = []
+    for gradient in gradients:
+        with tf.device(_values(gradient).device):
+            squares.append(tf.cast(tf.reduce_sum(tf.square(_values(gradient))), dtype))
+    return tf.add_n(squares) if squares else tf.zeros([], dtype)
 
 
 def _values(gradient: Gradient) -> tf.Tensor:
@@ -64,7 +116,8 @@ def _values(gradient: Gradient) -> tf.Tensor:
 
 def _scaled(gradient: Gradient, scale: tf.Tensor) -> Gradient:
     values = _values(gradient)
-    scaled = values * tf.cast(scale, values.dtype)
+    with tf.device(values.device):
+        scaled = values * tf.cast(scale, values.dtype)
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(scaled, gradient.indices, gradient.dense_shape)
     return scaled

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate
 
@@ -19,6 +20,7 @@ from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
 
 from strategies._keras_hooks import train_steps, weights, whole_updates
+from strategies._keras_hooks.held_variables import apply_held
 from strategies._keras_hooks.whole_updates import needs_whole, shards_of, whole_pairs
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
@@ -138,9 +140,16 @@ def _apply(
     trainable_variables: Iterable[Any] | None = None,
 ) -> Result:
     variables = None if trainable_variables is None else list(trainable_variables)
-    return _reduce_first(
-        optimizer, grads, variables, lambda summed: original(optimizer, *whole_pairs(optimizer, summed, variables))
-    )
+
+    def update(summed: Sequence[Any]) -> Result:
+        if isinstance(optimizer, whole_updates.WRAPPERS):
+            return original(optimizer, summed, variables)
+        result: Result = apply_held(
+            optimizer, functools.partial(original, optimizer), *whole_pairs(optimizer, summed, variables)
+        )
+        return result
+
+    return _reduce_first(optimizer, grads, variables, update)
 
 
 def _apply_gradients(

@@ -13,7 +13,8 @@ from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks.whole_updates import needs_whole
 from strategies._keras_hooks.wrapping import wrap
-from strategies.replica.splitting import Slots, joined, weight_of
+from strategies.replica.holders import spans_processes
+from strategies.replica.splitting import Slots, joined, value_of, weight_of
 
 _slots: weakref.WeakKeyDictionary[keras.Optimizer, Slots] = weakref.WeakKeyDictionary()
 
@@ -35,14 +36,17 @@ def note_slot(optimizer: keras.Optimizer, reference: Any, slot: Any) -> None:
 
 
 def _whole(variables: Sequence[Any]) -> list[Any] | None:
-    """Returns the variables with split ones put together; None if none is split, so that Keras does the rest."""
+    """Returns the variables with split ones put together.
+
+    None, so that Keras does the rest, if none is split, nor held by some of the processes only.
+    """
     whole = joined(variables)
-    return None if len(whole) == len(variables) else whole
+    return whole if len(whole) < len(variables) or any(map(spans_processes, variables)) else None
 
 
 def _get_weights(original: Callable[..., Any], layer: keras.Layer) -> list[np.ndarray]:
     whole = _whole(layer.weights)
-    return original(layer) if whole is None else [weight.numpy() for weight in whole]
+    return original(layer) if whole is None else list(map(value_of, whole))
 
 
 def _set_weights(original: Callable[..., Any], layer: keras.Layer, weights: Sequence[Any]) -> None:
@@ -64,7 +68,7 @@ def _save_slots(original: Callable[..., Any], optimizer: keras.Optimizer, store:
         original(optimizer, store)
         return
     for i, variable in enumerate(whole):
-        store[str(i)] = variable.numpy()
+        store[str(i)] = value_of(variable)
 
 
 def _load_slots(original: Callable[..., Any], optimizer: keras.Optimizer, store: Mapping[str, Any]) -> None:

@@ -15,7 +15,9 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
 
-from strategies._keras_hooks.wrapping import wrap
+from strategies._keras_hooks.wrapping import spanning_parts, wrap
+from strategies.engine.placed_variables import is_first_holder
+from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight, joined, weight_of
 
 _BY_NUMBER = (
@@ -30,7 +32,8 @@ _BY_NUMBER = (
     keras.optimizers.Nadam,
     keras.optimizers.Lion,
 )
-_WRAPPERS = (loss_scale_optimizer.LossScaleOptimizer, multi_optimizer.MultiOptimizer)
+#: Optimizers that hand all of their gradients to others.
+WRAPPERS = (loss_scale_optimizer.LossScaleOptimizer, multi_optimizer.MultiOptimizer)
 
 
 def install() -> None:
@@ -52,7 +55,7 @@ def wrap_build(optimizer: keras.Optimizer) -> None:
 def needs_whole(optimizer: keras.Optimizer) -> bool:
     """True if the optimizer's update of one number may depend on other numbers of the weight."""
     step = type(optimizer).update_step
-    return not isinstance(optimizer, _WRAPPERS) and all(step is not cls.update_step for cls in _BY_NUMBER)
+    return not isinstance(optimizer, WRAPPERS) and all(step is not cls.update_step for cls in _BY_NUMBER)
 
 
 def whole_pairs(
@@ -80,11 +83,30 @@ def _whole_gradient(gradients: list[Any], variable: Any) -> Any:
         return gradients[0]
     if all(gradient is None for gradient in gradients):
         return None
-    parts = [
+    parts = spanning_parts()
+    found = list(zip(gradients, variable.shards, strict=True))
+    if parts is not None:
+        found = [(gradient, shard) for gradient, shard in found if is_first_holder(parts, shard, ("tensor",))]
+    dense = [
         tf.zeros(shard.shape, shard.dtype) if gradient is None else tf.convert_to_tensor(gradient)
-        for gradient, shard in zip(gradients, variable.shards, strict=True)
+        for gradient, shard in found
     ]
-    return tf.concat(parts, axis=variable.dim)
+    if parts is None or not parts.crosses("tensor"):
+        return tf.concat(dense, axis=variable.dim)
+    none = [0 if dim == variable.dim else size for dim, size in enumerate(variable.shape)]
+    own = tf.concat(dense, axis=variable.dim) if dense else tf.zeros(none, variable.dtype)
+    return _gathered(own, variable, parts)
+
+
+def _gathered(own: tf.Tensor, weight: SplitWeight, parts: ReplicaParts) -> tf.Tensor:
+    """Returns what the processes along "tensor" have of a weight's gradient, in the order of its shards."""
+    if parts.groups.collectives is None:
+        raise RuntimeError("There are no other processes.")
+    is_even = len(set(weight.sizes)) == 1 and len(weight.sizes) == parts.mesh.axis_size("tensor")
+    gathered = parts.groups.collectives.all_gather(
+        [own], "tensor", weight.dim, equal_sizes=is_even, differentiable=False
+    )
+    return gathered[0]
 
 
 def _with_whole(original: Callable[..., None], optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:

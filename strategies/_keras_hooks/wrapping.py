@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import tensorflow as tf
 
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.replica.parts import ReplicaParts
 
 _MARK = "_keras_strategies_wrapper"
 
@@ -101,3 +102,9 @@ def engine_of(strategy: tf.distribute.Strategy) -> ReplicatedExtended | None:
     """Returns the strategy's engine if the strategy is one of this package's, else None."""
     extended = strategy.extended
     return extended if isinstance(extended, ReplicatedExtended) else None
+
+
+def spanning_parts() -> ReplicaParts | None:
+    """Returns the parts of a replica under the present strategy if they belong to several processes."""
+    engine = engine_of(tf.distribute.get_strategy())
+    return engine.parts if engine is not None and engine.parts.spans_processes else None

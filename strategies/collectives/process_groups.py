@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import tensorflow as tf
+
 from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import ProcessGroup
 from strategies.topology.mesh import DeviceMesh
@@ -37,6 +39,19 @@ class ProcessGroups:
     def spans_processes(self) -> bool:
         """True if a replica's devices belong to several processes."""
         return bool(self.model)
+
+    def sum_over_replica(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of what the processes of this replica have, the same bits on all of them.
+
+        One message where one axis crosses processes, or the replica is the job; else one along "tensor" and one along
+        "pipe".
+        """
+        groups = [self.model[axis] for axis in ("tensor", "pipe") if axis in self.model]
+        if len(groups) > 1 and self.job is not None and not self.data:
+            groups = [self.job]
+        for group in groups:
+            [value] = group.sum([value])
+        return value
 
 
 def meshes_between(mesh: DeviceMesh) -> list[DeviceMesh]:

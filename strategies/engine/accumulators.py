@@ -42,6 +42,11 @@ class Accumulators:
         """True while a plain variable is made, of this process only."""
         return self._makes_flag
 
+    @property
+    def makes_accumulators(self) -> bool:
+        """True inside of :meth:`of`."""
+        return self._optimizer is not None
+
     def create(self, create: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         """Returns an accumulator made by ``create``; None if the variable to be made is not one."""
         if self._optimizer is None:

@@ -33,14 +33,15 @@ from strategies.engine.arrivals import Savings
 from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
-from strategies.engine.placed_variables import without_value
+from strategies.engine.placed_variables import placed, without_value
 from strategies.engine.reductions import Reductions, Rider
-from strategies.engine.seeds import agree_on_seed
+from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
 from strategies.engine.variables import ReplicaStateVariable, aware, holds_totals, reading_totals
 from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
+from strategies.replica.holders import note_holders
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight
 from strategies.topology.devices import is_gpu
@@ -96,6 +97,8 @@ class ReplicatedExtended(MirroredExtended):
             job = _check_alike(self.process_group, self.layout.num_local, len(devices))
             self.savings = Savings(self.process_group.rank, job)
             agree_on_seed(self.process_group)
+            if parts.spans_processes:
+                agree_on_random_state(self.process_group)
         adapt(self._collective_ops)
 
     @property
@@ -182,14 +185,25 @@ class ReplicatedExtended(MirroredExtended):
     # ---- variables
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        reference = kwargs.get("colocate_with")
+        made = self._make_variable(next_creator, kwargs)
+        if self.parts.spans_processes and isinstance(made, tf.distribute.DistributedValues):
+            note_holders(made, self.parts, reference)
+        return made
+
+    def _make_variable(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         if self.accumulators.makes_flag:
             return next_creator(**kwargs)
-        home = self.parts.home()
-        if self.parts.spans_processes:
-            component = without_value(self.parts, home, kwargs)
-            if component is not None:
-                strategy = self._container_strategy()
-                return ReplicaStateVariable(strategy, [component], component.aggregation)
+        if not self.parts.spans_processes:
+            return self._create_here(next_creator, self.parts.home(), kwargs)
+        reference, home = kwargs.get("colocate_with"), self.parts.home()
+        component = without_value(self.parts, home, kwargs, may_defer=not self.accumulators.makes_accumulators)
+        if component is None:
+            return placed(self._create_here(next_creator, home, kwargs), self.parts, reference)
+        made = ReplicaStateVariable(self._container_strategy(), [component], component.aggregation)
+        return placed(made, self.parts, reference)
+
+    def _create_here(self, next_creator: Callable[..., Any], home: int | None, kwargs: dict[str, Any]) -> Any:
         if home is not None and home != self.parts.owned[0] and kwargs.get("colocate_with") is None:
             kwargs["colocate_with"] = _Colocation(self.parts.column(home))
         create = functools.partial(super()._create_variable, next_creator)

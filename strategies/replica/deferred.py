@@ -8,12 +8,14 @@ weights are `DeferredVariable`, drawn when something reads them, which a copy at
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from strategies._tf_internals import UninitializedVariable
+from strategies.replica.driving import current_driver
 
 #: The beginning of the names of graphs in which Keras finds out shapes, and never computes.
 SHAPES_ONLY = "scratch_graph"
@@ -33,6 +35,9 @@ class RemoteVariable(UninitializedVariable):
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         if tf.executing_eagerly():
+            driver = current_driver()
+            if driver is not None:
+                return driver.read(self)
             raise ValueError(
                 f"{self.name!r} is held by rank {self.owner}, not by this process. Read all weights at once, on all "
                 "ranks: model.get_weights(), or save the model."
@@ -41,10 +46,17 @@ class RemoteVariable(UninitializedVariable):
         return super()._read_variable_op(no_copy)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Drops the value: the processes that hold the variable assign it."""
+        """Drops the value: the processes that hold the variable assign it, too, unless this one drives them."""
+        driver = current_driver()
+        if driver is not None and tf.executing_eagerly():
+            driver.assign(self, value)
         return self
 
-    assign_add = assign_sub = assign
+    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Drops the value, as :meth:`assign`."""
+        return self
+
+    assign_sub = assign_add
 
 
 class DeferredVariable(UninitializedVariable):
@@ -70,11 +82,33 @@ class DeferredVariable(UninitializedVariable):
                 super().assign(tf.cast(draw(), self.dtype))
         return super().handle
 
+    def forget(self, draw: Callable[[], Any]) -> None:
+        """Frees the memory of the value; ``draw`` returns it when it is read again."""
+        empty = tf.zeros([0], self.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self._handle, value=empty, validate_shape=False)
+        self.draw = draw
+
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a value; the initial one is never drawn."""
         if tf.executing_eagerly():
             self.draw = None
         return super().assign(value, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def drawn_for_now(variables: Iterable[Any]) -> Iterator[None]:
+    """Inside, variables of Keras or TensorFlow are drawn where they are read; then they are deferred as before.
+
+    What is traced inside must not run later, and nothing assigns them.
+    """
+    components = [each for each in map(component_of, variables) if isinstance(each, DeferredVariable)]
+    deferred = [(component, component.draw) for component in components if component.draw is not None]
+    try:
+        yield
+    finally:
+        for component, draw in deferred:
+            if component.draw is None:
+                component.forget(draw)
 
 
 def peek(variable: Any) -> Any:

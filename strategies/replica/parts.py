@@ -24,6 +24,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ProcessGroups
+from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.graph_lifetimes import numpy_functions_held
 from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.passes import Passes, Recompute
@@ -109,6 +110,12 @@ class ReplicaParts:
     def crosses(self, axis: str) -> bool:
         """True if the parts along `axis` belong to several processes."""
         return axis in self.groups.model
+
+    def between(self, axis: str) -> AxisMappings | None:
+        """The mappings between the processes along `axis`; None if it does not cross processes."""
+        if not self.crosses(axis) or self.groups.collectives is None:
+            return None
+        return AxisMappings(self.groups.collectives, axis)
 
     def process_at(self, axis: str, position: int) -> int:
         """Returns which of the processes along `axis` owns the parts at a position on it."""

@@ -2,7 +2,8 @@
 
 Every process may call ``save``, as callbacks do, or rank 0 alone, as programs for Horovod do: saving waits for nobody,
 and what a file holds rank 0 knows by itself. Gradients that are accumulated over several steps are the exception, see
-``engine.variables.PartialSumVariable``.
+``engine.variables.PartialSumVariable``. Where a replica spans processes, rank 0 does not hold all weights: there every
+process calls ``save``.
 """
 
 from __future__ import annotations
@@ -10,34 +11,45 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from strategies.engine import arrivals
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.saving.driving import drive
 from strategies.saving.restoring import is_alone
 
 _Result = TypeVar("_Result")
 
 
-def write_on_rank_0(engine: ReplicatedExtended, filepath: object, write: Callable[[object], _Result]) -> _Result | None:
+def write_on_rank_0(
+    engine: ReplicatedExtended, filepath: object, variables: Sequence[Any], write: Callable[[object], _Result]
+) -> _Result | None:
     """Calls ``write`` on rank 0, with a path beside ``filepath`` that then takes its place; elsewhere does nothing.
 
     Args:
         engine: of a strategy in which several processes take part.
         filepath: a path of a file or a folder. What is no path of a file system here, as an address in a cloud, is
             written to directly.
+        variables: Keras variables that are written, in the same order on all processes.
         write: takes the path to write to.
 
     Returns:
         What ``write`` returned; None on other ranks.
+
+    Raises:
+        ValueError: where a replica spans processes, on ranks other than 0, when ``write`` failed on rank 0.
     """
     path = _local_path(filepath)
     number = 0 if path is None else engine.savings.count(path)
-    if not engine.should_checkpoint:
-        return None
     if path is None:
-        return write(filepath)
+        return drive(engine, variables, lambda: write(filepath))
+    return drive(engine, variables, lambda: _replace(engine, path, number, write))
+
+
+def _replace(
+    engine: ReplicatedExtended, path: pathlib.Path, number: int, write: Callable[[object], _Result]
+) -> _Result:
     for left in arrivals.unfinished(path):
         # By a program that was killed while it wrote this file.
         if left.is_file():

@@ -51,15 +51,16 @@ def test_refuses_what_it_does_not_know(flag: str) -> None:
 
 
 def test_cases_are_measured_in_both_orders() -> None:
-    from pipeline import cases, parts
+    from harness import turns
+    from pipeline import parts
 
     load = parts.workload("sleep", 10, [512], num_rounds=2)
     names = [case.label for case in load.cases]
     assert len(names) == len(set(names)) == 9
-    turns = cases.turns(load.cases)
-    values = [float(load.cases.index(next(turns))) for _ in range(2 * 9)]
+    in_turn = turns.turns(load.cases)
+    values = [float(load.cases.index(next(in_turn))) for _ in range(2 * 9)]
     assert values[8:10] == [8.0, 8.0]
-    found = cases.by_case({"ours": values}, load.cases)
+    found = turns.by_case({"ours": values}, load.cases)
     assert found == {f"ours: {name}": [index, index] for index, name in enumerate(names)}
 
 

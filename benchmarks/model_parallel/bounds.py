@@ -1,0 +1,92 @@
+"""The time that a step takes at least, from what was measured of one device and of messages. Pure.
+
+What a message costs is two numbers: time in which the core of a process sends or receives and cannot compute, and
+latency, in which a message is under way and the core can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model_parallel.cases import FLOAT_BYTES, NUM_PARTS, Case
+
+#: Tokens of a sequence of the block.
+_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one process sends in a step: as many messages, all of one size. It receives as many.
+
+    Attributes:
+        message_bytes: of each.
+        num_messages: of a pipeline, the activations or the gradients of each micro-batch; of shards, the all-reduces.
+    """
+
+    message_bytes: int
+    num_messages: int
+
+    @property
+    def megabytes(self) -> float:
+        """All of them together, in units of 10^6 bytes."""
+        return self.message_bytes * self.num_messages / 1e6
+
+
+def traffic(case: Case) -> Traffic:
+    """Returns what a step of the case has to send."""
+    row_bytes = case.width * FLOAT_BYTES
+    if case.model == "dense":
+        return Traffic(case.batch_size // case.num_microbatches * row_bytes, case.num_microbatches)
+    if case.model == "mlp":
+        # The outputs of the two layers together. Of the inputs, which are data, nobody wants the gradient.
+        return Traffic(case.batch_size * row_bytes, 1)
+    # Attention and the two dense layers: outputs on the way forward, the inputs' gradients on the way back.
+    return Traffic(case.batch_size * _LENGTH * row_bytes, 4)
+
+
+def least_ms(case: Case, one_device_ms: float, latency_ms: float, core_ms: float) -> float:
+    """Returns the milliseconds of a step whose processes only compute, send, receive, and wait for each other.
+
+    Args:
+        case: two equal stages, or two equal shards.
+        one_device_ms: of the same step on one device, of which a third is forward.
+        latency_ms: of one message.
+        core_ms: of a process, for one message of the case: to send it or to receive it, or to take part in the sum.
+    """
+    num_messages = traffic(case).num_messages
+    if case.axis == "tensor":
+        return one_device_ms / NUM_PARTS + num_messages * (core_ms + latency_ms)
+    slot = one_device_ms / NUM_PARTS / case.num_microbatches
+    # Each pass sends one message or receives one.
+    return one_f_one_b_ms(case.num_microbatches, slot / 3 + core_ms, 2 * slot / 3 + core_ms, latency_ms)
+
+
+def one_f_one_b_ms(num_microbatches: int, forward: float, backward: float, latency: float) -> float:
+    """Returns the time of 1F1B with two stages.
+
+        stage 0  F0 F1 .. B0 F2 B1 F3 ..
+        stage 1     F0 B0 F1 B1 F2 B2 ..
+
+    Each stage has two micro-batches under way, so that every micro-batch waits once for a message.
+
+    Args:
+        num_microbatches: of a step.
+        forward, backward: time of one micro-batch in a stage.
+        latency: from the end of a pass to the earliest begin of the one that needs its message.
+    """
+    outputs, gradients = [], []
+    first = second = 0.0
+
+    def go_forward() -> None:
+        nonlocal first
+        first += forward
+        outputs.append(first)
+
+    go_forward()
+    for index in range(num_microbatches):
+        if index + 1 < num_microbatches:
+            go_forward()
+        second = max(second, outputs[index] + latency) + forward + backward
+        gradients.append(second)
+        first = max(first, gradients[index] + latency) + backward
+    return first

@@ -1,0 +1,97 @@
+"""The cases that are measured, and what each of their turns measures. Pure: standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pipeline.cases
+import tensor_parallel.workload
+
+FLOAT_BYTES = 4
+#: Stages, and shards: devices over which a model is spread.
+NUM_PARTS = 2
+#: What a turn measures, all of it in milliseconds: a step; a message of one number; the core's time for a message of
+#: the size that the steps of the case send.
+Measure = Literal["step", "latency", "core"]
+MEASURES: tuple[Measure, ...] = ("step", "latency", "core")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training step.
+
+    Attributes:
+        model: "dense" in stages; "mlp" or "block" in shards.
+        width: units between layers.
+        batch_size: rows of the step.
+        num_microbatches: of a pipeline.
+    """
+
+    model: str
+    width: int
+    batch_size: int
+    num_microbatches: int = 1
+
+    @property
+    def axis(self) -> str:
+        """The mesh axis over which the model is spread."""
+        return "pipe" if self.model == "dense" else "tensor"
+
+    @property
+    def in_shards(self) -> tensor_parallel.workload.Workload:
+        """The same for the benchmark of split layers, whose models and batches these are."""
+        return tensor_parallel.workload.Workload(self.model, self.width, self.batch_size, 1, 1)
+
+    def in_stages(self, num_stages: int) -> pipeline.cases.Case:
+        """The same for the benchmark of pipelines, whose models and batches these are."""
+        return pipeline.cases.Case(self.label, num_stages, self.num_microbatches, self.batch_size, self.width)
+
+    @property
+    def label(self) -> str:
+        """Names it in the tables."""
+        microbatches = f", m={self.num_microbatches}" if self.axis == "pipe" else ""
+        return f"{self.model}, width {self.width}, batch {self.batch_size}{microbatches}"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One measurement of a case."""
+
+    case: Case
+    measure: Measure
+
+    @property
+    def label(self) -> str:
+        """Names it among all turns."""
+        return f"{self.case.label}, {self.measure}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One part of the benchmark, the same for all contenders.
+
+    Attributes:
+        cases: of one axis, measured in turn by the same processes.
+        num_steps: measured in a row.
+        num_rounds: measurements of each turn.
+    """
+
+    cases: tuple[Case, ...]
+    num_steps: int
+    num_rounds: int
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What a contender's turns measure, one after the other."""
+        return tuple(Turn(case, measure) for case in self.cases for measure in MEASURES)
+
+
+def workloads(models: Sequence[str], cases: Sequence[Case], num_steps: int, num_rounds: int) -> list[Workload]:
+    """Returns one workload for each of the models."""
+    found = []
+    for model in dict.fromkeys(models):
+        own = tuple(dict.fromkeys(case for case in cases if case.model == model))
+        found.append(Workload(own, num_steps, num_rounds))
+    return found

@@ -1,0 +1,68 @@
+"""Measures steps and messages in turn, whoever makes them. Standard library only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from harness.turns import turns
+from harness.workers import Report
+
+from model_parallel.bounds import traffic
+from model_parallel.cases import FLOAT_BYTES, Case, Workload
+
+#: Trains once, or exchanges `NUM_IN_A_ROW` messages, and returns when that is done.
+Call = Callable[[], object]
+#: Messages one after the other in one call: each waits for the one before it.
+NUM_IN_A_ROW = 16
+_NUM_WARM = 2
+_NUM_CALLS = 4
+
+
+def measure(
+    workload: Workload,
+    make_step: Callable[[Case], Call],
+    make_exchange: Callable[[Case, int], Call] | None,
+    report: Report,
+) -> None:
+    """Reports one measurement in milliseconds per turn, until nobody asks any more.
+
+    Args:
+        workload: whose turns are measured.
+        make_step: makes what trains once.
+        make_exchange: makes what exchanges messages between the processes: as often each way along a pipeline, or sums
+            over shards; takes the case and the number of float32 values of a message. None where no message is sent:
+            then its turns report 0.
+        report: takes a measurement; returns when it is this process' turn again.
+    """
+    calls: dict[tuple[Case, str], Call] = {}
+    for case in workload.cases:
+        calls[case, "step"] = make_step(case)
+        if make_exchange is not None:
+            calls[case, "latency"] = make_exchange(case, 1)
+            calls[case, "core"] = make_exchange(case, traffic(case).message_bytes // FLOAT_BYTES)
+    for call in calls.values():
+        call()
+    # The first report of all is thrown away.
+    report(0.0)
+    for turn in turns(workload.turns):
+        call = calls.get((turn.case, turn.measure), lambda: None)
+        if turn.measure == "step":
+            # Warms up what has cooled down while waiting.
+            call()
+            report(_milliseconds(call, workload.num_steps, time.perf_counter))
+        elif make_exchange is None:
+            report(0.0)
+        else:
+            for _ in range(_NUM_WARM):
+                call()
+            now = time.perf_counter if turn.measure == "latency" else time.process_time
+            report(_milliseconds(call, _NUM_CALLS, now) / NUM_IN_A_ROW)
+
+
+def _milliseconds(call: Call, count: int, now: Callable[[], float]) -> float:
+    """Returns the mean of so many calls."""
+    start = now()
+    for _ in range(count):
+        call()
+    return 1e3 * (now() - start) / count

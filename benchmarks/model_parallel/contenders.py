@@ -1,0 +1,75 @@
+"""The contenders and their processes. Pure data: libraries are imported in the contenders' own processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import clusters
+from harness.workers import Contender, Report
+
+from model_parallel.cases import NUM_PARTS, Workload
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to train.
+
+    Attributes:
+        row: its row in the tables.
+        alone: the name of its own library on one device; empty for that itself.
+        cluster: how its processes are joined: "none" if it has one, "tensorflow", "horovod" or "torch".
+        requires: the distribution that has to be installed beside ours.
+    """
+
+    row: str
+    alone: str = ""
+    cluster: str = "none"
+    requires: str = "keras"
+
+    @property
+    def num_processes(self) -> int:
+        """One, or one for each stage or shard."""
+        return 1 if self.cluster == "none" else NUM_PARTS
+
+
+KINDS: Mapping[str, Kind] = {
+    "plain": Kind("plain Keras, 1 device"),
+    "torch": Kind("torch, 1 device", requires="torch"),
+    "one_process": Kind("ours, 1 process of 2 devices", "plain"),
+    "torch_split": Kind("torch.distributed, gloo, 2 processes", "torch", "torch", "torch"),
+    "multi_worker": Kind("ours, MultiWorkerMirroredStrategy, 2 processes", "plain", "tensorflow"),
+    "horovod": Kind("ours, HorovodStrategy, 2 processes", "plain", "horovod", "horovod"),
+}
+
+
+def contenders(names: Sequence[str], workload: Workload, horovod_slots: clusters.Slots) -> list[Contender]:
+    """The contenders of those names, in that order: one core and one thread for each device.
+
+    Args:
+        names: keys of `KINDS`.
+        workload: what each of them measures, a turn after the other.
+        horovod_slots: makes the environments of one Horovod job.
+    """
+    found = []
+    for name in names:
+        kind = KINDS[name]
+        run = functools.partial(_run, name, workload)
+        if kind.num_processes > 1 or not kind.alone:
+            found.append(clusters.contender(kind.row, run, kind.cluster, kind.num_processes, horovod_slots))
+        else:
+            cores = tuple(dict.fromkeys(core for [core] in clusters.one_core_each(NUM_PARTS)))
+            found.append(Contender(kind.row, run, clusters.independent(1), (cores,)))
+    return found
+
+
+def _run(name: str, workload: Workload, report: Report) -> None:
+    if KINDS[name].requires == "torch":
+        from model_parallel import torch_training
+
+        torch_training.run(name == "torch_split", workload, report)
+    else:
+        from model_parallel import keras_training
+
+        keras_training.run(name, workload, report)

@@ -1,0 +1,114 @@
+"""From measurements to tables: ratios with their targets, and what bounds each contender. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+
+from harness import ratios
+from harness.ratios import Comparison
+from harness.turns import row_of
+
+from model_parallel.bounds import least_ms, traffic
+from model_parallel.cases import NUM_PARTS, Case, Measure, Turn
+from model_parallel.contenders import KINDS
+
+# As conditions of a release: a pipeline's time, and a split model's speedup, relative to torch's.
+TARGETS_OF_TIME: Mapping[str, float] = {"multi_worker": 0.85, "horovod": 1.1}
+TARGETS_OF_SPEEDUP: Mapping[str, float] = {"multi_worker": 1.0}
+
+Measured = Mapping[str, Sequence[float]]
+
+
+def _values(name: str, case: Case, measure: Measure, measured: Measured) -> Sequence[float]:
+    return measured[row_of(KINDS[name].row, Turn(case, measure))]
+
+
+def speedup(name: str, case: Case) -> str:
+    """The name of what a contender gains in a case over its own library on one device."""
+    return f"{row_of(KINDS[name].row, case)}, speedup"
+
+
+def speedups(cases: Sequence[Case], measured: Measured, names: Collection[str]) -> dict[str, list[float]]:
+    """The gain of each contender in each case, round by round, over its own library on one device."""
+    return {
+        speedup(name, case): [
+            alone / own
+            for alone, own in zip(
+                _values(KINDS[name].alone, case, "step", measured), _values(name, case, "step", measured), strict=True
+            )
+        ]
+        for case in cases
+        for name in names
+        if KINDS[name].alone in names
+    }
+
+
+def comparisons(cases: Sequence[Case], names: Collection[str]) -> list[Comparison]:
+    """Returns the comparisons between the contenders in `names`."""
+    ours = [name for name in ("multi_worker", "horovod", "one_process") if name in names]
+    found = []
+    for case in cases:
+        row = {name: row_of(kind.row, Turn(case, "step")) for name, kind in KINDS.items()}
+        pairs = [(name, peer) for peer in ("torch_split", "one_process") for name in ours if name != peer]
+        for name, peer in pairs:
+            if peer in names:
+                target = TARGETS_OF_TIME.get(name) if (case.axis, peer) == ("pipe", "torch_split") else None
+                found.append(Comparison(f"time of {name} / {peer}: {case.label}", row[name], row[peer], target, True))
+        if {"plain", "torch", "torch_split"} <= set(names):
+            found += [
+                Comparison(
+                    f"speedup of {name} / of torch_split: {case.label}",
+                    speedup(name, case),
+                    speedup("torch_split", case),
+                    TARGETS_OF_SPEEDUP.get(name) if case.axis == "tensor" else None,
+                )
+                for name in ours
+            ]
+    return found
+
+
+def bounds_table(case: Case, measured: Measured, names: Sequence[str]) -> str:
+    """One row for each contender in several devices: its time, and what it consists of at least."""
+    sent = traffic(case)
+    rows = []
+    for name in names:
+        kind = KINDS[name]
+        if kind.alone not in names:
+            continue
+        own, alone, latency, core = (
+            statistics.median(values)
+            for values in (
+                _values(name, case, "step", measured),
+                _values(kind.alone, case, "step", measured),
+                _values(name, case, "latency", measured),
+                _values(name, case, "core", measured),
+            )
+        )
+        least = least_ms(case, alone, latency, core)
+        crosses = kind.num_processes > 1
+        rows.append(
+            (
+                kind.row,
+                f"{own:.4g}",
+                f"{own / alone:.3f}",
+                f"{alone / own:.3f}",
+                f"{sent.num_messages} of {sent.message_bytes / 1e6:.3g} MB" if crosses else "none",
+                f"{latency:.3f}" if crosses else "",
+                f"{core / sent.message_bytes * 1e6:.2f}" if crosses else "",
+                f"{least:.4g}",
+                f"{own / least:.3f}",
+            )
+        )
+    header = (
+        case.label,
+        "ms/step",
+        "of one device",
+        f"speedup, of {NUM_PARTS}",
+        "messages each process sends",
+        "latency, ms",
+        "core, ns/byte",
+        "bound, ms",
+        "time / bound",
+    )
+    return ratios.markdown(header, rows)

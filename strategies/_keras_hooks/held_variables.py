@@ -1,0 +1,94 @@
+"""Optimizers where a replica spans processes: each process updates the variables that it holds.
+
+Every process builds the optimizer with all variables of the model, and is handed all of them in every step; those that
+others hold have no gradient, no value and no slots here. What one process decides for all, a step that is skipped after
+an overflow, all of them decide together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
+from keras.src.optimizers import base_optimizer, loss_scale_optimizer
+
+from strategies._keras_hooks.whole_updates import shards_of
+from strategies._keras_hooks.wrapping import spanning_parts, wrap
+from strategies.engine.placed_variables import is_held
+
+
+def install() -> None:
+    """Wraps the check for overflow, and what looks at all variables of a model."""
+    wrap(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite)
+    wrap(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _for_held)
+    wrap(keras_tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _for_held)
+
+
+def apply_held(
+    optimizer: keras.Optimizer,
+    apply: Callable[[Sequence[Any], Sequence[Any] | None], Any],
+    gradients: Sequence[Any],
+    variables: Sequence[Any] | None,
+) -> Any:
+    """Calls an optimizer's ``apply`` with what this process holds: gradients and their variables, all where None."""
+    if spanning_parts() is None or not gradients:
+        return apply(gradients, variables)
+    known = optimizer._trainable_variables if variables is None else variables
+    pairs = [(g, v) for g, v in zip(gradients, known, strict=True) if is_held(v)]
+    if any(gradient is not None for gradient, _ in pairs):
+        return apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+    return _apply_nothing(optimizer)
+
+
+def _apply_nothing(optimizer: keras.Optimizer) -> None:
+    """Does what a step does beside updates: takes part in norms, and counts."""
+    steps = optimizer.gradient_accumulation_steps
+    if steps:
+        is_due = tf.equal((optimizer._iterations + 1) % steps, 0)
+        tf.cond(is_due, lambda: _clip_nothing(optimizer), lambda: None)
+    else:
+        _clip_nothing(optimizer)
+    optimizer._iterations.assign_add(1)
+
+
+def _clip_nothing(optimizer: keras.Optimizer) -> None:
+    optimizer._clip_gradients([])
+
+
+def _check_finite(
+    original: Callable[..., tf.Tensor], optimizer: keras.Optimizer, grads: Sequence[Any]
+) -> tf.Tensor | bool:
+    parts = spanning_parts()
+    if parts is None:
+        return original(optimizer, grads)
+    own = [gradient for gradient in grads if gradient is not None]
+    overflow = tf.logical_not(original(optimizer, own)) if own else tf.constant(False)
+    return tf.equal(parts.groups.sum_over_replica(tf.cast(overflow, tf.int32)), 0)
+
+
+class _Seen:
+    """An optimizer with some of its moving averages only."""
+
+    def __init__(self, optimizer: keras.Optimizer, averages: Sequence[Any]) -> None:
+        self._optimizer = optimizer
+        self._model_variables_moving_average = averages
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def _for_held(original: Callable[..., None], optimizer: keras.Optimizer, trainable_variables: Sequence[Any]) -> None:
+    """Goes through the variables that this process holds, and their averages; through shards, number by number."""
+    if not optimizer.use_ema or spanning_parts() is None:
+        return original(optimizer, trainable_variables)
+    pairs = [
+        (shard, own)
+        for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True)
+        if average is not None
+        for shard, own in zip(shards_of(variable), shards_of(average), strict=True)
+        if is_held(shard)
+    ]
+    return original(_Seen(optimizer, [own for _, own in pairs]), [shard for shard, _ in pairs])

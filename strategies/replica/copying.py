@@ -1,0 +1,75 @@
+"""The value of one weight, given to another: without reading it, where it was not drawn yet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.replica.deferred import DeferredVariable, component_of, is_remote
+from strategies.replica.fetching import local_value, slices, together
+from strategies.replica.holders import holders_of, job_of, spans_processes
+from strategies.replica.splitting import SplitWeight, value_of
+
+
+def copy_value(source: Any, target: Any) -> None:
+    """Gives a Keras variable or a split weight the value of another one, of the same shape. All processes call it.
+
+    Where a replica spans processes, each takes what it holds of `target`; of a weight that is still to be drawn,
+    the way to draw it, so that nothing is drawn before it is needed. A weight that was made outside of the strategy's
+    scope may differ between processes: they take what rank 0 has.
+    """
+    parts = _shards(target)
+    if not spans_processes(parts[0]):
+        target.assign(value_of(source))
+    elif _cut_alike(source, target):
+        for own, shard in zip(source.shards, target.shards, strict=True):
+            copy_value(own, shard)
+    elif not _is_local(source, parts):
+        value = _from_others(source, parts[0])
+        if not all(map(is_remote, parts)):
+            target.assign(value)
+    else:
+        for index, part in enumerate(parts):
+            if not is_remote(part):
+                _take(source, target if isinstance(target, SplitWeight) else None, part, index)
+
+
+def _shards(weight: Any) -> Sequence[Any]:
+    return weight.shards if isinstance(weight, SplitWeight) else [weight]
+
+
+def _cut_alike(source: Any, target: Any) -> bool:
+    split = isinstance(source, SplitWeight) and isinstance(target, SplitWeight)
+    return split and (source.dim, source.sizes) == (target.dim, target.sizes)
+
+
+def _is_local(source: Any, parts: Sequence[Any]) -> bool:
+    """True if all processes that hold one of the parts hold the source: the same on all processes."""
+    if isinstance(source, SplitWeight) or not spans_processes(source):
+        return False
+    known = set(holders_of(source))
+    return not known or all(known.issuperset(holders_of(part) or [-1]) for part in parts)
+
+
+def _from_others(source: Any, part: Any) -> Any:
+    if spans_processes(_shards(source)[0]):
+        return value_of(source)
+    shape, dtype = tf.TensorShape(source.shape), tf.as_dtype(source.dtype)
+    return together(shape, dtype, slices(job_of(part), 0, shape, dtype, lambda: tf.constant(value_of(source))))
+
+
+def _take(source: Any, weight: SplitWeight | None, part: Any, index: int) -> None:
+    """Gives a part that this process holds its part of the source, which it holds, too."""
+    known, component = component_of(source), component_of(part)
+    if isinstance(known, DeferredVariable) and known.draw is not None and isinstance(component, DeferredVariable):
+        component.draw = functools.partial(_part, known.draw, weight, index)
+    else:
+        part.assign(_part(functools.partial(local_value, source), weight, index))
+
+
+def _part(value: Callable[[], Any], weight: SplitWeight | None, index: int) -> Any:
+    with tf.device("CPU:0"):
+        return value() if weight is None else weight.part_of(tf.convert_to_tensor(value()), index)

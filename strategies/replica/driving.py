@@ -1,0 +1,36 @@
+"""The driver of a job: a process that reads and sets variables of all processes while the others serve it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+
+class Driver(Protocol):
+    """Reads and sets the components of variables that other processes hold."""
+
+    def read(self, component: Any) -> Any:
+        """Returns the value, a tensor, that the first process which holds the variable has."""
+
+    def assign(self, component: Any, value: Any) -> None:
+        """Sets the variable on all processes that hold it."""
+
+
+_driver: contextvars.ContextVar[Driver | None] = contextvars.ContextVar("keras_strategies_driver", default=None)
+
+
+def current_driver() -> Driver | None:
+    """Returns the driver, in the process that drives the others; None elsewhere."""
+    return _driver.get()
+
+
+@contextlib.contextmanager
+def driving(driver: Driver) -> Iterator[None]:
+    """Inside, this process drives the others."""
+    token = _driver.set(driver)
+    try:
+        yield
+    finally:
+        _driver.reset(token)

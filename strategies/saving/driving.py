@@ -1,0 +1,133 @@
+"""Rank 0 drives: it runs Keras' code over variables of all processes, weight by weight, while the others serve it.
+
+Keras writes a file, or reads one, in one process. Where a replica spans processes, that one does not hold all weights.
+So all processes call the same function; rank 0 runs it, and says, of each variable of others that it meets, which one
+it wants to read or to set. The others wait for what it says, take part in the sending of that one value, and end with
+it: as rank 0 ended, with an error if it had one. No process ever holds more of what others have than one weight.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from strategies.collectives.process_group import ProcessGroup
+from strategies.engine.replicated import ReplicatedExtended
+from strategies.replica.deferred import component_of
+from strategies.replica.driving import current_driver, driving
+from strategies.replica.fetching import drop, give_to_all, local_value, slices, together
+from strategies.replica.holders import holders_of
+
+_Result = TypeVar("_Result")
+
+_END, _FAILED, _READ, _ASSIGN = range(4)
+
+
+def drive(engine: ReplicatedExtended, variables: Sequence[Any], function: Callable[[], _Result]) -> _Result | None:
+    """Runs ``function`` on rank 0, which may read and set ``variables`` of all processes; all of them call this.
+
+    Where no replica spans processes, rank 0 runs it and the others do nothing. In a function that is driven already,
+    it is ``function()``.
+
+    Args:
+        engine: of a strategy in which several processes take part.
+        variables: the Keras variables that ``function`` may read or set, in the same order on all processes.
+        function: runs no collective of its own.
+
+    Returns:
+        What ``function`` returned; None on other ranks.
+
+    Raises:
+        ValueError: on ranks other than 0, when ``function`` failed on rank 0, which raises the error itself.
+    """
+    job = engine.process_group
+    if current_driver() is not None or job is None:
+        return function()
+    if not engine.parts.spans_processes:
+        return function() if job.rank == 0 else None
+    if job.rank > 0:
+        _serve(job, variables)
+        return None
+    try:
+        with driving(_Rank0(job, variables)):
+            result = function()
+    except BaseException as error:
+        # The others wait for word, whatever it is.
+        _say(job, _FAILED)
+        broadcast_text(f"{type(error).__name__}: {error}", job)
+        raise
+    _say(job, _END)
+    return result
+
+
+class _Rank0:
+    """Reads and sets variables that other processes hold.
+
+    Args:
+        job: all processes.
+        variables: those that can be named.
+    """
+
+    def __init__(self, job: ProcessGroup, variables: Sequence[Any]) -> None:
+        self._job = job
+        self._variables = variables
+        self._indices = {id(component_of(variable)): index for index, variable in enumerate(variables)}
+
+    def read(self, component: Any) -> tf.Tensor:
+        """Returns the value that the first process which holds the variable has."""
+        index = self._index(component)
+        _say(self._job, _READ, index)
+        shape, dtype = component.shape, component.dtype
+        root = holders_of(self._variables[index])[0]
+        return tf.constant(together(shape, dtype, slices(self._job, root, shape, dtype, lambda: None)))
+
+    def assign(self, component: Any, value: Any) -> None:
+        """Sets the variable on all processes that hold it."""
+        index = self._index(component)
+        _say(self._job, _ASSIGN, index)
+        sent = tf.cast(value, component.dtype)
+        drop(slices(self._job, 0, component.shape, component.dtype, lambda: sent))
+
+    def _index(self, component: Any) -> int:
+        index = self._indices.get(id(component))
+        if index is None:
+            raise ValueError(
+                f"{component.name!r} is held by rank {component.owner}, and is none of the model's variables, nor of "
+                "its optimizer's: rank 0 cannot write or read it in a file."
+            )
+        return index
+
+
+def _serve(job: ProcessGroup, variables: Sequence[Any]) -> None:
+    """Takes part in what rank 0 reads and sets, until it ends."""
+    while True:
+        kind, index = _say(job)
+        if kind == _END:
+            return
+        if kind == _FAILED:
+            raise ValueError(f"Rank 0 failed in what all processes take part in. {broadcast_text('', job)}")
+        variable = variables[index]
+        shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
+        if kind == _READ:
+            drop(slices(job, holders_of(variable)[0], shape, dtype, functools.partial(local_value, variable)))
+        else:
+            give_to_all(variable, job)
+
+
+def _say(job: ProcessGroup, kind: int = 0, index: int = 0) -> tuple[int, int]:
+    """Returns what rank 0 says, which the others hear."""
+    kind, index = job.broadcast(tf.constant([kind, index])).numpy().tolist()
+    return kind, index
+
+
+def broadcast_text(text: str, job: ProcessGroup) -> str:
+    """Returns the text of rank 0 on all processes."""
+    encoded = text.encode()
+    size = int(job.broadcast(tf.constant(len(encoded))))
+    sent = encoded if len(encoded) == size else bytes(size)
+    if size == 0:
+        return ""
+    return bytes(job.broadcast(tf.io.decode_raw(sent, tf.uint8)).numpy()).decode()
