@@ -240,7 +240,10 @@ class PipelineModel(keras.Model):
     def test_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
         x, *_ = keras.utils.unpack_x_y_sample_weight(data)
-        with self._flowing(tests=True), self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes):
+        with (
+            self._flowing(tests=True),
+            self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes),
+        ):
             if self._placed.has_last:
                 return super().test_step(data)
             # What others compute, and the metrics of the last stage, which all processes read together.
