@@ -7,8 +7,7 @@ processes, are traced in one order, as collectives between GPUs need it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from keras_ext.pipeline.ledger import Gates, Ledger
