@@ -10,6 +10,7 @@ LEFT_OUT = (
     "[programs-MultiWorkerMirroredStrategy]",
     "[data-HorovodStrategy]",
     "[files-HorovodStrategy]",
+    "[spanning-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
     "[meshes-2-HorovodStrategy]",
     "[meshes-4-HorovodStrategy]",
