@@ -116,6 +116,11 @@ class ReplicaParts:
             return None
         return AxisMappings(self.groups.collectives, axis)
 
+    def process_at(self, axis: str, position: int) -> int:
+        """Returns which of the processes along `axis` owns the parts at a position on it."""
+        group = self.groups.model.get(axis)
+        return 0 if group is None else position * group.num_processes // self.mesh.axis_size(axis)
+
     @property
     def spans_processes(self) -> bool:
         """True if the parts of a replica belong to several processes."""
@@ -242,6 +247,10 @@ class ReplicaParts:
         """
         traced: Callable[..., Any] = tf.function(function, autograph=False)
         return traced
+
+    def in_graph(self, function: Callable[..., Any], *tensors: Any) -> Any:
+        """Returns ``function(*tensors)``, in a function of a graph also where ops run as they are called."""
+        return self.traced(function)(*tensors) if tf.executing_eagerly() else function(*tensors)
 
     def host_callback(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
         """Calls a Python function when tensors are there, each time they are.
