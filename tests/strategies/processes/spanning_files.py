@@ -132,7 +132,7 @@ class TestArrays:
         assert model.count_params() == plain.count_params()
         lines: list[str] = []
         model.summary(print_fn=lambda line, **_: lines.append(line))
-        assert "140" in "".join(lines)
+        assert "Trainable params: 124 " in "".join(lines)
 
     def test_each_rank_sets_its_part(self, axes: Mapping[str, int]) -> None:
         model = spread(axes)
@@ -169,7 +169,7 @@ class TestArrays:
 
 @pytest.mark.parametrize("axes", MESHES)
 class TestFiles:
-    @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "model.h5", "a folder"])
+    @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "a folder"])
     def test_they_are_ordinary_ones(self, axes: Mapping[str, int], name: str, shared: Path) -> None:
         model = spread(axes)
         set_to_numbers(model)
@@ -182,32 +182,30 @@ class TestFiles:
         assert [each.name for each in shared.iterdir()] == [name]
         plain = plain_model()
         if name.endswith(".weights.h5"):
+            plain.optimizer.build(plain.trainable_variables)
             plain.load_weights(path)
         else:
-            plain = keras.models.load_model(path, compile=name != "model.h5")
+            plain = keras.models.load_model(path)
         assert_equal(plain.get_weights(), model.get_weights())
-        if name != "model.h5":
-            assert_equal([variable.numpy() for variable in plain.optimizer.variables], state(model)[10:])
+        assert_equal([variable.numpy() for variable in plain.optimizer.variables], state(model)[10:])
 
     def test_one_opens_where_this_package_is_not(self, axes: Mapping[str, int], shared: Path) -> None:
         model = spread(axes)
         set_to_numbers(model)
         model.save(shared / "model.keras")
-        model.export(shared / "exported", verbose=False)
+        with pytest.raises(ValueError, match=r"load_model\('model.keras'\).export"):
+            model.export(shared / "exported", verbose=False)
         values = state(model)
         error = ""
         if rank() == 0:
             np.savez(shared / "values.npz", *values)
             program = (
                 "import sys, numpy as np; sys.modules['strategies'] = sys.modules['keras_ext'] = None\n"
-                "import keras, tensorflow as tf\n"
+                "import keras\n"
                 "model, values = keras.models.load_model('model.keras'), np.load('values.npz')\n"
                 "found = [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]\n"
                 "assert len(found) == len(values.files)\n"
                 "for name, value in zip(values.files, found): np.testing.assert_array_equal(values[name], value)\n"
-                "x = np.linspace(0, 1, 12, dtype='float32').reshape(3, 4)\n"
-                "served = tf.saved_model.load('exported').serve(x)\n"
-                "np.testing.assert_allclose(served, model(x), rtol=1e-6)\n"
             )
             ended = subprocess.run([sys.executable, "-c", program], cwd=shared, capture_output=True, check=False)
             error = ended.stderr.decode() if ended.returncode else ""
