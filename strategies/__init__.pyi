@@ -14,6 +14,7 @@ from strategies.replica.memory import bytes_per_device as bytes_per_device
 from strategies.replica.memory import peak_bytes_per_device as peak_bytes_per_device
 from strategies.saving.restoring import load_on_all as load_on_all
 from strategies.saving.restoring import sum_accumulated as sum_accumulated
+from strategies.topology.cluster import Cluster as Cluster
 from strategies.topology.mesh import DeviceMesh as DeviceMesh
 
 __all__: list[str]

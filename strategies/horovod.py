@@ -1,4 +1,4 @@
-"""HorovodStrategy: many processes joined by Horovod, of one device each, or of whole replicas of several."""
+"""HorovodStrategy: many processes joined by Horovod, each of which owns one coordinate of a mesh, or several."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from strategies.collectives.process_groups import join, meshes_between
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import ReplicaParts
+from strategies.topology.agreement import Request, agreed_nodes
 from strategies.topology.cluster import Cluster
 from strategies.topology.devices import default_reduction, own_devices, pin_gpus, short_name
 from strategies.topology.gpus import claim, refuse_shared
-from strategies.topology.placement import has_model_axes, mesh_over_processes
+from strategies.topology.mesh import DeviceMesh
+from strategies.topology.placement import has_model_axes, mesh_over_processes, spans_processes
 from strategies.topology.threads import deal_threads
 
 
@@ -34,13 +36,16 @@ class HorovodStrategy(MeshStrategy):
 
     Args:
         mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, to be inferred. With ``"pipe"`` or
-            ``"tensor"`` beside ``"data"``, as in ``{"data": 2, "pipe": 2}`` over two processes, a process takes all
-            of its devices (its share of the node's GPUs, or its logical CPU devices) and holds one or more replicas,
-            each of which spans several of them, as under ``MirroredStrategy``. A replica does not span processes.
+            ``"tensor"`` beside ``"data"``, as in ``{"data": 2, "pipe": 2}``, a process takes all of its devices (its
+            share of the node's GPUs, or its logical CPU devices). However they are named, processes lie along the mesh
+            in the order data, pipe, tensor, "tensor" fastest: consecutive ranks hold the shards of one stage, then the
+            stages of one replica, then other replicas. A process owns a box of it: one device of a replica that spans
+            processes, several shards of a stage, whole stages, or whole replicas. It makes, holds and loads the
+            variables of its own devices; the processes of one replica take the same rows.
         compression: what gradients are rounded to on their way, "fp16" or "bf16"; None for nothing.
         reduction: "average", the gradient of the global batch; or "adasum" (Maleki et al., arXiv:2006.02924), which
             combines the gradients of the processes' rows such that more processes need no other learning rate.
-            Horovod has it over MPI, for 2, 4, 8, ... processes, and meshes without ``"tensor"``.
+            Horovod has it over MPI, for 2, 4, 8, ... processes of whole replicas, and meshes without ``"tensor"``.
         bucket_bytes: the most that gradients which travel together may hold.
         timeout_seconds: how long a process waits for another that lives but does not come, before Horovod is shut down
             on all of them; 0 for ever.
@@ -56,9 +61,9 @@ class HorovodStrategy(MeshStrategy):
 
     Raises:
         ImportError: Horovod is not installed; the message has the command that does it.
-        ValueError: a mesh that does not fit the devices of all processes, or would have a replica span processes; an
-            option that is none of those above or that Horovod was not built for; processes that would share a GPU,
-            or TensorFlow has started before with all GPUs of the node.
+        ValueError: a mesh that does not fit the devices of all processes; an option that is none of those above or that
+            Horovod was not built for; processes that ask for different strategies or would share a GPU, or TensorFlow
+            has started before with all GPUs of the node.
 
     Source: the engine is Horovod 0.28 (Sergeev and Del Balso, arXiv:1802.05799); the interface is that of
     ``tf.distribute.Strategy``, TensorFlow 2.21.
@@ -85,17 +90,28 @@ class HorovodStrategy(MeshStrategy):
         deal_threads(cluster, has_started=eager_context.context()._initialized)
         pin_gpus(cluster.local_rank, cluster.local_size)
         devices = own_devices() if has_model_axes(mesh) else own_devices()[:1]
+        request = Request(
+            type(self).__name__,
+            None if mesh is None else dict(mesh),
+            len(devices),
+            {"compression": compression, "reduction": reduction, "bucket_bytes": bucket_bytes}
+            | {"timeout_seconds": timeout_seconds},
+            cluster.node_rank,
+        ).to_text()
+        told = horovod.told_by_all(request)
+        if told is not None:
+            agreed_nodes(told)
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
-        if reduction == "adasum" and self._mesh.axis_size("tensor") > 1:
-            raise ValueError(
-                "Adasum looks at all of a weight's gradient, of which the axis 'tensor' leaves a part on each device. "
-                f"Use reduction='average', or a mesh without 'tensor'. Received: reduction={reduction!r}, mesh={mesh}."
-            )
+        if reduction == "adasum":
+            _check_adasum(self._mesh)
         between = meshes_between(self._mesh)
         # Stages of one model send to each other, also those that are no neighbours.
         rank = horovod.start(*between, channel_axes=("pipe",), all_pairs=True)
+        nodes: tuple[int, ...] = ()
         if cluster.world_size > 1:
-            refuse_shared(horovod.gathered(claim()))
+            claims, requests = zip(*horovod.gathered((claim(), request)), strict=True)
+            refuse_shared(claims)
+            nodes = agreed_nodes(requests)
         _keras_hooks.install()
         self._collective_key_base = 0
         groups = None
@@ -111,5 +127,18 @@ class HorovodStrategy(MeshStrategy):
         parts = ReplicaParts.of_process(self._mesh, devices, rank, groups)
         extended = ReplicatedExtended(self, parts, default_reduction(devices))
         super().__init__(extended)
+        self._say_what_crosses(nodes)
         #: The implementation that carries sums between processes: "NCCL", "MPI" or "Gloo".
         self.communication = horovod.implementation(devices[0])
+
+
+def _check_adasum(mesh: DeviceMesh) -> None:
+    """Refuses a mesh on which a process has a part of a gradient only."""
+    if mesh.axis_size("tensor") == 1 and not spans_processes(mesh):
+        return
+    raise ValueError(
+        "Adasum looks at all of a weight's gradient, of which the axis 'tensor' leaves a part on each device, and "
+        "combines those of whole replicas, one or more in each process. Use reduction='average', or a mesh without "
+        f"'tensor' in which no replica spans processes. Received: reduction='adasum', mesh={mesh.axes} over "
+        f"{mesh.num_processes} processes."
+    )

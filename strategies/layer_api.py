@@ -4,10 +4,14 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
+from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
+from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.parts import ReplicaParts, current_parts
-from strategies.replica.splitting import SplitWeight, joined, value_of
+from strategies.replica.splitting import SplitWeight, joined
+from strategies.replica.stage_messages import Description, StageMessages
 from strategies.saving.restoring import state_of
+from strategies.saving.together import from_all_ranks, values_of, write_together
 
 
 def replica_parts() -> ReplicaParts:
@@ -26,14 +30,22 @@ def replica_parts() -> ReplicaParts:
 
 
 __all__ = [
+    "AxisMappings",
+    "Description",
     "ReplicaParts",
     "SplitWeight",
+    "StageMessages",
     "copy_value",
+    "drawn_for_now",
+    "from_all_ranks",
     "global_state_kept",
+    "in_shapes_only",
+    "is_remote",
     "joined",
     "replacing_attributes",
     "replica_parts",
     "saved_as",
     "state_of",
-    "value_of",
+    "values_of",
+    "write_together",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import ReplicaParts
+from strategies.topology.agreement import Request, agreed_nodes
 from strategies.topology.cluster import Cluster
 from strategies.topology.devices import default_reduction, is_gpu, own_devices, pin_gpus, short_name
 from strategies.topology.gpus import claim, refuse_shared
@@ -27,6 +29,9 @@ from strategies.topology.placement import local_grid, mesh_over_processes
 TIMEOUT_SECONDS = 600.0
 #: On GPUs buckets are reduced one after the other, each by one launch of NCCL, which needs large ones. Not measured.
 BUCKET_BYTES_ON_GPUS = 32 * 2**20
+
+#: Numbers the strategies of this process, as those of the others are numbered.
+_strategies_made = itertools.count()
 
 
 class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -48,8 +53,11 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
             travel together may hold (0 for our choice: 4 MiB, between GPUs 32 MiB).
         mesh: sizes of named mesh axes over the devices of all processes, as in ``{"data": 2, "pipe": 2}`` over two
             processes of two devices; one may be -1, to be inferred. The axes ``"pipe"`` and ``"tensor"`` are those of
-            ``MirroredStrategy``. A process holds one or more whole replicas, so that its devices are a multiple of
-            those that a replica spans, and ``"data"`` comes first; a replica does not span processes.
+            ``MirroredStrategy``. However they are named, processes lie along the mesh in the order data, pipe, tensor,
+            "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages of one replica, then
+            other replicas. A process owns a box of it: one device of a replica that spans processes, several shards of
+            a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its own devices; the
+            processes of one replica take the same rows.
 
     Example:
 
@@ -62,7 +70,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
 
     Raises:
         ValueError: an environment or a resolver that does not name all tasks, a mesh that does not fit the devices
-            of all processes or would have a replica span processes, processes that would share a GPU, or TensorFlow has
+            of all processes, processes that ask for different strategies or would share a GPU, or TensorFlow has
             started already.
 
     Source: the interface of ``tf.distribute.MultiWorkerMirroredStrategy``, TensorFlow 2.21.
@@ -80,6 +88,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
         if cluster.world_size > 1:
             _start_runtime(cluster)
         devices = own_devices()
+        nodes = _agree(cluster, mesh, len(devices), communication_options) if cluster.world_size > 1 else ()
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         _keras_hooks.install()
         # Read by TensorFlow's MirroredExtended.
@@ -89,9 +98,30 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
         extended = ReplicatedExtended(self, parts, default_reduction(devices))
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
+        self._say_what_crosses(nodes)
         asked = communication_options.implementation.value if communication_options else "AUTO"
         #: The implementation that carries sums between processes: "NCCL", or TensorFlow's own "ring" through the hosts.
         self.communication = "NCCL" if is_gpu(devices[0]) and asked != "RING" else "ring"
+
+
+def _agree(
+    cluster: Cluster,
+    mesh: Mapping[str, int] | None,
+    num_devices: int,
+    options: tf.distribute.experimental.CommunicationOptions | None,
+) -> tuple[int, ...]:
+    """Returns the node of each process; refuses, on all processes, strategies that differ between them."""
+    chosen = None
+    if options is not None:
+        chosen = [options.implementation.value, options.bytes_per_pack, options.timeout_seconds]
+    request = Request(
+        "MultiWorkerMirroredStrategy",
+        None if mesh is None else dict(mesh),
+        num_devices,
+        {"communication_options": chosen},
+        cluster.node_rank,
+    )
+    return agreed_nodes(_told_by_all(cluster, f"strategy {next(_strategies_made)}", request.to_text()))
 
 
 def _join(
@@ -175,11 +205,16 @@ def _start_runtime(cluster: Cluster) -> None:
 
 @functools.cache
 def _gpu_claims(cluster: Cluster) -> list[str]:
-    """Returns the GPUs that each process uses, by rank; a process can say it once.
+    """Returns the GPUs that each process uses, by rank; a process can say it once."""
+    return _told_by_all(cluster, "gpus", claim())
 
-    They are told through the service that joined the processes: no collective needs to work.
+
+def _told_by_all(cluster: Cluster, name: str, text: str) -> list[str]:
+    """Returns what every process says under a name that is used once, by rank.
+
+    It is told through the service that joined the processes: no collective needs to work.
     """
     service, milliseconds = eager_context.context(), int(TIMEOUT_SECONDS * 1000)
-    service.set_config_key_value(f"keras-strategies/gpus/{cluster.rank}", claim())
-    keys = [f"keras-strategies/gpus/{rank}" for rank in range(cluster.world_size)]
+    service.set_config_key_value(f"keras-strategies/{name}/{cluster.rank}", text)
+    keys = [f"keras-strategies/{name}/{rank}" for rank in range(cluster.world_size)]
     return [service.get_config_key_value(key, milliseconds) for key in keys]

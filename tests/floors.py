@@ -125,10 +125,10 @@ ROOMS = (
         "engine",
         2,
         ("strategies.engine",),
-        ("tensorflow",),
+        ("numpy", "tensorflow"),
         ("row values", "topology", "devices", "internals", "buckets", "collectives", "batches", "replica", "engine"),
     ),
-    Room("saving", 2, ("strategies.saving",), ("tensorflow",), ("collectives", "engine", "saving")),
+    Room("saving", 2, ("strategies.saving",), ("numpy", "tensorflow"), ("collectives", "replica", "engine", "saving")),
     Room(
         "keras hooks",
         2,

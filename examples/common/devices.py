@@ -51,16 +51,29 @@ def make_strategy(
             f"--devices={num_devices}: with --strategy={name} the visible GPUs are divided among the processes. Start "
             "another number of processes, or choose the visible GPUs with CUDA_VISIBLE_DEVICES."
         )
-    devices = choose_devices(num_devices, _devices_of_a_process(mesh, alone=name == "mirrored"))
+    try:
+        world_size = 1 if name == "mirrored" else strategies.Cluster.from_environment().world_size
+    except ValueError as error:
+        raise OptionError(f"--strategy={name}: {error}") from error
+    devices = choose_devices(num_devices, devices_of_a_process(mesh, world_size))
     try:
         return makers[name]()
     except (ImportError, ValueError) as error:
         raise OptionError(f"--strategy={name}: {error}") from error
 
 
-def _devices_of_a_process(mesh: dict[str, int] | None, *, alone: bool) -> int:
-    """Returns the number of devices that a process needs: those of the mesh if it is alone, else those of a replica."""
-    return math.prod(size for axis, size in (mesh or {}).items() if size > 0 and (alone or axis != "data"))
+def devices_of_a_process(mesh: dict[str, int] | None, world_size: int) -> int:
+    """Returns the number of devices that each process needs: its share of the mesh, at least one.
+
+    With data=-1, to be inferred, it is a whole replica.
+
+    Args:
+        mesh: axis sizes.
+        world_size: number of processes.
+    """
+    sizes = mesh or {"data": -1}
+    num_devices = math.prod(size for size in sizes.values() if size > 0)
+    return num_devices if sizes.get("data") == -1 else max(1, num_devices // world_size)
 
 
 def choose_devices(num_devices: int | None, num_needed: int = 1) -> list[str]:

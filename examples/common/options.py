@@ -45,14 +45,14 @@ def define_run_flags() -> None:
     flags.DEFINE_string(
         "mesh",
         RunOptions.mesh,
-        "Sizes of the mesh axes, as in data=2,pipe=2,tensor=2: replicas, pipeline stages, and shards of a layer. One "
-        "may be -1: inferred from the number of devices. Default: data parallelism over all devices.",
+        "Sizes of the mesh axes, as in data=2,pipe=2,tensor=2: replicas, pipeline stages, and shards of a layer, over "
+        "the devices of all processes. One may be -1: inferred from their number. Default: data parallelism.",
     )
     flags.DEFINE_integer(
         "devices",
         RunOptions.devices,
         "Number of GPUs, with --strategy=mirrored; without GPUs, the number of logical CPU devices per process. "
-        "Default: all GPUs; on CPUs, with one process the size of the mesh, with several the devices of one replica.",
+        "Default: all GPUs; on CPUs the process' share of the mesh, and with data=-1 the devices of one replica.",
         lower_bound=1,
     )
     flags.DEFINE_string(

@@ -157,26 +157,27 @@ class Checkpoints(keras.callbacks.Callback):
         # Read by all processes: they hold parts of them.
         strategies.sum_accumulated(model.optimizer)
         counted = model.metrics_variables if position.step else []
-        metrics = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in counted]
-        seeds = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in _seeds(model)]
+        values = [value.tolist() for value in layer_api.values_of(model, [*counted, *_seeds(model)])]
+        state = {
+            "epoch": position.epoch,
+            "step": position.step,
+            "steps_per_epoch": self._steps_per_epoch,
+            "metrics": values[: len(counted)],
+            "seeds": values[len(counted) :],
+            "history": self.history,
+        }
         name = f"step-{position.epoch * self._steps_per_epoch + position.step:09d}"
         # Another's strategy, and none, is taken for one process.
         writes = getattr(strategy, "is_chief", True)
-        if writes:
-            self._files.begin(name)
-        model.save_weights(str(self._files.weights(name)), overwrite=True)
-        if writes:
-            self._files.finish(
-                name,
-                {
-                    "epoch": position.epoch,
-                    "step": position.step,
-                    "steps_per_epoch": self._steps_per_epoch,
-                    "metrics": metrics,
-                    "seeds": seeds,
-                    "history": self.history,
-                },
-            )
+
+        def write() -> None:
+            if writes:
+                self._files.begin(name)
+            model.save_weights(str(self._files.weights(name)), overwrite=True)
+            if writes:
+                self._files.finish(name, state)
+
+        layer_api.write_together(model, write)
 
     def _load(self, model: keras.Model) -> dict[str, Any]:
         found = self._files.names()

@@ -27,8 +27,10 @@ def whole_gradients(
     found: dict[int, list[Any]] = {}
     first: dict[int, int] = {}
     for k, (own, of_own) in enumerate(zip(weights, gradients, strict=True)):
-        for variable, gradient in zip(own, of_own, strict=True):
+        for variable, gradient in zip(own, of_own, strict=True) if devices[k] is not None else ():
             first.setdefault(id(variable), k)
             found.setdefault(id(variable), []).append(gradient)
     for variable in variables:
+        if layer_api.is_remote(variable):
+            continue
         yield parts.added(devices[first[id(variable)]], found[id(variable)]), variable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,10 +14,12 @@ from keras import ops
 from keras_ext.cloning import put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback, Run
+from keras_ext.pipeline.flow import flowed
 from keras_ext.pipeline.gradients import whole_gradients
 from keras_ext.pipeline.graph_partition import Wanted, num_stages_of, partition_of
 from keras_ext.pipeline.losses import MicrobatchLosses
 from keras_ext.pipeline.measured_timeline import measured_timeline
+from keras_ext.pipeline.messages import Traffic
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.model_graph import copied, graph_of
 from keras_ext.pipeline.schedule import Schedule
@@ -104,7 +106,10 @@ class PipelineModel(keras.Model):
                     f"Stage {stage.index} has a layer that runs a collective over replicas while it computes "
                     f"(synchronized=True), which is not done again. Leave it out of remat. Received: remat={remat!r}."
                 )
-        self._devices = [along[k % len(along)] for k in range(num_stages)]
+        # The part of each stage; None of those that other processes compute.
+        self._devices = [parts.home({**parts.here, "pipe": frozenset([k % len(along)])}) for k in range(num_stages)]
+        self._process_of = [parts.process_at("pipe", k % len(along)) for k in range(num_stages)]
+        self._crosses = parts.crosses("pipe")
         self._num_devices = len(along)
         self._schedule_name = schedule
         self._remat = again
@@ -187,6 +192,8 @@ class PipelineModel(keras.Model):
         if mask is not None:
             set_metadata(flat, MASK, keras.tree.flatten(mask))
         self._local.added = []
+        if self._crosses and not layer_api.in_shapes_only():
+            return self._packed(self._across(flat, training))
         flows = getattr(self._local, "flows", False) and not training
         return self._packed(self._flow(flat) if flows else self._computed(flat, training))
 
@@ -194,7 +201,8 @@ class PipelineModel(keras.Model):
         """The outputs."""
         values = dict(zip(map(id, self.inputs), flat, strict=True))
         for stage, part in zip(self._stages, self._devices, strict=True):
-            with self._parts.on(part):
+            # Stages of other processes are traced for their shapes.
+            with contextlib.nullcontext() if part is None else self._parts.on(part):
                 made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training)
             values.update(zip(map(id, stage.outputs), made, strict=True))
         return [values[id(tensor)] for tensor in self.outputs]
@@ -207,10 +215,42 @@ class PipelineModel(keras.Model):
         for i, piece in enumerate(cut_up.split(list(flat))):
             made.append(self._computed(piece, training=False))
             added.append([self._parts.as_mean(loss, shares[i]) for loss in self._take_added_losses()])
-        weighed = [[each * ops.cast(w, each.dtype) for each in own] for own, w in zip(added, shares, strict=True)]
-        self._local.added = [sum(each[1:], each[0]) for each in zip(*weighed, strict=True)]
+        self._local.added = _weighed_sums(added, shares)
         joined: list[Any] = cut_up.join(made)
         return joined
+
+    def _across(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
+        """The outputs, of stages in several processes, all of which call this; in tests, where the last stage is."""
+        to_all = not getattr(self._local, "tests", False)
+        traffic = self._traffic({*self._process_of} if to_all else {self._process_of[-1]})
+        assert traffic is not None
+
+        def compute(*flat: Any) -> tuple[list[Any], list[Any], list[Any]]:
+            cut_up = Microbatches.of(flat, 1 if training else self.num_microbatches)
+            shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
+            inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(list(flat))]
+            found = flowed(
+                self._stages,
+                self.outputs,
+                traffic,
+                self._parts,
+                self._devices,
+                penalties_of(self._stages),
+                inputs,
+                training,
+            )
+            added = [
+                [self._parts.as_mean(loss, share) for loss in own]
+                for own, share in zip(found.added, shares, strict=True)
+            ]
+            has_outputs = to_all or self._devices[-1] is not None
+            made = [[each[id(tensor)] for tensor in self.outputs] for each in found.values] if has_outputs else []
+            outputs = cut_up.join(made) if has_outputs else []
+            return outputs, metadata_of(outputs, MASK), [*_weighed_sums(added, shares), *found.penalties]
+
+        outputs, masks, self._local.across = self._parts.in_graph(compute, *flat)
+        set_metadata(outputs, MASK, masks)
+        return outputs
 
     def _take_added_losses(self) -> list[Any]:
         return [loss for stage in self._stages for loss in stage.take_added_losses()]
@@ -240,15 +280,17 @@ class PipelineModel(keras.Model):
             self._symbolic_build(data_batch=(x, y, sample_weight))
         flat = self._standardize_inputs(x)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
+        has_loss = self._devices[-1] is not None
         of_loss = [cut_up.split(each) for each in (x, y, sample_weight)]
         shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
-        of_batch = MicrobatchLosses(self, self._parts, y, self._masks_of_outputs(flat), sample_weight, shares)
+        masks = self._masks_of_outputs(flat)
+        of_batch = MicrobatchLosses(self, self._parts, y, masks, sample_weight, shares) if has_loss else None
         losses: list[Any] = []
 
         def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
             own_x, own_y, own_weight = (each[i] for each in of_loss)
             own_added = [self._parts.as_mean(loss, shares[i]) for loss in added]
-            with self._showing(own_added), of_batch.of(i):
+            with self._showing(own_added), of_batch.of(i) if of_batch else contextlib.nullcontext():
                 loss = self._compute_loss(
                     x=own_x, y=own_y, y_pred=self._packed(predicted), sample_weight=own_weight, training=True
                 )
@@ -269,21 +311,40 @@ class PipelineModel(keras.Model):
             [[variable.value for variable in own] for own in weights],
             penalties_of(self._stages),
             inputs,
+            self.outputs,
             self._remat,
             self._on_action if self._parts.replica == 0 else None,
+            self._traffic([self._process_of[-1]]),
         )
-        gradients = run.train(self.outputs, loss_of)
-        of_batch.update(cut_up.num_rows)
-        self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
+        gradients = run.train(loss_of)
+        if of_batch is not None:
+            of_batch.update(cut_up.num_rows)
+            self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
         if self.trainable_weights:
             self.optimizer.apply_gradients(
                 whole_gradients(self._parts, self._devices, self.trainable_weights, weights, gradients)
             )
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
-        logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
+        if has_loss:
+            predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
+            logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
+        else:
+            # Those of the last stage, which all processes read together.
+            logs = self.get_metrics_result()
         return logs if self._on_action is None else {**logs, "recorded": sum(run.recorded, ops.zeros(()))}
+
+    def _traffic(self, outputs_to: Collection[int]) -> Traffic | None:
+        """The values that processes send each other; None if one holds all stages."""
+        if not self._crosses:
+            return None
+        return Traffic.of(
+            [list(map(id, stage.outputs)) for stage in self._stages],
+            [list(map(id, stage.inputs)) for stage in self._stages],
+            list(map(id, self.outputs)),
+            self._process_of,
+            outputs_to,
+        )
 
     def _masks_of_outputs(self, flat: Sequence[Any]) -> Any:
         """Those of the whole batch, in the structure of the outputs; None if there are none.
@@ -316,3 +377,9 @@ class PipelineModel(keras.Model):
             yield
         finally:
             self._local.flows = False
+
+
+def _weighed_sums(losses: Sequence[Sequence[Any]], shares: Sequence[Any]) -> list[Any]:
+    """Of each loss of a layer the mean over micro-batches, weighed by their rows."""
+    weighed = [[each * ops.cast(w, each.dtype) for each in own] for own, w in zip(losses, shares, strict=True)]
+    return [sum(each[1:], each[0]) for each in zip(*weighed, strict=True)]

@@ -134,16 +134,16 @@ class _SplitAttention(SplitLayer):
             return made + [scores] * return_attention_scores + projected * is_penalized
 
         made = []
-        for i in range(shards.count):
+        for own, i in enumerate(shards.owned):
             drop = functools.partial(self._drop, i)
             view = AtShard(self, _dropout_layer=drop, _return_attention_scores=return_attention_scores)
             weights = [layer.weights_of(i) for layer in (*into, self._output_dense)]
-            inputs = [[copy[i] for copy in copies], [] if mask is None else [mask], weights]
+            inputs = [[copy[own] for copy in copies], [] if mask is None else [mask], weights]
             made.append(_run(shards, i, functools.partial(attend, view), inputs))
         partial, *others = zip(*made, strict=True)
         in_pieces = self.sequence_parallel and shards.count > 1
         made = self._output_dense.add_up(partial, sequence_parallel=in_pieces)
-        output = self.in_pieces(made, 1) if in_pieces else made[0]
+        output = self.in_pieces(made, 1, shards.size_along(whole_query, 1)) if in_pieces else made[0]
         if is_penalized:
             for layer, pieces in zip(into, others[-len(into) :], strict=True):
                 layer.penalize(shards.gather(pieces, -2))

@@ -91,7 +91,7 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
         in_pieces = isinstance(inputs, SplitTensor) and inputs.dim == self.axis % inputs.ndim
         if in_pieces or shards.count == 1:
             pieces = []
-            for i, x in enumerate(self.pieces_of(inputs, self.axis)):
+            for i, x in zip(shards.owned, self.pieces_of(inputs, self.axis), strict=True):
                 y, *updated = shards.run(i, normalize, x, *(weight.shards[i] for weight in weights))
                 pieces.append(y)
                 # Out here, in the order of the program: a region with a gradient of its own is for computing only.
@@ -99,16 +99,18 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
                     weight.shards[i].assign(value)
             return self.in_pieces(pieces, self.axis) if in_pieces else pieces[0]
         x = self._as_input(inputs.whole() if isinstance(inputs, SplitTensor) else inputs)
-        y, *updated = shards.run(0, normalize, x, *(self._brought_home(weight) for weight in weights))
+        whole = [self._brought_home(weight) for weight in weights]
+        y, *updated = shards.run(shards.owned[0], normalize, x, *whole)
         for weight, value in zip(states, updated, strict=True):
-            for shard, part in zip(weight.shards, shards.scatter(value, 0, weight.sizes), strict=True):
+            parts = shards.scatter(value, 0, weight.sizes)
+            for shard, part in zip(shards.of_owned(weight.shards), parts, strict=True):
                 shard.assign(part)
         return y
 
     def _brought_home(self, weight: layer_api.SplitWeight) -> Any:
         shards = self._placed()
         # An op at the shard, of which the gradient has one there, too; of the join alone it would have one at home.
-        values = [shards.run(i, lambda value: ops.multiply(value, 1.0), shard) for i, shard in enumerate(weight.shards)]
+        values = shards.run_each(lambda value: ops.multiply(value, 1.0), shards.of_owned(weight.shards))
         return shards.gather(values, 0)
 
     def _add(
@@ -152,7 +154,7 @@ class _Shardwise(SplitLayer):
             return super().call(self._as_input(inputs))
         plain = super().call
         self.shards = inputs.shards
-        return self.in_pieces(inputs.each(lambda x: plain(self._as_input(x))), dim)
+        return self.in_pieces(inputs.each(lambda x: plain(self._as_input(x))), dim, inputs.size)
 
     def _dim_of_output(self, inputs: SplitTensor) -> int | None:
         """Along which the output is cut as `inputs` are; None if the layer needs them whole."""
@@ -226,7 +228,7 @@ class ShardwiseDropout(_Shardwise, keras.layers.Dropout):
             return keras.layers.Dropout.call(self, self._as_input(inputs), training=training)
         self.shards = inputs.shards
         if not training or self.rate == 0:
-            return self.in_pieces(inputs.pieces, inputs.dim)
+            return self.in_pieces(inputs.pieces, inputs.dim, inputs.size)
         # The shard enters where a seed is used, not where it is kept: the layer's state is the plain layer's.
         seed = self.seed_generator.next()
         noise_shape = self.noise_shape and tuple(
@@ -238,10 +240,10 @@ class ShardwiseDropout(_Shardwise, keras.layers.Dropout):
             return keras.random.dropout(self._as_input(x), self.rate, noise_shape=noise_shape, seed=own)
 
         pieces = []
-        for i, piece in enumerate(inputs.pieces):
+        for i, piece in zip(inputs.shards.owned, inputs.pieces, strict=True):
             offset = ops.convert_to_tensor([i * _SEED_STRIDE % 2**31, 0], dtype=seed.dtype)
             pieces.append(inputs.shards.run(i, dropped, piece, seed, offset))
-        return self.in_pieces(pieces, inputs.dim)
+        return self.in_pieces(pieces, inputs.dim, inputs.size)
 
     def _dim_of_output(self, inputs: SplitTensor) -> int | None:
         one_mask = self.noise_shape is not None and self.noise_shape[inputs.dim] == 1

@@ -128,6 +128,7 @@ class RowParallelDense(RowParallel, _SplitDense):
         super().build(input_shape)
 
     def _output_of(self, partial: list[Any]) -> Any:
-        if not self.sequence_parallel or len(partial) == 1:
+        if not self.sequence_parallel or self._placed().count == 1:
             return super()._output_of(partial)
-        return self.in_pieces(self.sums_of(partial, self.bias, self.activation, sequence_parallel=True), 1)
+        sums = self.sums_of(partial, self.bias, self.activation, sequence_parallel=True)
+        return self.in_pieces(sums, 1, self._placed().size_along(partial[0], 1))

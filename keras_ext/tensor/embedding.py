@@ -69,7 +69,8 @@ class _SplitEmbedding(SplitLayer):
         if keras.backend.standardize_dtype(ids.dtype) not in ("int32", "int64"):
             ids = ops.cast(ids, "int32")
         partial = [
-            shards.run(i, self._rows_of(i), copy, self._embeddings.shards[i]) for i, copy in enumerate(shards.copy(ids))
+            shards.run(i, self._rows_of(i), copy, self._embeddings.shards[i])
+            for i, copy in zip(shards.owned, shards.copy(ids), strict=True)
         ]
         return shards.reduce(partial)
 
@@ -205,9 +206,9 @@ class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleE
     def _project(self, inputs: Any) -> Any:
         shards = self._placed()
         weight = self._embeddings if self.tie_weights else self.reverse_embeddings
-        copies = self.copies_of(inputs)
-        pieces = [shards.run(i, self._logits, x, weight.shards[i]) for i, x in enumerate(copies)]
-        return shards.gather(pieces) if self.gather_output else self.in_pieces(pieces, -1)
+        pieces = shards.run_each(self._logits, self.copies_of(inputs), shards.of_owned(weight.shards))
+        size = self.input_dim
+        return shards.gather(pieces, -1, size) if self.gather_output else self.in_pieces(pieces, -1, size)
 
     def _logits(self, x: Any, kernel: Any) -> Any:
         # In the table's own dtype, as Keras does it: only `reverse_dtype` says otherwise.

@@ -86,9 +86,9 @@ class SplitLayer(keras.Layer):
         """
         shards = self._placed()
         sizes = equal_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
-        weight = layer_api.SplitWeight(name, shape, dim, sizes)
+        weight = layer_api.SplitWeight(name, shape, dim, sizes, shards.between)
         weight.constraint = keras.constraints.get(constraint)
-        initializers = weight.initializers_of_shards(keras.initializers.get(initializer))
+        initializers = weight.initializers_of_shards(keras.initializers.get(initializer), shards.owned)
         regularizers = regularizers_of_shards(regularizer, weight, shards)
         constraints = constraints_of_shards(constraint, weight, shards)
         for index in range(shards.count):
@@ -173,9 +173,12 @@ class SplitLayer(keras.Layer):
     def _whole_variables(self) -> list[Any]:
         return layer_api.joined(self._trainable_variables + self._non_trainable_variables)
 
-    def in_pieces(self, pieces: Sequence[Any], dim: int) -> SplitTensor:
-        """Returns an output that stays in pieces, with the penalty for it that Keras gives to tensors only."""
-        output = SplitTensor(pieces, dim, self._placed())
+    def in_pieces(self, pieces: Sequence[Any], dim: int, size: Any = None) -> SplitTensor:
+        """Returns an output that stays in pieces, with the penalty for it that Keras gives to tensors only.
+
+        Arguments are those of `SplitTensor`.
+        """
+        output = SplitTensor(pieces, dim, self._placed(), size)
         if self.activity_regularizer is not None:
             self.penalize(output.whole())
         return output
@@ -190,7 +193,7 @@ class SplitLayer(keras.Layer):
         shards = self._placed()
         if isinstance(inputs, SplitTensor):
             if inputs.shards.members == shards.members:
-                return shards.all_gather(self._as_inputs(inputs), inputs.dim)
+                return shards.all_gather(self._as_inputs(inputs), inputs.dim, inputs.size)
             inputs = inputs.whole()
         return shards.copy(self._as_input(inputs))
 
@@ -229,9 +232,8 @@ class SplitLayer(keras.Layer):
 
         if not sequence_parallel:
             return [finish(shards.reduce(partial), *([] if bias is None else [bias]))]
-        biases = [[]] * shards.count if bias is None else [[copy] for copy in shards.copy(bias)]
-        parts = shards.reduce_scatter(partial, 1)
-        return [shards.run(i, finish, part, *own) for i, (part, own) in enumerate(zip(parts, biases, strict=True))]
+        biases = [] if bias is None else [shards.copy(bias)]
+        return shards.run_each(finish, shards.reduce_scatter(partial, 1), *biases)
 
     def _plus_bias(self, x: Any, bias: Any) -> Any:
         return keras.ops.add(x, keras.ops.cast(bias, self.compute_dtype))

@@ -11,6 +11,10 @@ from keras import ops
 from keras_ext.tensor.mappings import add_up
 from keras_ext.tensor.split_tensor import SplitTensor, whole_tensor
 from strategies import layer_api
+from strategies.evenly import even_bounds
+
+#: Whole numbers up to this one are.
+_EXACT_IN_FLOAT32 = 2**24
 
 
 @layer_api.saved_as(keras.losses.SparseCategoricalCrossentropy)
@@ -92,11 +96,11 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
         shards = logits.shards
         copies = [shards.copy(labels)] + ([] if counted is None else [shards.copy(counted)])
         reduced: list[list[Any]] = []
-        for i, piece in enumerate(logits.pieces):
-            reduced.append(shards.run(i, self._reduced(*_range_of(logits, i)), piece, *(copy[i] for copy in copies)))
+        for i, piece, *own in zip(shards.owned, logits.pieces, *copies, strict=True):
+            reduced.append(shards.run(i, self._reduced(*_range_of(logits, i)), piece, *own))
         # Each number has one user: what gives it a gradient is the function that puts them together.
-        flat = [number for numbers in zip(*reduced, strict=True) for number in numbers]
-        return shards.parts.run(shards.home, _loss_of(sum(_range_of(logits, -1))), labels, *flat)
+        flat = [number for numbers in zip(*shards.all_of(reduced), strict=True) for number in numbers]
+        return shards.parts.run(shards.home, _loss_of(sum(_range_of(logits, shards.count - 1))), labels, *flat)
 
     def _reduced(self, start: int, size: int) -> Callable[..., Any]:
         def reduced(piece: Any, labels: Any, counted: Any = None) -> list[Any]:
@@ -184,19 +188,27 @@ def _matches(y_true: Any, y_pred: Any) -> Any:
         return keras.metrics.sparse_categorical_accuracy(y_true, whole_tensor(y_pred))
     shards = y_pred.shards
     found: list[list[Any]] = []
-    for i, piece in enumerate(y_pred.pieces):
-        found.append(shards.run(i, _largest_from(_range_of(y_pred, i)[0]), piece))
-    values, classes = zip(*found, strict=True)
-    predicted = shards.parts.run(shards.home, _first_largest, *values, *classes)
+    for i, piece in zip(shards.owned, y_pred.pieces, strict=True):
+        largest = _largest_from(_range_of(y_pred, i)[0], None if shards.between is None else y_pred.shape[-1])
+        found.append(shards.run(i, largest, piece))
+    values, classes = zip(*shards.all_of(found), strict=True)
+    predicted = ops.cast(shards.parts.run(shards.home, _first_largest, *values, *classes), "int64")
     matches = ops.cast(ops.equal(_labels(y_true, y_pred), predicted), keras.config.floatx())
     return ops.squeeze(matches, -1) if len(matches.shape) > 1 and matches.shape[-1] == 1 else matches
 
 
-def _largest_from(start: int) -> Callable[[Any], list[Any]]:
+def _largest_from(start: int, as_numbers_below: int | None = None) -> Callable[[Any], list[Any]]:
+    """Returns a function of a piece: its largest logit and the class of that; both as floats, if of so many classes."""
+
     def largest(piece: Any) -> list[Any]:
         index = ops.argmax(piece, axis=-1)
         # Not the maximum, which may be another zero than the one at that place.
-        return [_at(piece, index), ops.cast(index, "int64") + start]
+        found = [_at(piece, index), ops.cast(index, "int64") + start]
+        if as_numbers_below is None:
+            return found
+        # In one dtype, in which both are exact, they are one message.
+        is_single = as_numbers_below <= _EXACT_IN_FLOAT32 and keras.backend.standardize_dtype(piece.dtype) != "float64"
+        return [ops.cast(each, "float32" if is_single else "float64") for each in found]
 
     return largest
 
@@ -215,7 +227,7 @@ def _at(values: Any, index: Any) -> Any:
 
 
 def _is_cut_along_classes(y_pred: Any) -> bool:
-    return isinstance(y_pred, SplitTensor) and y_pred.dim == y_pred.ndim - 1 and len(y_pred.pieces) > 1
+    return isinstance(y_pred, SplitTensor) and y_pred.dim == y_pred.ndim - 1 and y_pred.shards.count > 1
 
 
 def _labels(y_true: Any, y_pred: SplitTensor) -> Any:
@@ -234,5 +246,5 @@ def _labels(y_true: Any, y_pred: SplitTensor) -> Any:
 
 def _range_of(logits: SplitTensor, index: int) -> tuple[int, int]:
     """Returns the first class of a piece, and how many it has."""
-    sizes: list[int] = [piece.shape[-1] for piece in logits.pieces]
-    return sum(sizes[:index]), sizes[index]
+    start, end = even_bounds(logits.shape[-1], logits.shards.count)[index : index + 2]
+    return start, end - start

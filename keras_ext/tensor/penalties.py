@@ -22,15 +22,22 @@ def regularizers_of_shards(regularizer: Any, weight: layer_api.SplitWeight, shar
 
     Those of Keras that are sums over single numbers run where the shard is. Any other needs the whole weight, which is
     put together for it.
+
+    Where shards belong to several processes, the regularizer of the first has the sum, on all of them.
     """
     regularizer = keras.regularizers.get(regularizer)
     if regularizer is None or shards.count == 1:
         return [regularizer] * shards.count
     if type(regularizer) in _ADDITIVE:
-        return [_there(regularizer, index, shards) for index in range(shards.count)]
+        if shards.between is None:
+            return [_there(regularizer, index, shards) for index in range(shards.count)]
+        return [
+            lambda _: shards.reduce(shards.run_each(regularizer, shards.of_owned(weight.shards))),
+            *[_nothing] * (shards.count - 1),
+        ]
 
     def of_whole(_: Any) -> Any:
-        return regularizer(shards.gather(_values(weight), weight.dim))
+        return regularizer(shards.gather(_values(weight, shards), weight.dim, weight.shape[weight.dim]))
 
     return [of_whole] + [_nothing] * (shards.count - 1)
 
@@ -44,61 +51,74 @@ def constraints_of_shards(constraint: Any, weight: layer_api.SplitWeight, shards
     constraint = keras.constraints.get(constraint)
     if constraint is None or shards.count == 1:
         return [constraint] * shards.count
+    made = _constraints(constraint, weight, shards)
+    return [made.get(index, _zeros) for index in range(shards.count)]
+
+
+def _constraints(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> dict[int, Callable[[Any], Any]]:
+    """By the number of the shard, of those that are owned."""
+    apart = {index: _there(constraint, index, shards) for index in shards.owned}
     if type(constraint) is keras.constraints.NonNeg:
-        return [_there(constraint, index, shards) for index in range(shards.count)]
+        return apart
     if type(constraint) in _BY_NORM:
         axes = constraint.axis if isinstance(constraint.axis, (list, tuple)) else (constraint.axis,)
         if weight.dim not in [axis % weight.ndim for axis in axes]:
-            return [_there(constraint, index, shards) for index in range(shards.count)]
+            return apart
         together = _Together(lambda: _by_norm(constraint, weight, shards))
     else:
         together = _Together(lambda: _by_whole(constraint, weight, shards))
-    return [together.of_shard(index) for index in range(shards.count)]
+    return {index: together.of_shard(position) for position, index in enumerate(shards.owned)}
 
 
 class _Together:
-    """New values of all shards, made when the first is asked for: by then no shard has been changed."""
+    """New values of all owned shards, made when the first is asked for: by then no shard has been changed."""
 
     def __init__(self, make: Callable[[], list[Any]]) -> None:
         self._make = make
         self._made: list[Any] = []
 
-    def of_shard(self, index: int) -> Callable[[Any], Any]:
+    def of_shard(self, position: int) -> Callable[[Any], Any]:
         def constrained(_: Any) -> Any:
-            if index == 0:
+            if position == 0:
                 self._made = self._make()
-            return self._made[index]
+            return self._made[position]
 
         return constrained
 
 
 def _by_norm(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
     """Beside a slice whose squares are those of all other shards, a shard has the norms of the whole weight."""
-    values = _values(weight)
-    squares = [
-        shards.run(i, lambda v: ops.sum(ops.square(v), axis=weight.dim, keepdims=True), value)
-        for i, value in enumerate(values)
-    ]
+    values = _values(weight, shards)
+    own = shards.run_each(lambda v: ops.sum(ops.square(v), axis=weight.dim, keepdims=True), values)
+    squares = [square for (square,) in shards.all_of([[square] for square in own])]
 
     def constrained(value: Any, *others: Any) -> Any:
         rest = ops.sqrt(sum(others[1:], others[0]))
         beside = constraint(ops.concatenate([value, rest], axis=weight.dim))
         return ops.take(beside, ops.arange(value.shape[weight.dim]), axis=weight.dim)
 
-    return [shards.run(i, constrained, value, *squares[:i], *squares[i + 1 :]) for i, value in enumerate(values)]
+    return [
+        shards.run(i, constrained, value, *squares[:i], *squares[i + 1 :])
+        for i, value in zip(shards.owned, values, strict=True)
+    ]
 
 
 def _by_whole(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
-    whole = constraint(shards.gather(_values(weight), weight.dim))
+    whole = constraint(shards.gather(_values(weight, shards), weight.dim, weight.shape[weight.dim]))
     return shards.scatter(whole, weight.dim, weight.sizes)
 
 
-def _values(weight: layer_api.SplitWeight) -> list[Any]:
-    return [ops.convert_to_tensor(shard) for shard in weight.shards]
+def _values(weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
+    return [ops.convert_to_tensor(shard) for shard in shards.of_owned(weight.shards)]
 
 
 def _there(function: Any, index: int, shards: Shards) -> Callable[[Any], Any]:
     return lambda value: shards.run(index, function, value)
+
+
+def _zeros(value: Any) -> Any:
+    """For a variable of another process, which drops what is assigned to it."""
+    return ops.zeros(value.shape, dtype=value.dtype)
 
 
 def _nothing(value: Any) -> Any:

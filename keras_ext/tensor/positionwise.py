@@ -43,10 +43,7 @@ class _Normalization(SplitLayer):
         def normalize(x: Any, *weights: Any) -> Any:
             return plain(AtShard(self, **dict(zip(names, weights, strict=True))), self._as_input(x))
 
-        pieces = [
-            shards.run(i, normalize, piece, *(copy[i] for copy in copies)) for i, piece in enumerate(inputs.pieces)
-        ]
-        return self.in_pieces(pieces, inputs.dim)
+        return self.in_pieces(shards.run_each(normalize, inputs.pieces, *copies), inputs.dim, inputs.size)
 
 
 @layer_api.saved_as(keras.layers.LayerNormalization)
@@ -122,7 +119,7 @@ class ShardwiseAdd(SplitLayer, keras.layers.Add):
         self.shards = inputs[0].shards
         first, *others = inputs
         pieces = first.each(lambda *values: plain([self._as_input(value) for value in values]), *others)
-        return self.in_pieces(pieces, first.dim)
+        return self.in_pieces(pieces, first.dim, first.size)
 
 
 def shardwise_operation(plain: Any) -> Any:
@@ -138,7 +135,7 @@ def shardwise_operation(plain: Any) -> Any:
         if not isinstance(inputs[0], SplitTensor):
             return add(*inputs)
         first, *others = inputs
-        return SplitTensor(first.each(add, *others), first.dim, first.shards)
+        return SplitTensor(first.each(add, *others), first.dim, first.shards, first.size)
 
     # Files name a class by its module and name.
     names = {"__module__": plain_class.__module__, "__qualname__": plain_class.__qualname__}

@@ -97,7 +97,7 @@ class ColumnParallel(SplitKernel):
             return self.activation(y) if apart and self.activation is not None else y
 
         pieces = []
-        for i, x in enumerate(self._inputs_of_shards(inputs)):
+        for i, x in zip(shards.owned, self._inputs_of_shards(inputs), strict=True):
             weights = [self._kernel.shards[i]] + ([] if self.bias is None else [self.bias.shards[i]])
             pieces.append(shards.run(i, forward, x, *weights))
         if not self.gather_output:
@@ -129,7 +129,7 @@ class RowParallel(SplitKernel):
         shards = self._placed()
         self._check_input(inputs)
         pieces = self.pieces_of(inputs, self._channel_axis)
-        partial = [shards.run(i, self._affine, x, self._kernel.shards[i]) for i, x in enumerate(pieces)]
+        partial = shards.run_each(self._affine, pieces, shards.of_owned(self._kernel.shards))
         return self._output_of(partial)
 
     def _output_of(self, partial: list[Any]) -> Any:

@@ -18,15 +18,18 @@ class SplitTensor:
     used, at the cost that the layer before was to avoid. So results never depend on which layers support it.
 
     Args:
-        pieces: a tensor per shard.
+        pieces: a tensor for each shard that this process owns.
         dim: along which the tensor is cut.
         shards: those at which the pieces lie.
+        size: of the whole tensor along `dim`, int or int32 scalar; None if the pieces of all shards are equal. Needed
+            where shards belong to several processes only.
     """
 
-    def __init__(self, pieces: Sequence[Any], dim: int, shards: Shards) -> None:
+    def __init__(self, pieces: Sequence[Any], dim: int, shards: Shards, size: Any = None) -> None:
         self.pieces = list(pieces)
         self.dim = dim % len(pieces[0].shape)
         self.shards = shards
+        self.size = size
         # The attribute in which Keras keeps a mask.
         self._keras_mask: Any = None
 
@@ -35,7 +38,12 @@ class SplitTensor:
         """Of the whole tensor; None where it is not known."""
         shape = list(self.pieces[0].shape)
         sizes = [piece.shape[self.dim] for piece in self.pieces]
-        shape[self.dim] = None if None in sizes else sum(sizes)
+        if self.shards.between is None:
+            shape[self.dim] = None if None in sizes else sum(sizes)
+        elif self.size is None:
+            shape[self.dim] = None if None in sizes else sizes[0] * self.shards.count
+        else:
+            shape[self.dim] = self.size if isinstance(self.size, int) else None
         return tuple(shape)
 
     @property
@@ -50,12 +58,11 @@ class SplitTensor:
 
     def whole(self) -> Any:
         """Returns the whole tensor."""
-        return self.shards.gather(self.pieces, self.dim)
+        return self.shards.gather(self.pieces, self.dim, self.size)
 
     def each(self, function: Callable[..., Any], *others: SplitTensor) -> list[Any]:
         """Returns what `function` makes of every piece, and of those of tensors cut alike, where the piece is."""
-        together = zip(self.pieces, *(other.pieces for other in others), strict=True)
-        return [self.shards.run(i, function, *pieces) for i, pieces in enumerate(together)]
+        return self.shards.run_each(function, self.pieces, *(other.pieces for other in others))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
         whole = self.whole()
@@ -67,7 +74,7 @@ class SplitTensor:
         return value if dtype is None else value.astype(dtype)
 
     def __repr__(self) -> str:
-        return f"<SplitTensor shape={self.shape}, {len(self.pieces)} pieces along {self.dim}>"
+        return f"<SplitTensor shape={self.shape}, {self.shards.count} pieces along {self.dim}>"
 
 
 def whole_tensor(tensor: Any) -> Any:
@@ -93,6 +100,7 @@ def _cut_like(first: SplitTensor, tensor: Any) -> SplitTensor:
     is_cut = isinstance(tensor, SplitTensor)
     if is_cut and tensor.dim == first.dim and tensor.shards.members == first.shards.members:
         return tensor
-    cut = SplitTensor(first.shards.deal(tensor.whole() if is_cut else tensor, first.dim), first.dim, first.shards)
+    pieces = first.shards.deal(tensor.whole() if is_cut else tensor, first.dim)
+    cut = SplitTensor(pieces, first.dim, first.shards, first.size)
     cut._keras_mask = getattr(tensor, "_keras_mask", None)
     return cut

@@ -16,7 +16,8 @@ from keras.src.callbacks import backup_and_restore, callback_list, model_checkpo
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
 from strategies.collectives.process_group import ProcessGroup
-from strategies.saving.restoring import load_on_all, state_of, sum_accumulated
+from strategies.saving.driving import drive
+from strategies.saving.restoring import load_on_all, state_of, sum_accumulated, variables_of
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -101,11 +102,12 @@ def _by_rank_0(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> None:
-    process_group = _process_group(callback.model)
-    if process_group is not None:
-        sum_accumulated(callback.model.optimizer)
-    if process_group is None or process_group.rank == 0:
+    engine = engine_of(callback.model.distribute_strategy)
+    if engine is None or engine.process_group is None:
         original(callback, *args, **kwargs)
+        return
+    sum_accumulated(callback.model.optimizer)
+    drive(engine, variables_of(callback.model), lambda: original(callback, *args, **kwargs))
 
 
 def _by_all(

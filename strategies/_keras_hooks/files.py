@@ -30,6 +30,7 @@ def install() -> None:
     wrap(saving_lib, "save_weights_only", _save, in_step=False)
     wrap(legacy_h5_format, "save_model_to_hdf5", _save, in_step=False)
     wrap(keras_export, "export_saved_model", _save, in_step=False)
+    wrap(saving_lib, "is_memory_sufficient", _is_memory_sufficient, in_step=False)
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
     wrap(keras.saving, "load_weights", _load_weights, in_step=False)
     wrap(keras.layers.TFSMLayer, "__init__", _load_layer, in_step=False)
@@ -57,6 +58,12 @@ def _save(
     # An error on all processes that save, not only on the one that reads them.
     check_known(accumulators_of(getattr(model, "optimizer", None)))
     return write_on_rank_0(engine, filepath, variables_of(model), lambda path: original(model, path, *args, **kwargs))
+
+
+def _is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:
+    """Keras reads and writes the file of a whole model in memory, if that is free: a part of it is held here."""
+    engine = _engine(model)
+    return original(model) and (engine is None or not engine.parts.spans_processes)
 
 
 def _makedirs(original: Callable[[str], Result], path: str) -> Result | None:

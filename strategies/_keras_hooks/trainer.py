@@ -15,7 +15,7 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
 
-from strategies._keras_hooks import compiled_steps, losses, whole_updates
+from strategies._keras_hooks import compiled_steps, losses, same_models, whole_updates
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
@@ -53,6 +53,7 @@ def _entry(
     strategy = model.distribute_strategy
     if engine_of(strategy) is not None:
         _check(model, strategy)
+        same_models.compare(model)
     return original(model, *args, **kwargs)
 
 
@@ -155,6 +156,7 @@ def _compile(
     # Outside the scope, Keras would make the optimizer and the metrics for one device.
     with strategy.scope():
         result = original(model, *args, **kwargs)
+    same_models.forget(model)
     compiled_steps.note_request(model, asked.get("jit_compile", "auto"))
     if model.optimizer is not None:
         whole_updates.wrap_build(model.optimizer)
@@ -251,6 +253,7 @@ def _maybe_symbolic_build(
         data_batch = _replica_specs(iterator._distributed_dataset.element_spec)
     if not _has_own_step(model):
         original(model, data_batch=data_batch)
+        same_models.compare(model)
         return
     # Errors and warnings of a call that the step may never make are not shown to the user.
     with warnings.catch_warnings(), contextlib.suppress(Exception):

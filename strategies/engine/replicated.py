@@ -35,7 +35,7 @@ from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
 from strategies.engine.placed_variables import placed, without_value
 from strategies.engine.reductions import Reductions, Rider
-from strategies.engine.seeds import agree_on_seed
+from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
 from strategies.engine.variables import ReplicaStateVariable, aware, holds_totals, reading_totals
@@ -97,6 +97,8 @@ class ReplicatedExtended(MirroredExtended):
             job = _check_alike(self.process_group, self.layout.num_local, len(devices))
             self.savings = Savings(self.process_group.rank, job)
             agree_on_seed(self.process_group)
+            if parts.spans_processes:
+                agree_on_random_state(self.process_group)
         adapt(self._collective_ops)
 
     @property

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import tensorflow as tf
 
+from strategies.topology import crossings
 from strategies.topology.cluster import Cluster
 from strategies.topology.mesh import DeviceMesh
+
+_logger = logging.getLogger(__name__)
 
 
 class MeshStrategy(tf.distribute.Strategy):
@@ -44,3 +50,11 @@ class MeshStrategy(tf.distribute.Strategy):
     def is_chief(self) -> bool:
         """True on rank 0, which writes files and prints."""
         return self.rank == 0
+
+    def _say_what_crosses(self, nodes: Sequence[int]) -> None:
+        """Says on rank 0 which axes of the mesh cross processes and hosts; `nodes` has the host of each process."""
+        if self.is_chief and nodes:
+            _logger.info(crossings.description(self._mesh, nodes))
+            warning = crossings.warning(self._mesh, nodes)
+            if warning is not None:
+                _logger.warning(warning)

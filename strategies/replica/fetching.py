@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
-from strategies.replica.deferred import DeferredVariable, component_of, peek
+from strategies.replica.deferred import DeferredVariable, component_of, is_remote, peek
 from strategies.replica.driving import current_driver
 from strategies.replica.holders import holders_of, job_of, spans_processes
 
@@ -35,11 +35,22 @@ def fetched(variable: Any) -> np.ndarray:
     return together(shape, dtype, slices(job_of(variable), ranks[0], shape, dtype, lambda: local_value(variable)))
 
 
+def give_to_all(variable: Any, job: ProcessGroup) -> None:
+    """Sets a Keras variable, on all processes that hold it, to what rank 0 has, which holds it, too."""
+    shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
+    sent = slices(job, 0, shape, dtype, lambda: local_value(variable))
+    if is_remote(variable):
+        drop(sent)
+    else:
+        variable.assign(together(shape, dtype, sent))
+
+
 def local_value(variable: Any) -> tf.Tensor:
-    """Returns the value of a variable that this process holds; one that is deferred stays so."""
-    component = component_of(variable)
-    deferred = isinstance(component, DeferredVariable) and component.draw is not None
-    value = peek(variable) if deferred else tf.convert_to_tensor(variable)
+    """Returns the value of a variable that this process holds.
+
+    One that all processes hold and that is still to be drawn stays so: its model may be there to be copied only.
+    """
+    value = tf.convert_to_tensor(variable) if holders_of(variable) else peek(variable)
     return tf.cast(value, variable.dtype)
 
 
@@ -61,6 +72,12 @@ def slices(
     for begin in range(0, count, step):
         size = min(step, count - begin)
         yield job.broadcast(tf.zeros([size], dtype) if mine is None else mine[begin : begin + size], root)
+
+
+def drop(parts: Iterable[tf.Tensor]) -> None:
+    """Takes part in sending slices that others want."""
+    for _ in parts:
+        pass
 
 
 def together(shape: tf.TensorShape, dtype: tf.DType, parts: Iterable[tf.Tensor]) -> np.ndarray:

@@ -24,6 +24,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ProcessGroups
+from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.graph_lifetimes import numpy_functions_held
 from strategies.replica.passes import Passes, Recompute
 from strategies.replica.traced_passes import added
@@ -108,6 +109,17 @@ class ReplicaParts:
     def crosses(self, axis: str) -> bool:
         """True if the parts along `axis` belong to several processes."""
         return axis in self.groups.model
+
+    def between(self, axis: str) -> AxisMappings | None:
+        """The mappings between the processes along `axis`; None if it does not cross processes."""
+        if not self.crosses(axis) or self.groups.collectives is None:
+            return None
+        return AxisMappings(self.groups.collectives, axis)
+
+    def process_at(self, axis: str, position: int) -> int:
+        """Returns which of the processes along `axis` owns the parts at a position on it."""
+        group = self.groups.model.get(axis)
+        return 0 if group is None else position * group.num_processes // self.mesh.axis_size(axis)
 
     @property
     def spans_processes(self) -> bool:
@@ -235,6 +247,10 @@ class ReplicaParts:
         """
         traced: Callable[..., Any] = tf.function(function, autograph=False)
         return traced
+
+    def in_graph(self, function: Callable[..., Any], *tensors: Any) -> Any:
+        """Returns ``function(*tensors)``, in a function of a graph also where ops run as they are called."""
+        return self.traced(function)(*tensors) if tf.executing_eagerly() else function(*tensors)
 
     def host_callback(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
         """Calls a Python function when tensors are there, each time they are.

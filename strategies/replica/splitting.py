@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from strategies.replica.axis_mappings import AxisMappings
+from strategies.replica.deferred import is_remote
 from strategies.replica.fetching import fetched
 
 _ATTRIBUTE = "_keras_strategies_weight"
@@ -26,15 +28,22 @@ class SplitWeight:
     where the caller is: layers compute with the shards, and so do optimizers, if they look at each number by itself.
     Those that do not, which scale by norms for instance, are given weights of this class in place of variables.
 
+    Where shards belong to several processes, reading it is a collective, which all of them call; to assign, each takes
+    its part of the value.
+
     Args:
         name: the weight's name in its layer.
         shape: of the whole weight.
         dim: along which it is cut; counts from the end if negative.
         sizes: of the shards along `dim`.
+        between: joins the processes to which shards belong; None if there is one.
     """
 
-    def __init__(self, name: str, shape: Sequence[int], dim: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, shape: Sequence[int], dim: int, sizes: Sequence[int], between: AxisMappings | None = None
+    ) -> None:
         self.name = name
+        self.between = between
         self.shape = tuple(shape)
         self.dim = dim % len(self.shape)
         self.sizes = tuple(sizes)
@@ -52,12 +61,14 @@ class SplitWeight:
 
     def like(self) -> SplitWeight:
         """Returns a weight of the same form that has no shards yet."""
-        return SplitWeight(self.name, self.shape, self.dim, self.sizes)
+        return SplitWeight(self.name, self.shape, self.dim, self.sizes, self.between)
 
-    def initializers_of_shards(self, initializer: Callable[..., Any]) -> list[Callable[..., tf.Tensor]]:
+    def initializers_of_shards(
+        self, initializer: Callable[..., Any], owned: Collection[int] | None = None
+    ) -> list[Callable[..., tf.Tensor]]:
         """Returns an initializer for each shard: together they make what `initializer` makes of the whole weight.
 
-        That is drawn once, on the host, and dropped when all shards have had their part.
+        That is drawn once, on the host, and dropped when the `owned` shards, all if None, have had their parts.
         """
         drawn: list[np.ndarray] = []
         missing: set[int] = set()
@@ -68,7 +79,7 @@ class SplitWeight:
                     # Eagerly, wherever the layer is built: a graph would hold the weight for good.
                     with tf.init_scope(), tf.device("CPU:0"):
                         drawn.append(np.asarray(initializer(self.shape, dtype=dtype)))
-                    missing.update(range(len(self.sizes)))
+                    missing.update(range(len(self.sizes)) if owned is None else owned)
                 part = self.part_of(drawn[0], index)
                 missing.discard(index)
                 if not missing:
@@ -126,16 +137,24 @@ class SplitWeight:
             value = np.asarray(value)
         if tuple(value.shape) != self.shape:
             raise ValueError(f"The weight {self.name!r} has shape {self.shape}. Received: a value of {value.shape}.")
-        for index, shard in enumerate(self.shards):
+        for index, shard in self._owned():
             shard.assign(self.part_of(value, index))
 
     def assign_add(self, value: Any) -> None:
         """Adds ``value``, of the weight's shape."""
-        self.assign(self + value)
+        if self.between is None:
+            self.assign(self + value)
+            return
+        for index, shard in self._owned():
+            shard.assign_add(self.part_of(value, index))
 
     def assign_sub(self, value: Any) -> None:
         """Subtracts ``value``, of the weight's shape."""
-        self.assign(self - value)
+        if self.between is None:
+            self.assign(self - value)
+            return
+        for index, shard in self._owned():
+            shard.assign_sub(self.part_of(value, index))
 
     def numpy(self) -> np.ndarray:
         """Returns the whole weight; where processes hold its shards, all of them call it."""
@@ -149,8 +168,17 @@ class SplitWeight:
         return value if dtype is None else value.astype(dtype)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        whole = tf.concat([tf.convert_to_tensor(shard) for shard in self.shards], axis=self.dim, name=name)
+        own = [tf.convert_to_tensor(shard) for _, shard in self._owned()]
+        whole = tf.concat(own, axis=self.dim, name=name)
+        if self.between is not None:
+            bounds = [0, *itertools.accumulate(self.sizes)]
+            whole = self.between.joined(whole, self.dim, bounds[:: len(own)])
         return whole if dtype is None else tf.cast(whole, dtype)
+
+    def _owned(self) -> list[tuple[int, Any]]:
+        """Number and variable of the shards that this process holds; of all, if it holds none."""
+        every = list(enumerate(self.shards))
+        return [(index, shard) for index, shard in every if not is_remote(shard)] or every
 
     def __add__(self, other: Any) -> tf.Tensor:
         return tf.convert_to_tensor(self) + other

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.replica.deferred import component_of, is_remote
+from strategies.replica.deferred import component_of
 from strategies.replica.driving import current_driver, driving
-from strategies.replica.fetching import local_value, slices, together
+from strategies.replica.fetching import drop, give_to_all, local_value, slices, together
 from strategies.replica.holders import holders_of
 
 _Result = TypeVar("_Result")
@@ -89,8 +89,7 @@ class _Rank0:
         index = self._index(component)
         _say(self._job, _ASSIGN, index)
         sent = tf.cast(value, component.dtype)
-        for _ in slices(self._job, 0, component.shape, component.dtype, lambda: sent):
-            pass
+        drop(slices(self._job, 0, component.shape, component.dtype, lambda: sent))
 
     def _index(self, component: Any) -> int:
         index = self._indices.get(id(component))
@@ -113,15 +112,9 @@ def _serve(job: ProcessGroup, variables: Sequence[Any]) -> None:
         variable = variables[index]
         shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
         if kind == _READ:
-            for _ in slices(job, holders_of(variable)[0], shape, dtype, functools.partial(local_value, variable)):
-                pass
-            continue
-        sent = slices(job, 0, shape, dtype, lambda: None)
-        if is_remote(variable):
-            for _ in sent:
-                pass
+            drop(slices(job, holders_of(variable)[0], shape, dtype, functools.partial(local_value, variable)))
         else:
-            variable.assign(together(shape, dtype, sent))
+            give_to_all(variable, job)
 
 
 def _say(job: ProcessGroup, kind: int = 0, index: int = 0) -> tuple[int, int]:

@@ -14,6 +14,9 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
+from strategies.replica.fetching import give_to_all
+from strategies.replica.holders import holders_of
+from strategies.saving.driving import broadcast_text, drive
 
 _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
 
@@ -77,18 +80,20 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
     if process_group is None:
         return load()
     values = [variable.value for variable in variables]
-    text, error = "", None
+
+    def attempt() -> tuple[str, Exception | None]:
+        with alone():
+            try:
+                return load(), None
+            except Exception as caught:
+                # The others wait for word, whatever it is.
+                return f"{type(caught).__name__}: {caught}", caught
+
     # A variable of which processes hold parts is read whenever it is set, which rank 0 alone could not do.
     with engine.metric_totals([value for value in values if isinstance(value, MetricVariable)]):
-        if process_group.rank == 0:
-            with alone():
-                try:
-                    text = load()
-                except Exception as caught:
-                    # The others wait for word, whatever it is.
-                    text, error = f"{type(caught).__name__}: {caught}", caught
+        text, error = drive(engine, variables, attempt) or ("", None)
     failed = bool(process_group.broadcast(tf.constant(error is not None)))
-    text = _broadcast(text, process_group)
+    text = broadcast_text(text, process_group)
     if error is not None:
         raise error
     if failed:
@@ -100,8 +105,9 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
             # Rank 0 holds its own part of the sum that it has set, and the others' are alike.
             for part in value.values:
                 part.assign(process_group.broadcast(part.read_value()))
-        else:
-            variable.assign(process_group.broadcast(tf.convert_to_tensor(value)))
+        elif 0 in (holders_of(variable) or [0]):
+            # Where rank 0 holds none of it, the holders have it.
+            give_to_all(variable, process_group)
     return text
 
 
@@ -116,12 +122,3 @@ def sum_accumulated(optimizer: Any) -> None:
         optimizer: a Keras optimizer, or None.
     """
     level(accumulators_of(optimizer))
-
-
-def _broadcast(text: str, process_group: ProcessGroup) -> str:
-    encoded = text.encode()
-    size = int(process_group.broadcast(tf.constant(len(encoded))))
-    sent = encoded if len(encoded) == size else bytes(size)
-    if size == 0:
-        return ""
-    return bytes(process_group.broadcast(tf.io.decode_raw(sent, tf.uint8)).numpy()).decode()

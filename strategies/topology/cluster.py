@@ -27,6 +27,11 @@ class Cluster:
         source: the variables it was read from: "TF_CONFIG", "HOROVOD", "OMPI", "SLURM", or "" for a single process.
         is_evaluator: a process outside of the training job that only evaluates; a world of its own.
 
+    Example:
+
+        cluster = strategies.Cluster.from_environment()  # before a strategy is made, or TensorFlow has started
+        assert 0 <= cluster.rank < cluster.world_size
+
     Raises:
         ValueError: a rank outside of its world.
     """

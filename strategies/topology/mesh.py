@@ -130,7 +130,8 @@ class DeviceMesh:
             raise ValueError(
                 f"With {num_local} devices per process, filled in the order {tuple(sizes)}, a process would "
                 f"own no box of the mesh {sizes}. Make the product of the last axes' sizes divide "
-                f"{num_local}, or be divided by it: reorder the axes or change their sizes."
+                f"{num_local}, or be divided by it: reorder the axes or change their sizes. Nearest sizes that fit: "
+                f"{_nearest_fit(sizes, num_processes * num_local, num_local)}."
             )
         ranks = tuple(rank for rank in range(num_processes) for _ in local_devices)
         return cls(tuple(sizes), tuple(sizes.values()), ranks, tuple(local_devices) * num_processes)
@@ -300,15 +301,19 @@ def _is_box(num_local: int, sizes: tuple[int, ...]) -> bool:
     return False
 
 
-def _nearest_fit(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
-    """Returns the sizes with product `num_devices` nearest to the given ones; ties keep earlier axes larger."""
+def _nearest_fit(sizes: Mapping[str, int], num_devices: int, num_local: int = 1) -> dict[str, int]:
+    """Returns the sizes with product `num_devices` nearest to the given ones; ties keep earlier axes larger.
+
+    With them, `num_local` devices of each process are a box.
+    """
 
     def distance(candidate: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         wanted = zip(candidate, sizes.values(), strict=True)
         changed = sum(abs(have - want) for have, want in wanted if want != _REST)
         return changed, tuple(-size for size in candidate)
 
-    best = min(_factorings(num_devices, len(sizes)), key=distance)
+    fitting = (each for each in _factorings(num_devices, len(sizes)) if _is_box(num_local, each))
+    best = min(fitting, key=distance)
     return dict(zip(sizes, best, strict=True))
 
 

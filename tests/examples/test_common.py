@@ -67,6 +67,24 @@ def test_a_mesh_makes_the_devices_it_needs() -> None:
         devices.make_strategy("mirrored", 3, {"pipe": 2})
 
 
+@pytest.mark.parametrize(
+    ("mesh", "world_size", "num_devices"),
+    [
+        (None, 1, 1),
+        (None, 4, 1),
+        ({"data": 2, "pipe": 2}, 1, 4),
+        ({"data": 2, "pipe": 2}, 2, 2),
+        ({"data": 1, "pipe": 2, "tensor": 2}, 4, 1),
+        ({"pipe": 2, "tensor": 4}, 2, 4),
+        ({"pipe": 4}, 4, 1),
+        ({"data": -1, "pipe": 2}, 4, 2),
+        ({"data": 2, "tensor": -1}, 4, 1),
+    ],
+)
+def test_devices_of_a_process(mesh: dict[str, int] | None, world_size: int, num_devices: int) -> None:
+    assert devices.devices_of_a_process(mesh, world_size) == num_devices
+
+
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
     """Of some example."""

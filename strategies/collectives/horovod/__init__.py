@@ -8,6 +8,7 @@ except ImportError as error:
     ) from error
 
 from strategies.collectives.horovod.collectives import HorovodCollectives
+from strategies.collectives.horovod.rendezvous import told_by_all
 from strategies.collectives.horovod.runtime import gathered, implementation, start
 
-__all__ = ["HorovodCollectives", "gathered", "implementation", "start"]
+__all__ = ["HorovodCollectives", "gathered", "implementation", "start", "told_by_all"]

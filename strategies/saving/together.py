@@ -1,0 +1,52 @@
+"""Values that processes read, and files that they write, together: for what all of them run, such as callbacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.variables import MetricVariable
+from strategies.replica.splitting import value_of
+from strategies.saving.driving import drive
+from strategies.saving.restoring import variables_of
+
+
+def values_of(model: Any, variables: Sequence[Any]) -> list[np.ndarray]:
+    """Returns the values of variables of a model, its metrics' included, on all processes; all of them call it."""
+    engine = _engine(model)
+    if engine is None:
+        return [value_of(variable) for variable in variables]
+    with engine.metric_totals([v.value for v in variables if isinstance(v.value, MetricVariable)]):
+        return [value_of(variable) for variable in variables]
+
+
+def write_together(model: Any, write: Callable[[], None]) -> None:
+    """Runs ``write``, which saves a model and other files, on all processes.
+
+    Where a replica spans processes, rank 0 runs it, and the others serve it: they end as it ends, see :func:`drive`.
+    """
+    engine = _engine(model)
+    if engine is None or not engine.parts.spans_processes:
+        write()
+    else:
+        drive(engine, variables_of(model), write)
+
+
+def from_all_ranks(model: Any, text: str) -> list[str]:
+    """Returns the texts of all processes that hold parts of the model, by rank; `text` alone if this one holds all."""
+    engine = _engine(model)
+    job = None if engine is None or not engine.parts.spans_processes else engine.process_group
+    if job is None:
+        return [text]
+    sent = tf.io.decode_raw(json.dumps(text) + "\n", tf.uint8)
+    return [json.loads(line) for line in bytes(job.gather(sent).numpy()).decode().splitlines()]
+
+
+def _engine(model: Any) -> ReplicatedExtended | None:
+    engine = getattr(getattr(model, "distribute_strategy", None), "extended", None)
+    return engine if isinstance(engine, ReplicatedExtended) else None

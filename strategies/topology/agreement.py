@@ -1,0 +1,64 @@
+"""What each process makes its strategy of, told to all before anything depends on it. Pure: standard library only.
+
+Processes that make different strategies would form groups of different sizes, and wait for each other until a timeout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """A strategy, as one process asks for it.
+
+    Attributes:
+        strategy: the class.
+        mesh: as it was given.
+        num_devices: of the process.
+        options: others that have to be alike, by the names of the arguments.
+        node: the node on which the process is; may differ.
+    """
+
+    strategy: str
+    mesh: Mapping[str, int] | None
+    num_devices: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    node: int = 0
+
+    def to_text(self) -> str:
+        """Returns the request as text for :func:`agreed_nodes` of every process."""
+        # Not sorted: the order of a mesh's axes counts in one process.
+        return json.dumps(asdict(self), default=str)
+
+
+def agreed_nodes(texts: Sequence[str]) -> tuple[int, ...]:
+    """Returns the node of each process, by rank, if all ask for the same; raises the same on all of them otherwise.
+
+    Args:
+        texts: the requests of all processes, by rank.
+
+    Raises:
+        ValueError: they differ.
+    """
+    said = [json.loads(text) for text in texts]
+    for name, what in (("strategy", "strategy"), ("num_devices", "number of devices"), ("mesh", "mesh")):
+        values = [each[name] for each in said]
+        if any(value != values[0] for value in values):
+            mend = " Hide some devices (CUDA_VISIBLE_DEVICES)." if name == "num_devices" else ""
+            raise ValueError(
+                f"All processes must make the strategy with the same {what}; they run the same program.{mend} "
+                f"{_by_rank(values)}"
+            )
+    for name in dict.fromkeys(name for each in said for name in each["options"]):
+        values = [each["options"].get(name) for each in said]
+        if any(value != values[0] for value in values):
+            raise ValueError(f"All processes must make the strategy with the same {name}. {_by_rank(values)}")
+    return tuple(each["node"] for each in said)
+
+
+def _by_rank(values: Sequence[Any]) -> str:
+    return "Received: " + "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values)) + "."
