@@ -9,8 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.collectives.base import Collectives
-from strategies.collectives.process_groups import ProcessGroups
 from strategies.doctoring.rates import by_sizes, median_seconds, sum_seconds
 
 
@@ -28,14 +26,14 @@ def make_devices(axes: Mapping[str, int], num_processes: int) -> None:
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], own)
 
 
-def measure_axes(groups: ProcessGroups, max_mb: float) -> dict[str, Any]:
+def measure_axes(groups: Any, max_mb: float) -> dict[str, Any]:
     """Measures, along each axis that crosses processes, what training does there most; returns it by axis.
 
     Along "data" and "tensor" these are all-reduces: GB/s are the bytes of one rank's tensor, by the median time. Along
     "pipe" every stage sends to the next one, then back: GB/s are those of one way.
 
     Args:
-        groups: of this process.
+        groups: the process groups of this process, as its strategy has them.
         max_mb: the largest tensor, in units of 10^6 bytes.
 
     Raises:
@@ -58,7 +56,7 @@ def measure_axes(groups: ProcessGroups, max_mb: float) -> dict[str, Any]:
     return found or {"crossing processes": "none"}
 
 
-def _hop_seconds(collectives: Collectives, position: int, num_stages: int, num_values: int, repetitions: int) -> float:
+def _hop_seconds(collectives: Any, position: int, num_stages: int, num_values: int, repetitions: int) -> float:
     """Returns the median time of one way of a tensor that every stage sends to the next one and gets back."""
     there = [(stage, stage + 1) for stage in range(num_stages - 1)]
     back = [(target, source) for source, target in there]
