@@ -47,8 +47,8 @@ def measure(
     report(0.0)
     for turn in turns(workload.turns):
         if turn.measure in ("latency", "core"):
-            call = calls.get((turn.case, turn.measure))
-            both = (0.0, 0.0) if call is None else _milliseconds(call, _NUM_WARM, _NUM_CALLS)
+            exchange = calls.get((turn.case, turn.measure))
+            both = (0.0, 0.0) if exchange is None else _milliseconds(exchange, _NUM_WARM, _NUM_CALLS)
             report(both[turn.measure == "core"] / NUM_IN_A_ROW)
         else:
             # The first step warms up what has cooled down while waiting.
