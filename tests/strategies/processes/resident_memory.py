@@ -1,6 +1,6 @@
-"""What one of two processes, each of which holds half of a model, has in memory while it builds, loads, trains and saves.
+"""Resident memory of one of two processes that hold a model by halves, while it builds, saves, loads and trains.
 
-Prints, for each phase, the megabytes of resident memory beyond those of a tiny model in the same phase.
+Prints, for each phase, the peak beyond that of a tiny model in the same phase, in weights of the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MB = 2**20
 
 
 class Peak:
-    """The largest resident memory while it runs, in bytes: looked at every few milliseconds."""
+    """The largest resident memory while it is entered, in bytes, looked at every two milliseconds."""
 
     def __init__(self) -> None:
         self._ends = threading.Event()
