@@ -80,14 +80,15 @@ class HeldDense(keras.layers.Dense):
 
 
 def stages(*positions: int) -> keras.Model:
-    """Two hidden layers and a head that all processes hold."""
+    """Two layers between others that all processes hold, from which gradients go back through both on all."""
+    first = keras.layers.Dense(6, name="stem")
     hidden = [HeldDense(8, position, activation="tanh", name=f"h{i}") for i, position in enumerate(positions)]
-    return keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(3, name="head")])
+    return keras.Sequential([keras.Input((6,)), first, *hidden, keras.layers.Dense(3, name="head")])
 
 
 def held_by_one() -> keras.Model:
     """Rank 0 has nothing to train."""
-    return keras.Sequential([keras.Input((6,)), HeldDense(8, 1, name="h"), HeldDense(3, 1, name="head")])
+    return keras.Sequential([keras.Input((6,)), HeldDense(3, 1, name="head")])
 
 
 def plain() -> keras.Model:
@@ -169,9 +170,9 @@ def test_each_process_holds_its_own() -> None:
     model.fit(X, Y, batch_size=8, verbose=0)
     held = sum(strategies.bytes_per_device([*model.variables, *model.optimizer.variables]).values())
     # Weights and two slots.
-    expected = 3 * 4 * (3 * 9 + (6 * 8 + 8 if rank() == 0 else 8 * 8 + 8))
+    expected = 3 * 4 * (6 * 7 + 3 * 9 + (7 * 8 if rank() == 0 else 9 * 8))
     assert expected <= held < expected + 100
-    assert model.count_params() == 6 * 8 + 8 + 8 * 8 + 8 + 3 * 9
+    assert model.count_params() == 6 * 7 + 7 * 8 + 9 * 8 + 3 * 9
 
 
 def test_ranks_that_set_no_seed_draw_the_same() -> None:
