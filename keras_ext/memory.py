@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import strategies
 from keras_ext.text_table import text_table
+from strategies import layer_api
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport:
     """Bytes by device: of variables, and the peaks of GPUs. Prints as a table.
+
+    Of a model whose replicas span processes it has the devices of all of them, such as ``"rank 1 GPU:0"``.
 
     Attributes:
         weights: of the model: trainable ones, statistics, random seeds.
@@ -35,7 +40,7 @@ class MemoryReport:
     def __str__(self) -> str:
         heading = ("device", "weights", "optimizer", "together")
         rows = [(*heading, "peak") if self.peaks else heading]
-        for device in sorted({*self.weights, *self.slots, *self.peaks}):
+        for device in sorted({*self.weights, *self.slots, *self.peaks}, key=_with_numbers):
             weights, slots = self.weights.get(device, 0), self.slots.get(device, 0)
             row = (device, f"{weights:,}", f"{slots:,}", f"{weights + slots:,}")
             peak = f"{self.peaks[device]:,}" if device in self.peaks else "-"
@@ -44,8 +49,15 @@ class MemoryReport:
         return "\n".join((*text_table(rows), *missing))
 
 
+def _with_numbers(device: str) -> list[Any]:
+    """Sorts names by the numbers in them."""
+    return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", device)]
+
+
 def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
     """Counts the bytes of a model's variables on each device, what stays there between steps, and reads GPUs' peaks.
+
+    Where a replica spans processes, each counts what it holds; all of them call this, and get the same.
 
     Args:
         model: built; compiled and trained for a step, or its optimizer built, for the slots to be there.
@@ -59,4 +71,12 @@ def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
     metrics = {id(v) for v in getattr(model, "metrics_variables", [])}
     weights = [v for v in model.variables if id(v) not in metrics]
     peaks = strategies.peak_bytes_per_device(reset=reset_peaks)
-    return MemoryReport(strategies.bytes_per_device(weights), strategies.bytes_per_device(slots), peaks)
+    counts = (strategies.bytes_per_device(weights), strategies.bytes_per_device(slots), peaks)
+    ranks = layer_api.from_all_ranks(model, json.dumps(counts))
+    if len(ranks) == 1:
+        return MemoryReport(*counts)
+    of_all: tuple[dict[str, int], ...] = ({}, {}, {})
+    for rank, text in enumerate(ranks):
+        for devices, found in zip(of_all, json.loads(text), strict=True):
+            devices |= {f"rank {rank} {device}": count for device, count in found.items()}
+    return MemoryReport(*of_all)

@@ -6,10 +6,12 @@ from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
+from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.splitting import SplitWeight, joined
+from strategies.replica.stage_messages import Description, GradientParcel, StageMessages
 from strategies.saving.restoring import state_of
-from strategies.saving.together import values_of, write_together
+from strategies.saving.together import from_all_ranks, values_of, write_together
 
 
 def replica_parts() -> ReplicaParts:
@@ -29,10 +31,17 @@ def replica_parts() -> ReplicaParts:
 
 __all__ = [
     "AxisMappings",
+    "Description",
+    "GradientParcel",
     "ReplicaParts",
     "SplitWeight",
+    "StageMessages",
     "copy_value",
+    "drawn_for_now",
+    "from_all_ranks",
     "global_state_kept",
+    "in_shapes_only",
+    "is_remote",
     "joined",
     "replacing_attributes",
     "replica_parts",

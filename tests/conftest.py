@@ -59,6 +59,7 @@ SEVERAL_PROCESSES = (
     "tests/benchmarks",
     "tests/examples/test_goes_on.py",
     "tests/examples/test_gpt_main.py",
+    "tests/examples/test_gpt_spanning.py",
     "tests/examples/test_imagenet_train.py",
     "tests/examples/test_mnist_main.py",
     "tests/examples/test_ports.py",

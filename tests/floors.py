@@ -128,7 +128,7 @@ ROOMS = (
         ("numpy", "tensorflow"),
         ("row values", "topology", "devices", "internals", "buckets", "collectives", "batches", "replica", "engine"),
     ),
-    Room("saving", 2, ("strategies.saving",), ("tensorflow",), ("collectives", "replica", "engine", "saving")),
+    Room("saving", 2, ("strategies.saving",), ("numpy", "tensorflow"), ("collectives", "replica", "engine", "saving")),
     Room(
         "keras hooks",
         2,

@@ -27,7 +27,9 @@ def reports_for(
     options: RunOptions,
     num_steps: int,
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that write TensorBoard logs to `folder`; none, with a log line, if it is not installed.
+    """Returns the callbacks that write TensorBoard logs to `folder`; only a log line, if it is not installed.
+
+    All processes get those that take part in what all of them report; rank 0's write.
 
     Args:
         model: a compiled model.
@@ -36,18 +38,20 @@ def reports_for(
         options: `profile` asks for a profile.
         num_steps: number of steps of the next `fit`, which is the one profiled.
     """
-    if importlib.util.find_spec("tensorboard") is None:
+    writes: bool = model.distribute_strategy.is_chief
+    if writes and importlib.util.find_spec("tensorboard") is None:
         _log.info("no TensorBoard logs: tensorboard is not installed (pip install tensorboard)")
-        return []
+        writes = False
+    devices = folder / "devices" if writes else None
     last = min(num_steps, _FIRST_PROFILED + _NUM_PROFILED - 1)
     profiled = (max(1, last - _NUM_PROFILED + 1), last) if options.profile and num_steps else 0
-    reports: list[keras.callbacks.Callback] = [
-        keras.callbacks.TensorBoard(str(folder), write_graph=False, profile_batch=profiled),
-        DeviceMemory(folder / "devices"),
-    ]
+    reports: list[keras.callbacks.Callback] = []
+    if writes:
+        reports.append(keras.callbacks.TensorBoard(str(folder), write_graph=False, profile_batch=profiled))
+    reports.append(DeviceMemory(devices))
     if isinstance(model, keras_ext.PipelineModel):
         measured = options.profile and options.strategy == "mirrored"
-        reports.append(PipelinePicture(folder / "devices", batches_from(0, 4) if measured else None))
+        reports.append(PipelinePicture(devices, batches_from(0, 4) if measured else None))
     return reports
 
 
@@ -55,16 +59,18 @@ class DeviceMemory(keras.callbacks.Callback):
     """Logs the bytes of weights and optimizer slots on each device after each epoch, and on GPUs the memory peak.
 
     Args:
-        folder: folder of the logs.
+        folder: folder of the logs; None to take part only, in the report of all processes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         super().__init__()
-        self._writer = tf.summary.create_file_writer(str(folder))
+        self._writer = None if folder is None else tf.summary.create_file_writer(str(folder))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the scalars of this epoch."""
         report = keras_ext.memory_report(self.model)
+        if self._writer is None:
+            return
         with self._writer.as_default(step=epoch):
             for device in sorted({*report.weights, *report.slots}):
                 tf.summary.scalar(f"memory_bytes/{device} weights", report.weights.get(device, 0))
@@ -78,11 +84,11 @@ class PipelinePicture(keras.callbacks.Callback):
     """Writes a pipeline's timeline once, as an image.
 
     Args:
-        folder: folder of the logs.
+        folder: folder of the logs; None to take part only, in the steps that all processes measure.
         batches: batches of the steps to measure; None to draw the schedule without measuring.
     """
 
-    def __init__(self, folder: Path, batches: tf.data.Dataset | None) -> None:
+    def __init__(self, folder: Path | None, batches: tf.data.Dataset | None) -> None:
         super().__init__()
         self._folder = folder
         self._batches = batches
@@ -93,11 +99,13 @@ class PipelinePicture(keras.callbacks.Callback):
         if self._shown:
             return
         self._shown = True
+        model: Any = self.model
+        timeline = model.pipeline_timeline(self._batches)
+        if self._folder is None:
+            return
         # Pillow is a dependency of TensorBoard; training needs neither.
         from common.pictures import timeline_image
 
-        model: Any = self.model
-        timeline = model.pipeline_timeline(self._batches)
         writer = tf.summary.create_file_writer(str(self._folder))
         with writer.as_default(step=epoch):
             tf.summary.image("pipeline", timeline_image(timeline), description=str(timeline))

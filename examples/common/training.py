@@ -121,7 +121,7 @@ def train(
     num_steps = (steps_per_epoch - at.step) if at.step else max(0, epochs - at.epoch) * steps_per_epoch
     every = [
         throughput,
-        *(reports_for(model, folder / "tensorboard", batches_from, options, num_steps) if is_chief else []),
+        *reports_for(model, folder / "tensorboard", batches_from, options, num_steps),
         checkpoints,
         *([CurveFile(checkpoints, folder / CURVE_FILE)] if is_chief else []),
     ]

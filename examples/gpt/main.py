@@ -49,6 +49,7 @@ flags.DEFINE_integer("accumulation", 1, "Gradient accumulation: batches per upda
 flags.DEFINE_integer("sample_length", 600, "Tokens of the sample generated at the end; 0 for none.", lower_bound=0)
 flags.DEFINE_string("prompt", "", "Prompt of the sample. Default: the start of a document.")
 flags.DEFINE_float("temperature", 0.5, "Sampling temperature; 0 always takes the most likely token.", lower_bound=0.0)
+flags.DEFINE_string("save", None, "Path, ending in .keras, to save the trained model to.")
 define_placing_flags()
 define_run_flags()
 

@@ -28,6 +28,7 @@ class Options(PlacingOptions, RunOptions):
     sample_length: int = 600
     prompt: str = ""
     temperature: float = 0.5
+    save: str | None = None
 
 
 def check(options: Options) -> None:

@@ -1,13 +1,14 @@
 """Trains the language model under a strategy: tokens, model, training, a sample, result."""
 
 import hashlib
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 from common import devices, training
-from common.folders import run_folder
+from common.folders import check_saved_model, run_folder
 from common.placing import place
 from common.rate import WarmUpThenDecay
 
@@ -18,6 +19,8 @@ from gpt.perplexity import Perplexity
 from gpt.sampling import sample
 from gpt.text import Text
 from gpt.tokens import Tokenizer, make_tokenizer
+
+_log = logging.getLogger(__name__)
 
 # Names of biases, norms and embeddings, which are exempt from weight decay.
 _NOT_DECAYED = ["bias", "gamma", "beta", "embeddings"]
@@ -68,6 +71,8 @@ def run(options: Options, text: Text) -> Result:
         DataError: a text shorter than a row, or not supported by the tokenizer.
     """
     folder = run_folder("gpt", options)
+    if options.save is not None:
+        check_saved_model(options.save)
     tokenizer = make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
     packed = rows.pack(map(tokenizer.encode, text.documents), tokenizer.separator)
     train_rows, held_out = rows.split(packed, options.sequence_length)
@@ -90,6 +95,11 @@ def run(options: Options, text: Text) -> Result:
         data_digest=hashlib.sha256(packed.tobytes()).hexdigest(),
         validation_data=None if held_out is None else rows.in_order(held_out, options.batch_size),
     )
+    if options.save is not None:
+        # Without optimizer and metric, whose custom classes plain Keras does not know.
+        model.compiled = False
+        model.save(options.save)  # All processes call it, one writes.
+        _log.info("saved: %s", options.save)
     return Result(
         bytes_per_token=text.num_bytes / len(packed),
         sample=sample_text(model, sizes, tokenizer, options) if options.sample_length else None,
@@ -126,7 +136,8 @@ def compiled(model: Any, options: Options) -> Any:
 def sample_text(model: Any, sizes: Sizes, tokenizer: Tokenizer, options: Options) -> str:
     """Returns the prompt and its continuation, sampled from a plain model with the weights of this one.
 
-    Every process computes the same sample, without communication. The plain model has to fit on one device.
+    All processes call it: where a replica spans processes, they read the weights together. Each computes the same
+    sample. The plain model has to fit on one device.
     """
     plain = build_model(sizes)
     plain.set_weights(model.get_weights())

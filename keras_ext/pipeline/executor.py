@@ -4,6 +4,8 @@ Everything becomes one graph, in which data says what can run, and control edges
 an action starts when the one before it on its device has ended, the sums of its weights' gradients included. Without
 these edges TensorFlow would run what it can as soon as it can, hold the activations of all micro-batches, and lose what
 1F1B is for.
+
+Where stages are in several processes, each process computes its own, and `exchange` sends and receives.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.pipeline.exchange import Exchange
+from keras_ext.pipeline.ledger import Gates, Ledger
+from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.stage import Stage
 from keras_ext.pipeline.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
-from strategies import layer_api
 
 #: The loss of micro-batch i: takes i, the model's outputs, and the losses that layers add; returns a scalar.
 LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
@@ -36,10 +39,8 @@ class Run:
     """One batch on its way through the pipeline.
 
     Args:
-        stages: of the model.
+        placed: the stages.
         schedule: in whose order.
-        parts: of the replica.
-        devices: the part of each stage.
         variables: of each stage: TensorFlow's, which it reads and which are trained.
         penalties: for each stage a function that returns the penalties of its weights, which are variables of it.
         inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
@@ -49,68 +50,77 @@ class Run:
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        placed: PlacedStages,
         schedule: Schedule,
-        parts: layer_api.ReplicaParts,
-        devices: Sequence[int],
         variables: Sequence[Sequence[Any]],
         penalties: Sequence[Callable[[], list[Any]]],
         inputs: Sequence[Mapping[int, Any]],
         remat: Collection[int] = (),
         on_action: ActionCallback | None = None,
     ) -> None:
-        self._stages = stages
+        self._placed = placed
+        self._stages = placed.stages
         self._schedule = schedule
-        self._parts = parts
-        self._devices = devices
+        self._parts = placed.parts
         self._variables = variables
         self._remat = remat
         self._on_action = on_action
         #: Scalars, one for each call of `on_action`, that are ready when the call has returned.
         self.recorded: list[Any] = []
         self._from_outside = set(inputs[0])
-        #: For each micro-batch what was computed of it, by the `id` of Keras' tensors.
-        self.values = [dict(each) for each in inputs]
-        # Losses that layers added, by stage and micro-batch; penalties of weights, by stage; gradients of all these.
-        self._added: dict[tuple[int, int], list[Any]] = {}
-        self._added_upstream: dict[tuple[int, int], list[Any]] = {}
-        self._penalties = [parts.passes(devices[k], function, variables[k])([]) for k, function in enumerate(penalties)]
-        self._penalties_upstream: list[list[list[Any]]] = [[[] for _ in outputs] for outputs, _ in self._penalties]
+        self._ledger = Ledger([dict(each) for each in inputs])
+        self._own_penalties = {
+            k: placed.parts.passes(part, penalties[k], variables[k])([])
+            for k, part in enumerate(placed.devices)
+            if part is not None
+        }
+        self._ledger.penalties = {k: values for k, (values, _) in self._own_penalties.items()}
         self._vjps: dict[tuple[int, int], Any] = {}
         self._passes: dict[Any, Any] = {}
-        self._in_line = len(stages) * len(inputs) <= MOST_CALLS_IN_LINE
-        # By micro-batch and the `id` of a Keras tensor, with "logits" behind for those of it.
-        self._logits: dict[tuple[int, int], Any] = {}
-        self._upstream: dict[Any, list[Any]] = {}
+        self._in_line = len(placed.stages) * len(inputs) <= MOST_CALLS_IN_LINE
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
-        # The outputs of the last action on each device.
-        self._gates: dict[int, list[Any]] = {}
+        self._gates = Gates(schedule.devices)
+        self._exchange = Exchange(placed, self._ledger, self._gates) if placed.crosses else None
 
-    def train(self, outputs: Sequence[Any], loss_of: LossOf) -> list[list[Any]]:
+    @property
+    def values(self) -> Sequence[Mapping[int, Any]]:
+        """For each micro-batch what was computed of it, by the `id` of Keras' tensors."""
+        return self._ledger.values
+
+    def train(self, loss_of: LossOf) -> list[list[Any]]:
         """Computes outputs and gradients of all micro-batches.
 
         Args:
-            outputs: of the model, Keras' tensors.
-            loss_of: gives each micro-batch's part of the loss.
+            loss_of: gives each micro-batch's part of the loss; not called in processes without the last stage.
 
         Returns:
             For each stage the gradient of each of its variables, of the sum of all parts of the loss, or None.
         """
+        if self._exchange is not None:
+            self._exchange.penalties()
         for action in self._schedule.order():
-            if action.kind is Kind.FORWARD:
-                self._forward(action)
-                if action.stage == len(self._stages) - 1:
-                    self._compute_loss(action.microbatch, outputs, loss_of)
-            else:
-                self._backward(action)
-        for k, (_, vjp) in enumerate(self._penalties):
-            upstream = [self._parts.added(self._devices[k], each) for each in self._penalties_upstream[k]]
+            if self._placed.devices[action.stage] is not None:
+                self._compute(action, loss_of)
+            if self._exchange is not None:
+                self._exchange.after(action)
+        if self._exchange is not None:
+            self._exchange.gradients_of_penalties()
+        for k, (values, vjp) in self._own_penalties.items():
+            upstream = [self._gathered(self._placed.part(k), ("penalty", k, n)) for n in range(len(values))]
             _, self._totals[k] = vjp(upstream, (), self._totals[k])
         return self._totals
 
+    def _compute(self, action: Action, loss_of: LossOf) -> None:
+        if action.kind is Kind.BACKWARD:
+            self._backward(action)
+            return
+        self._forward(action)
+        if action.stage == len(self._stages) - 1:
+            self._compute_loss(action.microbatch, loss_of)
+
     def _forward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
-        stage, part = self._stages[k], self._devices[k]
+        stage = self._stages[k]
         inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
         masks = metadata_of(inputs, MASK)
         there = (tuple(value is not None for value in inputs), tuple(mask is not None for mask in masks))
@@ -119,15 +129,14 @@ class Run:
         made, vjp = passes(given, self._started(action, given))
         outputs = made[: len(stage.outputs)]
         rest = iter(made[len(outputs) :])
-        self.values[i].update(zip(map(id, stage.outputs), outputs, strict=True))
+        self._ledger.values[i].update(zip(map(id, stage.outputs), outputs, strict=True))
         set_metadata(outputs, MASK, [next(rest) if has_one else None for has_one in made_of["masks"]])
         for tensor, has_logits in zip(stage.outputs, made_of["logits"], strict=True):
             if has_logits:
-                self._logits[i, id(tensor)] = next(rest)
-        self._added[k, i] = list(rest)
+                self._ledger.logits[i, id(tensor)] = next(rest)
+        self._ledger.added[k, i] = list(rest)
         self._vjps[k, i] = vjp, sum(made_of["masks"]), there[0]
-        self._gates[part] = [value for value in made if value.dtype.is_floating]
-        self._ended(action)
+        self._ended(action, [value for value in made if value.dtype.is_floating])
 
     def _passes_of(
         self, k: int, has_input: tuple[bool, ...], has_mask: tuple[bool, ...]
@@ -161,7 +170,7 @@ class Run:
                     return compute(*tensors)
 
             passes = self._parts.passes(
-                self._devices[k],
+                self._placed.part(k),
                 compute,
                 self._variables[k],
                 recompute=(stage.state, recompute) if k in self._remat else None,
@@ -171,13 +180,20 @@ class Run:
             self._passes[key] = passes, made_of
         return self._passes[key]
 
-    def _compute_loss(self, i: int, outputs: Sequence[Any], loss_of: LossOf) -> None:
+    def _compute_loss(self, i: int, loss_of: LossOf) -> None:
+        outputs, ledger = self._placed.outputs, self._ledger
         predicted = [self.values[i][id(tensor)] for tensor in outputs]
         masks = metadata_of(predicted, MASK)
         # Of an output that is a softmax or a sigmoid Keras' losses take what that was computed of.
-        logits = [self._logits.get((i, id(tensor))) for tensor in outputs]
-        added = [loss for k in range(len(self._stages)) for loss in self._added[k, i]]
-        penalties = [penalty for own, _ in self._penalties for penalty in own]
+        logits = [ledger.logits.get((i, id(tensor))) for tensor in outputs]
+        added = {
+            (i, "added", k, n): loss
+            for k in range(len(self._stages))
+            for n, loss in enumerate(ledger.added.get((k, i), []))
+        }
+        penalties = {
+            ("penalty", k, n): each for k, own in sorted(ledger.penalties.items()) for n, each in enumerate(own)
+        }
         count, num_losses = len(outputs), len(added) + len(penalties)
 
         def compute(*tensors: Any) -> list[Any]:
@@ -186,68 +202,61 @@ class Run:
             set_metadata(own, LOGITS, [None if each is None else next(rest) for each in logits])
             return [loss_of(i, own, tensors[count : count + num_losses])]
 
-        given = [*predicted, *added, *penalties, *not_none(logits)]
-        [loss], vjp = self._parts.passes(self._devices[-1], compute, [])(given)
+        given = [*predicted, *added.values(), *penalties.values(), *not_none(logits)]
+        [loss], vjp = self._parts.passes(self._placed.part(len(self._stages) - 1), compute, [])(given)
         gradients, _ = vjp([self._parts.as_weighed(ops.ones_like(loss))])
         upstream = iter(gradients)
         for tensor in outputs:
-            self._note((i, id(tensor)), next(upstream))
-        for k in range(len(self._stages)):
-            self._added_upstream[k, i] = [next(upstream) for _ in self._added[k, i]]
-        for of_stage in self._penalties_upstream:
-            for each in of_stage:
-                each.append(next(upstream))
+            ledger.note((i, id(tensor)), next(upstream))
+        for key in (*added, *penalties):
+            ledger.note(key, next(upstream))
         for tensor, of_output in zip(outputs, logits, strict=True):
             if of_output is not None:
-                self._note((i, id(tensor), "logits"), next(upstream))
+                ledger.note((i, id(tensor), "logits"), next(upstream))
 
     def _backward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
-        stage, part = self._stages[k], self._devices[k]
+        stage, part = self._stages[k], self._placed.part(k)
         vjp, num_masks, has_input = self._vjps.pop((k, i))
-        of_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._logits]
+        of_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._ledger.logits]
         of_outputs = [self._gathered(part, (i, id(tensor))) for tensor in stage.outputs]
         of_outputs += [None] * num_masks + [self._gathered(part, (i, id(tensor), "logits")) for tensor in of_logits]
-        upstream = [*of_outputs, *self._added_upstream.pop((k, i))]
+        num_added = len(self._ledger.added[k, i])
+        upstream = [*of_outputs, *(self._gathered(part, (i, "added", k, n)) for n in range(num_added))]
         of_inputs, self._totals[k] = vjp(upstream, self._started(action, not_none(upstream)), self._totals[k])
         gate = []
         # Behind those of inputs, those of masks.
         given = [tensor for tensor, is_there in zip(stage.inputs, has_input, strict=True) if is_there]
         for tensor, gradient in zip(given, of_inputs, strict=False):
             if gradient is not None and id(tensor) not in self._from_outside:
-                self._note((i, id(tensor)), gradient)
+                self._ledger.note((i, id(tensor)), gradient)
                 gate.append(gradient)
         gate += not_none(self._totals[k])
-        if gate:
-            self._gates[part] = gate
-        self._ended(action)
+        self._ended(action, gate or self._gates.last(part))
 
     def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:
         """Returns the tensors that an action waits for, beside its inputs; its start is reported to `on_action`."""
-        gate = self._gates.get(self._devices[action.stage], ())
+        part = self._placed.part(action.stage)
+        gate = self._gates.last(part)
         if self._on_action is None:
             return gate
         on_action = self._on_action
-        noted = self._parts.host_callback(
-            self._devices[action.stage], lambda: on_action(action, False), [*gate, *given]
-        )
+        noted = self._parts.host_callback(part, lambda: on_action(action, False), [*gate, *given])
         self.recorded.append(noted)
         return [*gate, noted]
 
-    def _ended(self, action: Action) -> None:
+    def _ended(self, action: Action, gate: list[Any]) -> None:
+        part = self._placed.part(action.stage)
         if self._on_action is not None:
-            on_action, part = self._on_action, self._devices[action.stage]
+            on_action = self._on_action
             # After the start at any rate: an action may have nothing to compute.
-            after = [*self._gates[part], self.recorded[-1]]
+            after = [*gate, self.recorded[-1]]
             noted = self._parts.host_callback(part, lambda: on_action(action, True), after)
             # The next action waits for it: else its start could be noted before the end of this one is.
-            self._gates[part] = [noted]
+            gate = [noted]
             self.recorded.append(noted)
+        self._gates.note(part, gate)
 
     def _gathered(self, part: int, key: Any) -> Any:
         """The sum of the gradients that came for a tensor."""
-        return self._parts.added(part, self._upstream.pop(key, []))
-
-    def _note(self, key: Any, gradient: Any) -> None:
-        if gradient is not None:
-            self._upstream.setdefault(key, []).append(gradient)
+        return self._parts.added(part, self._ledger.upstream.pop(key, []))

@@ -122,10 +122,16 @@ class _Call:
     def _alone(self) -> Iterator[None]:
         """Inside, nothing of the model changes.
 
-        Updates that layers make when they are called, such as those of statistics, go to the scope.
+        Updates that layers make when they are called, such as those of statistics, go to the scope. Weights that are
+        still to be drawn are so afterwards: another process may be the one that will hold them.
         """
+        variables = [variable for layer in self.stage.layers for variable in layer.variables]
         try:
-            with layer_api.replica_parts().as_first_replica(), keras.StatelessScope():
+            with (
+                layer_api.replica_parts().as_first_replica(),
+                keras.StatelessScope(),
+                layer_api.drawn_for_now(variables),
+            ):
                 yield
         finally:
             self.stage.take_added_losses()

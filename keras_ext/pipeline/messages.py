@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
 
 
@@ -27,3 +30,67 @@ def with_messages(schedule: Schedule) -> Schedule:
                 lowered.append(Action(action.stage, kind, action.microbatch))
         devices.append(tuple(lowered))
     return Schedule(schedule.name, schedule.num_stages, schedule.num_microbatches, tuple(devices))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The values that processes send each other for each micro-batch, by the stage after whose passes they are sent.
+
+    Each value goes from the stage that makes it straight to the processes that take it, once to each, and one gradient
+    of it comes back from each.
+
+    Attributes:
+        process_of: the process that holds each stage.
+        forward: for each stage, by process: values made there that are sent when they are made.
+        backward: for each stage, by process: values made there, whose gradients are complete in this process, and sent
+            back, with the backward pass of the stage.
+    """
+
+    process_of: tuple[int, ...]
+    forward: tuple[Mapping[int, tuple[Hashable, ...]], ...]
+    backward: tuple[Mapping[int, tuple[Hashable, ...]], ...]
+
+    @property
+    def last(self) -> int:
+        """The process that holds the last stage, and computes the loss."""
+        return self.process_of[-1]
+
+    @classmethod
+    def of(
+        cls,
+        made: Sequence[Sequence[Hashable]],
+        taken: Sequence[Sequence[Hashable]],
+        outputs: Sequence[Hashable],
+        process_of: Sequence[int],
+        outputs_to: Collection[int],
+    ) -> Traffic:
+        """Returns the traffic between stages.
+
+        Args:
+            made: by each stage, values that other stages take, or that are outputs.
+            taken: by each stage, values of earlier stages, and others that all processes have.
+            outputs: of the last stage or of earlier ones.
+            process_of: the process that holds each stage.
+            outputs_to: processes that take the outputs, behind the last stage.
+        """
+        origin = {value: k for k, own in enumerate(made) for value in own}
+        # For each value the processes that take it, each with the first of its stages that does: the last one that
+        # gives a gradient of it.
+        takers: dict[Hashable, dict[int, int]] = {value: {} for value in origin}
+        for k, own in enumerate(taken):
+            for value in own:
+                if value in origin:
+                    takers[value].setdefault(process_of[k], k)
+        for value in outputs:
+            for process in outputs_to if value in origin else ():
+                takers[value].setdefault(process, len(made) - 1)
+        forward: list[dict[int, tuple[Hashable, ...]]] = [{} for _ in made]
+        backward: list[dict[int, tuple[Hashable, ...]]] = [{} for _ in made]
+        for value, k in origin.items():
+            for process, first in sorted(takers[value].items()):
+                if process != process_of[k]:
+                    forward[k][process] = (*forward[k].get(process, ()), value)
+                    if process_of[first] == process:
+                        home = process_of[k]
+                        backward[first][home] = (*backward[first].get(home, ()), value)
+        return cls(tuple(process_of), tuple(forward), tuple(backward))

@@ -14,12 +14,14 @@ from keras import ops
 from keras_ext.cloning import put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback, Run
+from keras_ext.pipeline.flow import across, masks_across, weighed_sums
 from keras_ext.pipeline.gradients import whole_gradients
 from keras_ext.pipeline.graph_partition import Wanted, num_stages_of, partition_of
 from keras_ext.pipeline.losses import MicrobatchLosses
 from keras_ext.pipeline.measured_timeline import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.model_graph import copied, graph_of
+from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage import cut, penalties_of, stages_of_operations
 from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
@@ -104,7 +106,9 @@ class PipelineModel(keras.Model):
                     f"Stage {stage.index} has a layer that runs a collective over replicas while it computes "
                     f"(synchronized=True), which is not done again. Leave it out of remat. Received: remat={remat!r}."
                 )
-        self._devices = [along[k % len(along)] for k in range(num_stages)]
+        positions = [k % len(along) for k in range(num_stages)]
+        self._placed = PlacedStages(self._stages, self.outputs, parts, positions)
+        self._placed.check()
         self._num_devices = len(along)
         self._schedule_name = schedule
         self._remat = again
@@ -172,14 +176,17 @@ class PipelineModel(keras.Model):
 
     def device_names(self, schedule: Schedule) -> tuple[str, ...]:
         """The devices of a schedule, of the first replica, such as "CPU:0"; "stage 0" where TensorFlow chooses."""
-        names = [self._parts.column(self._devices[k])[0] for k in range(schedule.num_devices)]
-        return tuple(name.rpartition("device:")[2] or f"stage {k}" for k, name in enumerate(names))
+        found = [self._parts.device_names[self._parts.along("pipe")[k]] for k in range(schedule.num_devices)]
+        return tuple(name or f"stage {k}" for k, name in enumerate(found))
 
     @property
     def losses(self) -> list[Any]:
         """The losses that layers add; in a training step those of one micro-batch."""
         shown: list[Any] | None = getattr(self._local, "losses", None)
-        return [*super().losses, *getattr(self._local, "added", ())] if shown is None else shown
+        if shown is not None:
+            return shown
+        # Where stages are in several processes, penalties of weights come with those that layers add.
+        return [*([] if self._placed.crosses else super().losses), *getattr(self._local, "added", ())]
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Computes the stages one after the other, each on its device."""
@@ -187,14 +194,17 @@ class PipelineModel(keras.Model):
         if mask is not None:
             set_metadata(flat, MASK, keras.tree.flatten(mask))
         self._local.added = []
+        if self._placed.crosses and not layer_api.in_shapes_only():
+            return self._packed(self._across(flat, training, not getattr(self._local, "tests", False)))
         flows = getattr(self._local, "flows", False) and not training
         return self._packed(self._flow(flat) if flows else self._computed(flat, training))
 
     def _computed(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
         """The outputs."""
         values = dict(zip(map(id, self.inputs), flat, strict=True))
-        for stage, part in zip(self._stages, self._devices, strict=True):
-            with self._parts.on(part):
+        for stage, part in zip(self._stages, self._placed.devices, strict=True):
+            # Stages of other processes are traced for their shapes.
+            with contextlib.nullcontext() if part is None else self._parts.on(part):
                 made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training)
             values.update(zip(map(id, stage.outputs), made, strict=True))
         return [values[id(tensor)] for tensor in self.outputs]
@@ -207,10 +217,22 @@ class PipelineModel(keras.Model):
         for i, piece in enumerate(cut_up.split(list(flat))):
             made.append(self._computed(piece, training=False))
             added.append([self._parts.as_mean(loss, shares[i]) for loss in self._take_added_losses()])
-        weighed = [[each * ops.cast(w, each.dtype) for each in own] for own, w in zip(added, shares, strict=True)]
-        self._local.added = [sum(each[1:], each[0]) for each in zip(*weighed, strict=True)]
+        self._local.added = weighed_sums(added, shares)
         joined: list[Any] = cut_up.join(made)
         return joined
+
+    def _across(self, flat: Sequence[Any], training: bool | None, outputs_to_all: bool = True) -> list[Any]:
+        """The outputs, of stages in several processes, all of which call this; there or in that of the last stage."""
+        functions = self._local.__dict__.setdefault("functions", {})
+        key = training, outputs_to_all
+        if key not in functions:
+            number = 1 if training else self.num_microbatches
+            functions[key] = self._parts.in_graph(
+                lambda *flat: across(self._placed, self.inputs, flat, number, training, outputs_to_all)
+            )
+        outputs, masks, self._local.added = functions[key](*flat)
+        set_metadata(outputs, MASK, masks)
+        return outputs
 
     def _take_added_losses(self) -> list[Any]:
         return [loss for stage in self._stages for loss in stage.take_added_losses()]
@@ -218,8 +240,15 @@ class PipelineModel(keras.Model):
     def test_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
         x, *_ = keras.utils.unpack_x_y_sample_weight(data)
-        with self._flowing(), self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes):
-            return super().test_step(data)
+        with (
+            self._flowing(tests=True),
+            self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes),
+        ):
+            if self._placed.has_last:
+                return super().test_step(data)
+            # What others compute, and the metrics of the last stage, which all processes read together.
+            self._across(self._standardize_inputs(x), False, outputs_to_all=False)
+            return self.get_metrics_result()
 
     def predict_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
@@ -236,19 +265,22 @@ class PipelineModel(keras.Model):
             return self._train_step(cut_up, x, y, sample_weight)
 
     def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:
-        if self._compile_loss is not None and not self._compile_loss.built:
+        unbuilt = [each for each in (self._compile_loss, self._compile_metrics) if each is not None and not each.built]
+        if self._compile_loss in unbuilt or (self._placed.crosses and unbuilt):
             self._symbolic_build(data_batch=(x, y, sample_weight))
         flat = self._standardize_inputs(x)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
+        has_loss = self._placed.has_last
         of_loss = [cut_up.split(each) for each in (x, y, sample_weight)]
         shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
-        of_batch = MicrobatchLosses(self, self._parts, y, self._masks_of_outputs(flat), sample_weight, shares)
+        masks = self._masks_of_outputs(flat)
+        of_batch = MicrobatchLosses(self, self._parts, y, masks, sample_weight, shares) if has_loss else None
         losses: list[Any] = []
 
         def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
             own_x, own_y, own_weight = (each[i] for each in of_loss)
             own_added = [self._parts.as_mean(loss, shares[i]) for loss in added]
-            with self._showing(own_added), of_batch.of(i):
+            with self._showing(own_added), of_batch.of(i) if of_batch else contextlib.nullcontext():
                 loss = self._compute_loss(
                     x=own_x, y=own_y, y_pred=self._packed(predicted), sample_weight=own_weight, training=True
                 )
@@ -262,27 +294,28 @@ class PipelineModel(keras.Model):
 
         weights = [stage.trainable_variables for stage in self._stages]
         run = Run(
-            self._stages,
+            self._placed,
             self.schedule(cut_up.number),
-            self._parts,
-            self._devices,
             [[variable.value for variable in own] for own in weights],
             penalties_of(self._stages),
             inputs,
             self._remat,
             self._on_action if self._parts.replica == 0 else None,
         )
-        gradients = run.train(self.outputs, loss_of)
-        of_batch.update(cut_up.num_rows)
-        self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
+        gradients = run.train(loss_of)
+        if of_batch is not None:
+            of_batch.update(cut_up.num_rows)
+            self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
         if self.trainable_weights:
-            self.optimizer.apply_gradients(
-                whole_gradients(self._parts, self._devices, self.trainable_weights, weights, gradients)
-            )
+            self.optimizer.apply_gradients(whole_gradients(self._placed, self.trainable_weights, weights, gradients))
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
-        logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
+        if has_loss:
+            predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
+            logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
+        else:
+            # Those of the last stage, which all processes read together.
+            logs = self.get_metrics_result()
         return logs if self._on_action is None else {**logs, "recorded": sum(run.recorded, ops.zeros(()))}
 
     def _masks_of_outputs(self, flat: Sequence[Any]) -> Any:
@@ -293,6 +326,8 @@ class PipelineModel(keras.Model):
         """
         if all(mask is None for mask in metadata_of(self.outputs, MASK)):
             return None
+        if self._placed.crosses:
+            return self._packed(masks_across(self._placed, self.inputs, flat, self._computed, self.num_microbatches))
         with keras.StatelessScope():
             masks = metadata_of(self._computed(flat, training=False), MASK)
         self._take_added_losses()
@@ -310,9 +345,9 @@ class PipelineModel(keras.Model):
             self._local.losses = None
 
     @contextlib.contextmanager
-    def _flowing(self) -> Iterator[None]:
-        self._local.flows = True
+    def _flowing(self, tests: bool = False) -> Iterator[None]:
+        self._local.flows, self._local.tests = True, tests
         try:
             yield
         finally:
-            self._local.flows = False
+            self._local.flows = self._local.tests = False

@@ -148,14 +148,14 @@ class ProcessGroup:
 
     def gather(self, value: tf.Tensor, dim: int = 0) -> tf.Tensor:
         """Returns the processes' values concatenated along `dim`, by rank; their sizes along it may differ."""
-        sent = _to_wire(tf.convert_to_tensor(value))
-        return _from_wire(self._collectives.all_gather([sent], self._axis, dim, differentiable=False)[0], value.dtype)
+        sent = to_wire(tf.convert_to_tensor(value))
+        return from_wire(self._collectives.all_gather([sent], self._axis, dim, differentiable=False)[0], value.dtype)
 
     def broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
         """Returns the value of the process at position `root`; the others' give shape and dtype."""
-        sent = _to_wire(tf.convert_to_tensor(value))
+        sent = to_wire(tf.convert_to_tensor(value))
         received = self._collectives.broadcast([sent], self._axis, root, differentiable=False)[0]
-        return _from_wire(received, value.dtype)
+        return from_wire(received, value.dtype)
 
     def barrier(self) -> None:
         """Returns when all processes have called it."""
@@ -185,11 +185,19 @@ _SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 _WIDER = {tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32}
 
 
-def _to_wire(value: tf.Tensor) -> tf.Tensor:
+def wire_dtype(dtype: str) -> str:
+    """Returns the name of the dtype as which collectives carry one of this name."""
+    own = tf.as_dtype(dtype)
+    return str((_SAME_BITS | _WIDER).get(own, own).name)
+
+
+def to_wire(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor of numbers in a dtype that all collectives support."""
     if value.dtype in _SAME_BITS:
         return tf.bitcast(value, _SAME_BITS[value.dtype])
     return tf.cast(value, _WIDER[value.dtype]) if value.dtype in _WIDER else value
 
 
-def _from_wire(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def from_wire(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The inverse of `to_wire`."""
     return tf.bitcast(value, dtype) if dtype in _SAME_BITS else tf.cast(value, dtype)

@@ -8,7 +8,8 @@ weights are `DeferredVariable`, drawn when something reads them, which a copy at
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,8 +17,8 @@ import tensorflow as tf
 from strategies._tf_internals import UninitializedVariable
 from strategies.replica.driving import current_driver
 
-# The name of the graphs in which Keras finds out shapes, and never computes.
-_SHAPES_ONLY = "scratch_graph"
+#: The beginning of the names of graphs in which Keras finds out shapes, and never computes.
+SHAPES_ONLY = "scratch_graph"
 
 
 class RemoteVariable(UninitializedVariable):
@@ -81,11 +82,33 @@ class DeferredVariable(UninitializedVariable):
                 super().assign(tf.cast(draw(), self.dtype))
         return super().handle
 
+    def forget(self, draw: Callable[[], Any]) -> None:
+        """Frees the memory of the value; ``draw`` returns it when it is read again."""
+        empty = tf.zeros([0], self.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self._handle, value=empty, validate_shape=False)
+        self.draw = draw
+
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a value; the initial one is never drawn."""
         if tf.executing_eagerly():
             self.draw = None
         return super().assign(value, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def drawn_for_now(variables: Iterable[Any]) -> Iterator[None]:
+    """Inside, variables of Keras or TensorFlow are drawn where they are read; then they are deferred as before.
+
+    What is traced inside must not run later, and nothing assigns them.
+    """
+    components = [each for each in map(component_of, variables) if isinstance(each, DeferredVariable)]
+    deferred = [(component, component.draw) for component in components if component.draw is not None]
+    try:
+        yield
+    finally:
+        for component, draw in deferred:
+            if component.draw is None:
+                component.forget(draw)
 
 
 def peek(variable: Any) -> Any:
@@ -115,7 +138,7 @@ def in_shapes_only() -> bool:
     """True inside of a graph that finds out shapes and is never run."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "building_function", False):
-        if str(getattr(graph, "name", "")).startswith(_SHAPES_ONLY):
+        if str(getattr(graph, "name", "")).startswith(SHAPES_ONLY):
             return True
         graph = graph.outer_graph
     return False

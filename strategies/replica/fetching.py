@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
-from strategies.replica.deferred import DeferredVariable, component_of, is_remote, peek
+from strategies.replica.deferred import component_of, is_remote, peek
 from strategies.replica.driving import current_driver
 from strategies.replica.holders import holders_of, job_of, spans_processes
 
@@ -46,11 +46,13 @@ def give_to_all(variable: Any, job: ProcessGroup) -> None:
 
 
 def local_value(variable: Any) -> tf.Tensor:
-    """Returns the value of a variable that this process holds; one that is deferred stays so."""
+    """Returns the value of a variable that this process holds.
+
+    One that all processes hold and that is still to be drawn stays so: its model may be there to be copied only.
+    """
     component = component_of(variable)
-    deferred = isinstance(component, DeferredVariable) and component.draw is not None
-    value = peek(variable) if deferred else tf.convert_to_tensor(variable)
-    return tf.cast(value, variable.dtype)
+    drawn = holders_of(variable) or getattr(component, "draw", None) is None
+    return tf.cast(tf.convert_to_tensor(variable) if drawn else peek(variable), variable.dtype)
 
 
 def slices(

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import DistributedVariable
+from strategies.replica.deferred import RemoteVariable
 from strategies.topology.devices import list_own_devices, short_name
 
 
@@ -15,7 +16,8 @@ def bytes_per_device(variables: Iterable[Any]) -> dict[str, int]:
     """Counts the bytes of ``variables`` on each device of this process, from the variables themselves.
 
     Args:
-        variables: of Keras or of TensorFlow; of a mirrored one every copy counts, where it is.
+        variables: of Keras or of TensorFlow; of a mirrored one every copy counts, where it is. Those that other
+            processes hold take nothing; those that are still to be drawn count as they will.
 
     Returns:
         Bytes by device, such as ``"GPU:0"``, in the order of the names.
@@ -24,6 +26,8 @@ def bytes_per_device(variables: Iterable[Any]) -> dict[str, int]:
     for variable in variables:
         value = getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
         for component in value.values if isinstance(value, DistributedVariable) else (value,):
+            if isinstance(component, RemoteVariable):
+                continue
             device = short_name(component.device).removeprefix("/device:")
             counts[device] = counts.get(device, 0) + component.shape.num_elements() * component.dtype.size
     return dict(sorted(counts.items()))

@@ -1,11 +1,13 @@
-"""Values that processes read, and files that they write, together: for callbacks that all processes run."""
+"""Values that processes read, and files that they write, together: for what all of them run, such as callbacks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import MetricVariable
@@ -35,6 +37,16 @@ def write_together(model: Any, write: Callable[[], None]) -> None:
         drive(engine, variables_of(model), write)
 
 
+def from_all_ranks(model: Any, text: str) -> list[str]:
+    """Returns the texts of all processes that hold parts of the model, by rank; `text` alone if this one holds all."""
+    engine = _engine(model)
+    job = None if engine is None or not engine.parts.spans_processes else engine.process_group
+    if job is None:
+        return [text]
+    sent = tf.io.decode_raw(json.dumps(text) + "\n", tf.uint8)
+    return [json.loads(line) for line in bytes(job.gather(sent).numpy()).decode().splitlines()]
+
+
 def _engine(model: Any) -> ReplicatedExtended | None:
-    engine = model.distribute_strategy.extended
+    engine = getattr(getattr(model, "distribute_strategy", None), "extended", None)
     return engine if isinstance(engine, ReplicatedExtended) else None

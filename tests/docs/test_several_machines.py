@@ -61,11 +61,11 @@ def test_a_command_is_taken(command: str) -> None:
         assert doctor._parser().parse_args([]).timeout_seconds > 0
         return
     _, flags = program_and_flags(command)
-    [mesh] = [flag.partition("=")[2] for flag in flags if flag.startswith("--mesh")] or [None]
+    meshes = [flag.partition("=")[2] for flag in flags if flag.startswith("--mesh")]
     expected = "multi_worker" if words[0] in ("python", "srun") else "horovod"
     assert f"--strategy={expected}" in flags
     count = _num_processes(command)
-    sizes = mesh_of(mesh)
+    sizes = mesh_of(meshes[0] if meshes else None)
     devices = [f"CPU:{index}" for index in range(devices_of_a_process(sizes, count))]
     assert mesh_over_processes(count, sizes, devices).size == count * len(devices)
 

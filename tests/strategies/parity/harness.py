@@ -125,7 +125,7 @@ def execute(case: Case, strategy: tf.distribute.Strategy | None) -> Outcome:
     optimizer = getattr(model, "optimizer", None)
     return Outcome(
         weights=model.get_weights(),
-        slots=[] if optimizer is None else [np.asarray(v) for v in layer_api.joined(optimizer.variables)],
+        slots=[] if optimizer is None else layer_api.values_of(model, layer_api.joined(optimizer.variables)),
         logs=logs,
     )
 

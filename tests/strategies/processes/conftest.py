@@ -14,6 +14,9 @@ LEFT_OUT = (
     "[meshes-2-MultiWorkerMirroredStrategy]",
     "[meshes-2-HorovodStrategy]",
     "[meshes-4-HorovodStrategy]",
+    "test_pipelines_over_two_processes[HorovodStrategy-1]",
+    "test_pipelines_over_two_processes[HorovodStrategy-2]",
+    "test_pipelines_over_two_processes[MultiWorkerMirroredStrategy-2]",
 )
 
 

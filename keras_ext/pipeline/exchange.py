@@ -1,0 +1,262 @@
+"""The messages between the processes that hold the stages of a pipeline, at their places in the order of its schedule.
+
+All processes go through all actions in one order. The process that holds the stage of an action computes it and sends;
+those that take what it makes receive it at the same place. So both ends of each message, and all messages between two
+processes, are traced in one order, as collectives between GPUs need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+from keras_ext.pipeline.ledger import Gates, Ledger
+from keras_ext.pipeline.placed_stages import PlacedStages
+from keras_ext.pipeline.schedule import Action, Kind
+from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
+from strategies import layer_api
+
+#: Something that a stage has made of a micro-batch: "outputs", "masks", "logits" or "added", and its number.
+_Item = tuple[str, int]
+#: By process and key: values of which it gets gradients, each with the action that takes that, if there is one.
+_Returned = dict[int, dict[Hashable, Action | None]]
+
+
+class Exchange:
+    """The messages of one batch. Make it where the function is traced.
+
+    Args:
+        placed: the stages.
+        ledger: has what is sent, and takes what is received.
+        gates: of the devices of this process.
+        outputs_to_all: whether the model's outputs go to all processes, or to that of the last stage.
+    """
+
+    def __init__(
+        self,
+        placed: PlacedStages,
+        ledger: Ledger,
+        gates: Gates,
+        outputs_to_all: bool = False,
+    ) -> None:
+        self._placed = placed
+        self._stages = placed.stages
+        self._outputs = {id(tensor) for tensor in placed.outputs}
+        self._traffic = placed.traffic({*placed.process_of} if outputs_to_all else {placed.process_of[-1]})
+        self._ledger = ledger
+        self._gates = gates
+        self._messages = layer_api.StageMessages(placed.parts)
+        # Micro-batches of one shape are computed alike: what is said of the first of them holds for all.
+        inputs = [_shapes(own) for own in ledger.values]
+        self._alike = [inputs.index(own) for own in inputs]
+        self._said: dict[Hashable, Any] = {}
+        self._penalties: dict[int, list[Hashable]] = {}
+
+    def after(self, action: Action) -> None:
+        """Sends what an action has made to the processes that take it, or receives it."""
+        if action.kind is Kind.FORWARD:
+            self.forward(action)
+        else:
+            self.backward(action)
+
+    # ---- forward
+
+    def forward(self, action: Action) -> None:
+        """Sends what a stage has made of a micro-batch to the processes that take it, or receives it."""
+        k, i = action.stage, action.microbatch
+        source, own = self._traffic.process_of[k], self._messages.position
+        described = self._described(action)
+        for process in self._takers(k, described):
+            items = [item for item in described if self._is_for(process, k, item)]
+            if source == own:
+                made = self._made(k, i)
+                self._messages.send(self._part(k), process, [made[item] for item in items])
+            elif process == own:
+                taker = self._first_taker(action)
+                received = self._messages.receive(
+                    self._part(taker.stage), source, [described[item] for item in items], self._gate_of(taker)
+                )
+                self._take(k, i, dict(zip(items, received, strict=True)))
+
+    def _takers(self, k: int, described: Collection[_Item]) -> list[int]:
+        """The processes that take something that a stage has made."""
+        takers = set(self._traffic.forward[k])
+        if self._traffic.process_of[k] != self._traffic.last and any(name == "added" for name, _ in described):
+            takers.add(self._traffic.last)
+        return sorted(takers)
+
+    def _is_for(self, process: int, k: int, item: _Item) -> bool:
+        name, n = item
+        if name == "added":
+            return process == self._traffic.last
+        tensor = id(self._stages[k].outputs[n])
+        if tensor not in self._traffic.forward[k].get(process, ()):
+            return False
+        return name != "logits" or (process == self._traffic.last and tensor in self._outputs)
+
+    def _first_taker(self, action: Action) -> Action:
+        """The first forward action of this process that takes something of what another one has made."""
+        sent = self._traffic.forward[action.stage].get(self._messages.position, ())
+        stages = [
+            stage.index
+            for stage, part in zip(self._stages, self._placed.devices, strict=True)
+            if part is not None and any(id(tensor) in sent for tensor in stage.inputs)
+        ]
+        own = [k for k, part in enumerate(self._placed.devices) if part is not None]
+        return Action(min(stages, default=max(own)), Kind.FORWARD, action.microbatch)
+
+    def _described(self, action: Action) -> dict[_Item, layer_api.Description]:
+        """What a stage makes of a micro-batch, by the process that does."""
+        k = action.stage
+
+        def describe() -> list[Any]:
+            return [[*item, *layer_api.Description.of(each)] for item, each in self._made(k, action.microbatch).items()]
+
+        said = self._agreed(self._key(action), self._traffic.process_of[k], describe)
+        return {(name, n): layer_api.Description.said(each) for name, n, *each in said}
+
+    def _made(self, k: int, i: int) -> dict[_Item, Any]:
+        """What a stage of this process has made of a micro-batch."""
+        tensors = [id(tensor) for tensor in self._stages[k].outputs]
+        values = [self._ledger.values[i][tensor] for tensor in tensors]
+        found = {
+            "outputs": values,
+            "masks": metadata_of(values, MASK),
+            "logits": [self._ledger.logits.get((i, tensor)) for tensor in tensors],
+            "added": self._ledger.added.get((k, i), []),
+        }
+        return {(name, n): each for name, own in found.items() for n, each in enumerate(own) if each is not None}
+
+    def _take(self, k: int, i: int, received: Mapping[_Item, Any]) -> None:
+        for (name, n), value in received.items():
+            tensor = id(self._stages[k].outputs[n]) if name != "added" else 0
+            if name == "outputs":
+                self._ledger.values[i][tensor] = value
+                set_metadata([value], MASK, [received.get(("masks", n))])
+            elif name == "logits":
+                self._ledger.logits[i, tensor] = value
+            elif name == "added":
+                self._ledger.added.setdefault((k, i), []).append(value)
+
+    # ---- backward
+
+    def backward(self, action: Action) -> None:
+        """Sends the gradients that a stage completes to the processes that made what they are of, or receives them."""
+        k, i = action.stage, action.microbatch
+        returned = self._returned(k, i)
+        if returned:
+            self._exchange_gradients(self._key(action), k, returned)
+
+    def _returned(self, k: int, i: int) -> _Returned:
+        """The values, by process and key, of which gradients are sent with a backward pass, and what takes each."""
+        found: dict[int, dict[Hashable, Action | None]] = {}
+        last, source = self._traffic.last, self._traffic.process_of[k]
+        for j, stage in enumerate(self._stages):
+            process = self._traffic.process_of[j]
+            if process == source:
+                continue
+            takes = Action(j, Kind.BACKWARD, i)
+            own: dict[Hashable, Action | None] = {}
+            for (name, n), described in self._described(Action(j, Kind.FORWARD, i)).items():
+                tensor = 0 if name == "added" else id(stage.outputs[n])
+                if name == "outputs" and described.is_floating:
+                    if tensor in self._traffic.backward[k].get(process, ()):
+                        own[i, tensor] = takes
+                elif k == len(self._stages) - 1 and source == last:
+                    if name == "logits" and self._is_for(last, j, (name, n)):
+                        own[i, tensor, "logits"] = takes
+                    elif name == "added":
+                        own[i, "added", j, n] = takes
+            if own:
+                found.setdefault(process, {}).update(own)
+        return found
+
+    def _exchange_gradients(self, key: Hashable, k: int, returned: _Returned) -> None:
+        source, own, part = self._traffic.process_of[k], self._messages.position, self._part(k)
+        found = {
+            process: [self._placed.parts.added(part, self._ledger.upstream.pop(value, [])) for value in values]
+            for process, values in returned.items()
+            if source == own
+        }
+
+        def describe() -> list[Any]:
+            return [
+                [process, [None if each is None else layer_api.Description.of(each) for each in gradients]]
+                for process, gradients in found.items()
+            ]
+
+        said = {
+            process: [None if each is None else layer_api.Description.said(each) for each in described]
+            for process, described in self._agreed(key, source, describe)
+        }
+        for process, values in sorted(returned.items()):
+            present = [
+                (value, takes, described)
+                for (value, takes), described in zip(values.items(), said[process], strict=True)
+                if described is not None
+            ]
+            if present and source == own:
+                self._messages.send(part, process, [each for each in found[process] if each is not None])
+            elif present and process == own:
+                # Stages go backward: that of the last one comes first.
+                takers = [takes for _, takes, _ in present if takes is not None]
+                first = max(takers, key=lambda takes: takes.stage, default=None)
+                part, after = (part, ()) if first is None else (self._part(first.stage), self._gate_of(first))
+                received = self._messages.receive(part, source, [each for *_, each in present], after)
+                for (value, *_), gradient in zip(present, received, strict=True):
+                    self._ledger.note(value, gradient)
+
+    # ---- penalties
+
+    def penalties(self) -> None:
+        """Sends the penalties of weights to the process that computes the loss, or receives them."""
+        last, own = self._traffic.last, self._messages.position
+        for source in sorted({*self._traffic.process_of} - {last}):
+            found = {k: self._ledger.penalties.get(k, []) for k in self._stages_of(source)}
+            said = self._messages.agreed(
+                source, [[k, *layer_api.Description.of(each)] for k, values in found.items() for each in values]
+            )
+            self._penalties[source] = [
+                ("penalty", k, sum(other == k for other, *_ in said[:place])) for place, (k, *_) in enumerate(said)
+            ]
+            if not said:
+                continue
+            if own == source:
+                self._messages.send(
+                    self._part(min(found)), last, [each for values in found.values() for each in values]
+                )
+            elif own == last:
+                described = [layer_api.Description.said(each) for _, *each in said]
+                received = self._messages.receive(self._part(len(self._stages) - 1), source, described)
+                for (_, k, _), value in zip(self._penalties[source], received, strict=True):
+                    self._ledger.penalties.setdefault(k, []).append(value)
+
+    def gradients_of_penalties(self) -> None:
+        """Sends them back."""
+        returned: _Returned = {source: dict.fromkeys(keys) for source, keys in self._penalties.items() if keys}
+        if returned:
+            self._exchange_gradients("penalties", len(self._stages) - 1, returned)
+
+    def _stages_of(self, process: int) -> list[int]:
+        return [k for k, each in enumerate(self._traffic.process_of) if each == process]
+
+    def _key(self, action: Action) -> Hashable:
+        return action.stage, action.kind, self._alike[action.microbatch]
+
+    def _agreed(self, key: Hashable, source: int, describe: Callable[[], Any]) -> Any:
+        """Returns what a process says under a key, once for all that have it."""
+        if key not in self._said:
+            self._said[key] = self._messages.agreed(source, describe() if source == self._messages.position else None)
+        return self._said[key]
+
+    def _part(self, k: int) -> int:
+        """The part of a stage; if another process holds it, the first one of this process."""
+        part = self._placed.devices[k]
+        return self._placed.parts.owned[0] if part is None else part
+
+    def _gate_of(self, action: Action) -> Sequence[Any]:
+        return self._gates.of_receive(self._placed.part(action.stage), action)
+
+
+def _shapes(values: Mapping[int, Any]) -> list[Any]:
+    return [None if value is None else tuple(value.shape) for value in values.values()]

@@ -1,0 +1,217 @@
+"""Messages between the processes that hold the stages of one pipeline, in a function that is being traced.
+
+Both ends of a message trace it at the same place of a table that all processes have, so that each sends what the other
+expects. What is sent is known to its sender only: it says so, once, while the function is traced.
+
+A send ends when the peer has posted its receive. So nothing waits for a send but the end of the function.
+
+Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.batches import shares
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
+from strategies.collectives.channel import Channel
+from strategies.collectives.process_group import from_wire, to_wire, wire_dtype
+from strategies.replica.parts import ReplicaParts
+from strategies.replica.slices import Lookups, side_by_side
+
+# Of what is said while tracing: in one message up to this length, in two beyond.
+_USUAL_LENGTH = 2048
+
+
+class Description(NamedTuple):
+    """A tensor, as far as it is known when a function is traced.
+
+    Attributes:
+        shape: None where a dimension is not known.
+        dtype: its name.
+        kind: the name of the way in which it depends on the rows of the batch.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+    kind: str
+
+    @classmethod
+    def of(cls, tensor: Any) -> Description:
+        """Describes a tensor; slices of rows as the tensor that they make."""
+        kind = Kind.ROWS if isinstance(tensor, tf.IndexedSlices) else shares.dependence_here().kind(tensor)
+        return cls(tuple(tensor.shape.as_list()), tensor.dtype.name, kind.name)
+
+    @classmethod
+    def said(cls, each: Sequence[Any]) -> Description:
+        """Returns a description that has been through JSON."""
+        shape, dtype, kind = each
+        return cls(tuple(shape), dtype, kind)
+
+    @property
+    def is_floating(self) -> bool:
+        """True if gradients of it can be had."""
+        return bool(tf.as_dtype(self.dtype).is_floating)
+
+
+class GradientParcel(NamedTuple):
+    """A gradient of a variable as tensors: itself, or of slices of rows values and indices, for each lookup of its own.
+
+    Attributes:
+        tensors: none of no gradient.
+    """
+
+    tensors: tuple[tf.Tensor, ...]
+
+    @classmethod
+    def of(cls, gradient: Any) -> GradientParcel:
+        """Takes a gradient apart: a tensor, slices of rows, or None."""
+        if gradient is None:
+            return cls(())
+        if not isinstance(gradient, tf.IndexedSlices):
+            return cls((gradient,))
+        lookups = Lookups.of(gradient, shares.dependence_here())
+        return cls(tuple(each for own in (*lookups.shared, *lookups.own) for each in (own.values, own.indices)))
+
+    @property
+    def said(self) -> list[Description]:
+        """The tensors, described."""
+        return [Description.of(tensor) for tensor in self.tensors]
+
+    def gradient(self, shape: Sequence[int]) -> Any:
+        """Returns the gradient of a variable of a shape."""
+        if len(self.tensors) < 2:
+            return self.tensors[0] if self.tensors else None
+        pairs = zip(self.tensors[::2], self.tensors[1::2], strict=True)
+        return side_by_side([tf.IndexedSlices(*pair, tf.constant(list(shape))) for pair in pairs])
+
+
+class StageMessages:
+    """The messages along the axis "pipe" of one function. Make it where the function is traced.
+
+    Args:
+        parts: of a replica whose axis "pipe" crosses processes.
+    """
+
+    def __init__(self, parts: ReplicaParts) -> None:
+        if tf.executing_eagerly():
+            raise ValueError(
+                "The stages of this pipeline are in several processes, which exchange tensors in traced functions "
+                "only. Compile the model with run_eagerly=False, and leave tf.config.run_functions_eagerly off."
+            )
+        self._parts = parts
+        self._group = parts.groups.model["pipe"]
+        #: The position of this process among those along "pipe".
+        self.position = self._group.rank
+
+    def agreed(self, source: int, value: Any) -> Any:
+        """Returns what the process at position `source` passes, while the function is traced, on all along "pipe".
+
+        Args:
+            source: a position along "pipe".
+            value: what JSON can write; of the others it is ignored.
+        """
+        text = json.dumps(value).encode() if self.position == source else b""
+        with tf.init_scope():
+            head = self._broadcast(source, [len(text), *text[: _USUAL_LENGTH - 1]], _USUAL_LENGTH)
+            rest = max(0, int(head[0]) - (_USUAL_LENGTH - 1))
+            tail = self._broadcast(source, text[_USUAL_LENGTH - 1 :], rest) if rest else head[:0]
+        said = bytes(np.concatenate([head[1:], tail]).astype("uint8"))[: int(head[0])]
+        return json.loads(said)
+
+    def send(self, part: int, target: int, tensors: Sequence[Any]) -> None:
+        """Sends tensors, together where their dtypes let them, to the process at position `target`."""
+        with self._parts.on(part):
+            dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            described = [Description.of(tensor) for tensor in dense]
+            unknown = [
+                tf.shape(tensor)[dim]
+                for tensor, own in zip(dense, described, strict=True)
+                for dim, size in enumerate(own.shape)
+                if size is None
+            ]
+            if unknown:
+                self._channel(self.position, target).send([tf.stack(unknown)])
+            for dtype, members in _bundles(described):
+                sent = [_cast_for(dense[i], dtype) for i in members]
+                whole = sent[0] if len(sent) == 1 else tf.concat([tf.reshape(each, [-1]) for each in sent], 0)
+                self._channel(self.position, target).send([whole])
+
+    def receive(
+        self, part: int, source: int, described: Sequence[Description], after: Sequence[Any] = ()
+    ) -> list[tf.Tensor]:
+        """Receives tensors that the process at position `source` sends.
+
+        Args:
+            part: which takes them.
+            source: a position along "pipe".
+            described: the tensors, by their sender.
+            after: tensors that are to be there before memory is set aside for what comes.
+        """
+        with self._parts.on(part), tf.control_dependencies(list(after)):
+            shapes = self._shapes(source, described)
+            received: dict[int, tf.Tensor] = {}
+            for dtype, members in _bundles(described):
+                own = [shapes[i] for i in members]
+                channel, wire = self._channel(source, self.position), tf.as_dtype(dtype)
+                if len(members) == 1:
+                    pieces = channel.recv([_as_shape(own[0])], wire)
+                else:
+                    sizes = [math.prod(shape) for shape in own]
+                    [whole] = channel.recv([_as_shape([sum(sizes)])], wire)
+                    pieces = tf.split(whole, sizes)
+                for i, piece, shape in zip(members, pieces, own, strict=True):
+                    received[i] = tf.reshape(piece, _as_shape(shape))
+        return [_restored(received[i], each) for i, each in enumerate(described)]
+
+    def _shapes(self, source: int, described: Sequence[Description]) -> list[list[Any]]:
+        """The shapes of tensors that come: of integers, and of int32 scalars for what the sender does not know yet."""
+        number = sum(size is None for each in described for size in each.shape)
+        if not number:
+            return [list(each.shape) for each in described]
+        [header] = self._channel(source, self.position).recv([[number]], tf.int32)
+        unknown = iter(tf.unstack(header, number))
+        return [[next(unknown) if size is None else size for size in each.shape] for each in described]
+
+    def _channel(self, source: int, target: int) -> Channel:
+        collectives = self._parts.groups.collectives
+        if collectives is None:
+            raise RuntimeError("There are no other processes.")
+        return collectives.channel("pipe", source, target)
+
+    def _broadcast(self, source: int, numbers: Sequence[int], length: int) -> np.ndarray:
+        buffer = np.zeros([length], "int32")
+        buffer[: len(numbers)] = list(numbers)
+        received: np.ndarray = self._group.broadcast(tf.constant(buffer), source).numpy()
+        return received
+
+
+def _bundles(described: Sequence[Description]) -> list[tuple[str, list[int]]]:
+    """Which tensors travel together, and as which dtype: masks with the first floating-point tensor, which has room."""
+    floating = next((each.dtype for each in described if each.is_floating), None)
+    found: dict[str, list[int]] = {}
+    for i, each in enumerate(described):
+        joins = each.dtype == "bool" and floating is not None
+        found.setdefault(floating if joins and floating else wire_dtype(each.dtype), []).append(i)
+    return list(found.items())
+
+
+def _cast_for(tensor: tf.Tensor, dtype: str) -> tf.Tensor:
+    return tf.cast(tensor, dtype) if tensor.dtype == tf.bool else to_wire(tensor)
+
+
+def _restored(tensor: tf.Tensor, described: Description) -> tf.Tensor:
+    restored = from_wire(tensor, tf.as_dtype(described.dtype))
+    restored.set_shape(described.shape)
+    return mark(restored, Kind[described.kind])
+
+
+def _as_shape(sizes: Sequence[Any]) -> Any:
+    return list(sizes) if all(isinstance(size, int) for size in sizes) else tf.stack(list(sizes))
