@@ -212,7 +212,7 @@ class TestDifferences:
 
     @pytest.mark.skipif(ENGINE != "HorovodStrategy", reason="its options")
     def test_options(self) -> None:
-        with pytest.raises(ValueError, match="same bucket_bytes.*rank 0: 1000; rank 1: 1001"):
+        with pytest.raises(ValueError, match=r"same bucket_bytes.*rank 0: 1000; rank 1: 1001"):
             new_strategy({"tensor": 2}, bucket_bytes=1000 + rank())
         with pytest.raises(ValueError, match="Adasum looks at all of a weight's gradient"):
             new_strategy({"pipe": 2}, reduction="adasum")
@@ -222,14 +222,16 @@ class TestDifferences:
         with on("pipe").scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3 + rank(), name="own")])
             model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match=r"different models.*rank 0: variable own/kernel \(6, 3\).*rank 1.*\(6, 4\)"):
+        with pytest.raises(
+            ValueError, match=r"different models.*rank 0: variable own/kernel \(6, 3\).*rank 1.*\(6, 4\)"
+        ):
             getattr(model, entry)(X, verbose=0)
 
     def test_optimizers(self) -> None:
         with on("pipe").scope():
             model = stages(0, 1)
             model.compile(opt.Adam(1e-3 * (1 + rank())), "mse")
-        with pytest.raises(ValueError, match="rank 0: optimizer Adam.*rank 1: optimizer Adam"):
+        with pytest.raises(ValueError, match=r"rank 0: optimizer Adam.*rank 1: optimizer Adam"):
             model.fit(X, Y, verbose=0)
 
     def test_places(self) -> None:
@@ -244,7 +246,7 @@ class TestDifferences:
         with on("pipe").scope():
             model = stages(0, 1)
             model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match="other values of 'head/kernel'.*set_random_seed.*all ranks"):
+        with pytest.raises(ValueError, match=r"other values of 'head/kernel'.*set_random_seed.*all ranks"):
             model.fit(X, Y, verbose=0)
 
 
