@@ -38,7 +38,13 @@ from strategies.engine.reductions import Reductions, Rider
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
-from strategies.engine.variables import ReplicaStateVariable, aware, holds_totals, reading_totals
+from strategies.engine.variables import (
+    PartialSumVariable,
+    ReplicaStateVariable,
+    aware,
+    holds_totals,
+    reading_totals,
+)
 from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
 from strategies.replica.holders import note_holders
@@ -275,7 +281,8 @@ class ReplicatedExtended(MirroredExtended):
     def metric_totals(self, variables: Iterable[Any]) -> Iterator[None]:
         """Sums the metric ``variables`` over all replicas at once, for reads inside: one message instead of many.
 
-        Where stages are in several processes, the last one has the outputs: its sums are everybody's.
+        Where stages are in several processes, the last one has the outputs: its sums are everybody's. Accumulated
+        gradients are each process' own.
         """
         if holds_totals() or (self.layout.process_group is None and not self.parts.crosses("pipe")):
             yield
@@ -288,7 +295,10 @@ class ReplicatedExtended(MirroredExtended):
             deferred = self.finish_update(own)
             sums = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own) if deferred is None else deferred
             totals = sums
-        with reading_totals(zip(chosen, self.parts.of_last_stage(totals), strict=True)):
+        shown = [i for i, v in enumerate(chosen) if not isinstance(v, PartialSumVariable)]
+        for i, total in zip(shown, self.parts.of_last_stage([totals[i] for i in shown]), strict=True):
+            totals[i] = total
+        with reading_totals(zip(chosen, totals, strict=True)):
             yield
 
     # ---- input

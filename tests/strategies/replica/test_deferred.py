@@ -1,0 +1,53 @@
+"""Variables without a value, yet or for good."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from strategies.replica.deferred import DeferredVariable, RemoteVariable, is_remote, peek
+
+KWARGS = {"shape": [2], "dtype": tf.float32, "name": "v", "trainable": True}
+
+
+class TestDeferred:
+    def made(self) -> tuple[DeferredVariable, list[int]]:
+        drawn: list[int] = []
+
+        def draw() -> tf.Tensor:
+            drawn.append(1)
+            return tf.ones([2])
+
+        return DeferredVariable(draw, **KWARGS), drawn
+
+    def test_it_is_drawn_when_it_is_read_and_once(self) -> None:
+        variable, drawn = self.made()
+        assert (variable.shape, variable.dtype, drawn) == ([2], tf.float32, [])
+        assert (2 * variable).numpy().tolist() == [2.0, 2.0]
+        assert variable.numpy().tolist() == [1.0, 1.0]
+        assert drawn == [1]
+
+    def test_it_is_drawn_when_a_function_reads_it(self) -> None:
+        variable, drawn = self.made()
+        assert tf.function(lambda: tf.reduce_sum(variable))().numpy() == 2.0
+        assert drawn == [1]
+
+    def test_what_is_assigned_is_not_drawn(self) -> None:
+        variable, drawn = self.made()
+        variable.assign([3.0, 4.0])
+        assert (variable.numpy().tolist(), drawn) == ([3.0, 4.0], [])
+
+    def test_a_peek_leaves_it_undrawn(self) -> None:
+        variable, _ = self.made()
+        assert peek(variable).numpy().tolist() == [1.0, 1.0]
+        assert variable.draw is not None
+        assert not is_remote(variable)
+
+
+class TestRemote:
+    def test_it_has_a_shape_and_no_value(self) -> None:
+        variable = RemoteVariable(3, **KWARGS)
+        assert (variable.shape, variable.owner, is_remote(variable)) == ([2], 3, True)
+        assert variable.assign([1.0, 2.0]) is variable
+        with pytest.raises(ValueError, match="is held by rank 3"):
+            variable.numpy()
