@@ -16,11 +16,11 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 MESHES = ("data=4", "pipe=4", "tensor=4", "data=1,pipe=2,tensor=2")
 _OPTIONS = (
-    "--epochs=40",
+    "--epochs=32",
     "--steps_per_epoch=5",
     "--batch_size=16",
     "--sequence_length=32",
-    "--num_layers=4",
+    "--num_layers=2",
     "--units=32",
     "--warmup_steps=20",
     "--learning_rate=0.003",
