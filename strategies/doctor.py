@@ -2,11 +2,12 @@
 
     python -m strategies.doctor
     python -m strategies.launch --nproc-per-node 2 -m strategies.doctor
-    horovodrun -np 2 python -m strategies.doctor
+    horovodrun -np 4 python -m strategies.doctor --mesh data=1,pipe=2,tensor=2
 
 Start it in the same way as the program that does not start or is slow. Rank 0 prints the report; every other rank
 prints one line about itself, and its problems. Each problem is printed with its remedy, and the exit code is then 1.
-The wait for other ranks is limited by --timeout-seconds.
+With the program's --mesh, the report has latency and GB/s along each axis that crosses processes. The wait for other
+ranks is limited by --timeout-seconds.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from strategies.doctoring.machine import LAUNCH, check_machine
 from strategies.doctoring.report import Report
 from strategies.doctoring.software import check_horovod, check_versions
 from strategies.topology.cluster import Cluster
+from strategies.topology.mesh import DeviceMesh
 
 _STRATEGIES = ("MultiWorkerMirroredStrategy", "HorovodStrategy")
 
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--max-mb", type=_positive, default=100.0, metavar="MB", help="the largest tensor to reduce; default 100")
+    add("--mesh", type=_axes, metavar="AXES", help="the mesh of the program, as in data=1,pipe=2,tensor=2")
     add("--json", action="store_true", help="one line of JSON per rank")
     add(
         "--timeout-seconds",
@@ -75,6 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--exchange", choices=_STRATEGIES, help=argparse.SUPPRESS)
     return parser
+
+
+def _axes(text: str) -> dict[str, int]:
+    try:
+        return DeviceMesh.axes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> float:

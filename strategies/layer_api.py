@@ -9,7 +9,7 @@ from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.splitting import SplitWeight, joined
-from strategies.replica.stage_messages import Description, StageMessages
+from strategies.replica.stage_messages import Description, GradientParcel, StageMessages
 from strategies.saving.restoring import state_of
 from strategies.saving.together import from_all_ranks, values_of, write_together
 
@@ -32,6 +32,7 @@ def replica_parts() -> ReplicaParts:
 __all__ = [
     "AxisMappings",
     "Description",
+    "GradientParcel",
     "ReplicaParts",
     "SplitWeight",
     "StageMessages",

@@ -12,10 +12,10 @@ import tensor_parallel.workload
 FLOAT_BYTES = 4
 #: Stages, and shards: devices over which a model is spread.
 NUM_PARTS = 2
-#: What a turn measures, all of it in milliseconds: a step; a message of one number; the core's time for a message of
-#: the size that the steps of the case send.
-Measure = Literal["step", "latency", "core"]
-MEASURES: tuple[Measure, ...] = ("step", "latency", "core")
+#: What a turn measures, all of it in milliseconds: a step; the core's time for a step; a message of one number; the
+#: core's time for a message of the size that the steps of the case send.
+Measure = Literal["step", "busy", "latency", "core"]
+MEASURES: tuple[Measure, ...] = ("step", "busy", "latency", "core")
 
 
 @dataclass(frozen=True)

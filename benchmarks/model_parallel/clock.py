@@ -46,23 +46,21 @@ def measure(
     # The first report of all is thrown away.
     report(0.0)
     for turn in turns(workload.turns):
-        call = calls.get((turn.case, turn.measure), lambda: None)
-        if turn.measure == "step":
-            # Warms up what has cooled down while waiting.
-            call()
-            report(_milliseconds(call, workload.num_steps, time.perf_counter))
-        elif make_exchange is None:
-            report(0.0)
+        if turn.measure in ("latency", "core"):
+            exchange = calls.get((turn.case, turn.measure))
+            both = (0.0, 0.0) if exchange is None else _milliseconds(exchange, _NUM_WARM, _NUM_CALLS)
+            report(both[turn.measure == "core"] / NUM_IN_A_ROW)
         else:
-            for _ in range(_NUM_WARM):
-                call()
-            now = time.perf_counter if turn.measure == "latency" else time.process_time
-            report(_milliseconds(call, _NUM_CALLS, now) / NUM_IN_A_ROW)
+            # The first step warms up what has cooled down while waiting.
+            both = _milliseconds(calls[turn.case, "step"], 1, workload.num_steps)
+            report(both[turn.measure == "busy"])
 
 
-def _milliseconds(call: Call, count: int, now: Callable[[], float]) -> float:
-    """Returns the mean of so many calls."""
-    start = now()
+def _milliseconds(call: Call, num_skipped: int, count: int) -> tuple[float, float]:
+    """Returns the means of so many calls after a few others: of time, and of this process' core."""
+    for _ in range(num_skipped):
+        call()
+    start, start_of_core = time.perf_counter(), time.process_time()
     for _ in range(count):
         call()
-    return 1e3 * (now() - start) / count
+    return 1e3 * (time.perf_counter() - start) / count, 1e3 * (time.process_time() - start_of_core) / count

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from model_parallel import clock
 from model_parallel.cases import NUM_PARTS, Case
-from strategies import layer_api
 
 
 def make_exchange(strategy: Any, case: Case, num_values: int) -> clock.Call:
@@ -19,8 +18,7 @@ def make_exchange(strategy: Any, case: Case, num_values: int) -> clock.Call:
         case: whose shards sum, or whose stages send there and back.
         num_values: of a message, float32.
     """
-    with strategy.scope():
-        groups = layer_api.replica_parts().groups
+    groups = strategy.extended.parts.groups
     collectives, axis = groups.collectives, case.axis
     if collectives is None:
         raise ValueError(f"Expected processes joined along {axis!r}. Received: one process.")

@@ -69,40 +69,11 @@ def comparisons(cases: Sequence[Case], names: Collection[str]) -> list[Compariso
 
 
 def bounds_table(case: Case, measured: Measured, names: Sequence[str]) -> str:
-    """One row for each contender in several devices: its time, and what it consists of at least."""
-    sent = traffic(case)
-    rows = []
-    for name in names:
-        kind = KINDS[name]
-        if kind.alone not in names:
-            continue
-        own, alone, latency, core = (
-            statistics.median(values)
-            for values in (
-                _values(name, case, "step", measured),
-                _values(kind.alone, case, "step", measured),
-                _values(name, case, "latency", measured),
-                _values(name, case, "core", measured),
-            )
-        )
-        least = least_ms(case, alone, latency, core)
-        crosses = kind.num_processes > 1
-        rows.append(
-            (
-                kind.row,
-                f"{own:.4g}",
-                f"{own / alone:.3f}",
-                f"{alone / own:.3f}",
-                f"{sent.num_messages} of {sent.message_bytes / 1e6:.3g} MB" if crosses else "none",
-                f"{latency:.3f}" if crosses else "",
-                f"{core / sent.message_bytes * 1e6:.2f}" if crosses else "",
-                f"{least:.4g}",
-                f"{own / least:.3f}",
-            )
-        )
+    """One row for each contender: its time, its core's, and for several devices what the time consists of at least."""
     header = (
         case.label,
         "ms/step",
+        "core of one process, ms",
         "of one device",
         f"speedup, of {NUM_PARTS}",
         "messages each process sends",
@@ -111,4 +82,24 @@ def bounds_table(case: Case, measured: Measured, names: Sequence[str]) -> str:
         "bound, ms",
         "time / bound",
     )
-    return ratios.markdown(header, rows)
+    return ratios.markdown(header, [_bounds_row(name, case, measured, names) for name in names])
+
+
+def _bounds_row(name: str, case: Case, measured: Measured, names: Collection[str]) -> list[str]:
+    def median(name: str, measure: Measure) -> float:
+        return statistics.median(_values(name, case, measure, measured))
+
+    kind, sent, own = KINDS[name], traffic(case), median(name, "step")
+    of_alone, of_messages, of_bound = [""] * 2, ["none", "", ""], [""] * 2
+    if kind.alone in names:
+        alone = median(kind.alone, "step")
+        least = least_ms(case, alone, median(name, "latency"), median(name, "core"))
+        of_alone = [f"{own / alone:.3f}", f"{alone / own:.3f}"]
+        of_bound = [f"{least:.4g}", f"{own / least:.3f}"]
+    if kind.num_processes > 1:
+        of_messages = [
+            f"{sent.num_messages} of {sent.message_bytes / 1e6:.3g} MB",
+            f"{median(name, 'latency'):.3f}",
+            f"{median(name, 'core') / sent.message_bytes * 1e6:.2f}",
+        ]
+    return [kind.row, f"{own:.4g}", f"{median(name, 'busy'):.4g}", *of_alone, *of_messages, *of_bound]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -13,8 +12,6 @@ import strategies
 from common.options import OptionError
 
 _log = logging.getLogger(__name__)
-
-_AXES = ("data", "pipe", "tensor")
 
 
 def mesh_of(text: str | None) -> dict[str, int] | None:
@@ -25,13 +22,10 @@ def mesh_of(text: str | None) -> dict[str, int] | None:
     """
     if text is None:
         return None
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = (word.strip() for word in part.partition("="))
-        if name not in _AXES or name in sizes or not re.fullmatch("-1|[1-9][0-9]*", size):
-            raise OptionError(f"--mesh: expected axes of {_AXES} with sizes, as in data=2,pipe=2, received {text!r}.")
-        sizes[name] = int(size)
-    return sizes
+    try:
+        return strategies.DeviceMesh.axes_of(text)
+    except ValueError as error:
+        raise OptionError(f"--mesh: {error}") from error
 
 
 def make_strategy(

@@ -7,19 +7,14 @@ processes, are traced in one order, as collectives between GPUs need it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
-from keras_ext.pipeline.messages import Traffic
+from keras_ext.pipeline.ledger import Gates, Ledger
+from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind
-from keras_ext.pipeline.stage import Stage
 from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
 from strategies import layer_api
-
-#: Returns what a message that an action takes waits for, so that memory is not set aside for it too early.
-GateOf = Callable[[Action], Sequence[Any]]
-
 
 #: Something that a stage has made of a micro-batch: "outputs", "masks", "logits" or "added", and its number.
 _Item = tuple[str, int]
@@ -27,91 +22,30 @@ _Item = tuple[str, int]
 _Returned = dict[int, dict[Hashable, Action | None]]
 
 
-@dataclass
-class Ledger:
-    """The values and gradients of the micro-batches of one batch, as far as this process has them.
-
-    Attributes:
-        values: for each micro-batch by the `id` of Keras' tensors.
-        logits: of which an output was computed, by micro-batch and the `id` of its Keras tensor.
-        added: losses that layers added, by stage and micro-batch.
-        penalties: of weights, by stage.
-        upstream: gradients that came for a value, by its key: micro-batch and `id` of a Keras tensor, with "logits"
-            behind for its logits; ``(i, "added", k, n)``; ``("penalty", k, n)``.
-    """
-
-    values: list[dict[int, Any]]
-    logits: dict[tuple[int, int], Any] = field(default_factory=dict)
-    added: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
-    penalties: dict[int, list[Any]] = field(default_factory=dict)
-    upstream: dict[Hashable, list[Any]] = field(default_factory=dict)
-
-    def note(self, key: Hashable, gradient: Any) -> None:
-        """Notes a gradient, or none, that comes for a value."""
-        if gradient is not None:
-            self.upstream.setdefault(key, []).append(gradient)
-
-
-class Gates:
-    """The outputs of the actions of each device, for which later ones wait.
-
-    Args:
-        actions: of each device, in its order.
-    """
-
-    def __init__(self, actions: Iterable[Sequence[Action]]) -> None:
-        self._places = {action: place for own in actions for place, action in enumerate(own)}
-        self._noted: dict[int, list[list[Any]]] = {}
-
-    def note(self, part: int, outputs: Sequence[Any]) -> None:
-        """Notes what the next action of a device has made."""
-        self._noted.setdefault(part, []).append(list(outputs))
-
-    def last(self, part: int) -> list[Any]:
-        """What the last action of a device has made."""
-        return self._noted[part][-1] if part in self._noted else []
-
-    def of_receive(self, part: int, action: Action) -> list[Any]:
-        """What is to be there before memory is set aside for what an action takes: the action two before it is done.
-
-        Or the last one on its device, where the sender is far ahead.
-        """
-        noted = self._noted.get(part, [])
-        place = min(self._places[action] - 2, len(noted) - 1)
-        return noted[place] if place >= 0 else []
-
-
 class Exchange:
     """The messages of one batch. Make it where the function is traced.
 
     Args:
-        stages: of the model.
-        outputs: of the model, Keras' tensors.
-        traffic: between the processes.
-        parts: of the replica.
-        devices: the part of each stage; None if another process holds it.
+        placed: the stages.
         ledger: has what is sent, and takes what is received.
-        gate_of: see `GateOf`.
+        gates: of the devices of this process.
+        outputs_to_all: whether the model's outputs go to all processes, or to that of the last stage.
     """
 
     def __init__(
         self,
-        stages: Sequence[Stage],
-        outputs: Sequence[Any],
-        traffic: Traffic,
-        parts: layer_api.ReplicaParts,
-        devices: Sequence[int | None],
+        placed: PlacedStages,
         ledger: Ledger,
-        gate_of: GateOf = lambda action: (),
+        gates: Gates,
+        outputs_to_all: bool = False,
     ) -> None:
-        self._stages = stages
-        self._outputs = {id(tensor) for tensor in outputs}
-        self._traffic = traffic
-        self._parts = parts
-        self._devices = devices
+        self._placed = placed
+        self._stages = placed.stages
+        self._outputs = {id(tensor) for tensor in placed.outputs}
+        self._traffic = placed.traffic({*placed.process_of} if outputs_to_all else {placed.process_of[-1]})
         self._ledger = ledger
-        self._gate_of = gate_of
-        self._messages = layer_api.StageMessages(parts)
+        self._gates = gates
+        self._messages = layer_api.StageMessages(placed.parts)
         # Micro-batches of one shape are computed alike: what is said of the first of them holds for all.
         inputs = [_shapes(own) for own in ledger.values]
         self._alike = [inputs.index(own) for own in inputs]
@@ -165,10 +99,10 @@ class Exchange:
         sent = self._traffic.forward[action.stage].get(self._messages.position, ())
         stages = [
             stage.index
-            for stage, part in zip(self._stages, self._devices, strict=True)
+            for stage, part in zip(self._stages, self._placed.devices, strict=True)
             if part is not None and any(id(tensor) in sent for tensor in stage.inputs)
         ]
-        own = [k for k, part in enumerate(self._devices) if part is not None]
+        own = [k for k, part in enumerate(self._placed.devices) if part is not None]
         return Action(min(stages, default=max(own)), Kind.FORWARD, action.microbatch)
 
     def _described(self, action: Action) -> dict[_Item, layer_api.Description]:
@@ -179,7 +113,7 @@ class Exchange:
             return [[*item, *layer_api.Description.of(each)] for item, each in self._made(k, action.microbatch).items()]
 
         said = self._agreed(self._key(action), self._traffic.process_of[k], describe)
-        return {(name, n): layer_api.Description(tuple(shape), *rest) for name, n, shape, *rest in said}
+        return {(name, n): layer_api.Description.said(each) for name, n, *each in said}
 
     def _made(self, k: int, i: int) -> dict[_Item, Any]:
         """What a stage of this process has made of a micro-batch."""
@@ -240,7 +174,7 @@ class Exchange:
     def _exchange_gradients(self, key: Hashable, k: int, returned: _Returned) -> None:
         source, own, part = self._traffic.process_of[k], self._messages.position, self._part(k)
         found = {
-            process: [self._parts.added(part, self._ledger.upstream.pop(value, [])) for value in values]
+            process: [self._placed.parts.added(part, self._ledger.upstream.pop(value, [])) for value in values]
             for process, values in returned.items()
             if source == own
         }
@@ -252,7 +186,7 @@ class Exchange:
             ]
 
         said = {
-            process: [None if each is None else layer_api.Description(tuple(each[0]), *each[1:]) for each in described]
+            process: [None if each is None else layer_api.Description.said(each) for each in described]
             for process, described in self._agreed(key, source, describe)
         }
         for process, values in sorted(returned.items()):
@@ -292,7 +226,7 @@ class Exchange:
                     self._part(min(found)), last, [each for values in found.values() for each in values]
                 )
             elif own == last:
-                described = [layer_api.Description(tuple(shape), *rest) for _, shape, *rest in said]
+                described = [layer_api.Description.said(each) for _, *each in said]
                 received = self._messages.receive(self._part(len(self._stages) - 1), source, described)
                 for (_, k, _), value in zip(self._penalties[source], received, strict=True):
                     self._ledger.penalties.setdefault(k, []).append(value)
@@ -317,8 +251,11 @@ class Exchange:
 
     def _part(self, k: int) -> int:
         """The part of a stage; if another process holds it, the first one of this process."""
-        part = self._devices[k]
-        return self._parts.owned[0] if part is None else part
+        part = self._placed.devices[k]
+        return self._placed.parts.owned[0] if part is None else part
+
+    def _gate_of(self, action: Action) -> Sequence[Any]:
+        return self._gates.of_receive(self._placed.part(action.stage), action)
 
 
 def _shapes(values: Mapping[int, Any]) -> list[Any]:

@@ -16,12 +16,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.pipeline.exchange import Exchange, Gates, Ledger
-from keras_ext.pipeline.messages import Traffic
+from keras_ext.pipeline.exchange import Exchange
+from keras_ext.pipeline.ledger import Gates, Ledger
+from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.stage import Stage
 from keras_ext.pipeline.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
-from strategies import layer_api
 
 #: The loss of micro-batch i: takes i, the model's outputs, and the losses that layers add; returns a scalar.
 LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
@@ -40,67 +39,48 @@ class Run:
     """One batch on its way through the pipeline.
 
     Args:
-        stages: of the model.
+        placed: the stages.
         schedule: in whose order.
-        parts: of the replica.
-        devices: the part of each stage; None if another process holds it.
         variables: of each stage: TensorFlow's, which it reads and which are trained.
         penalties: for each stage a function that returns the penalties of its weights, which are variables of it.
         inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
-        outputs: of the model, Keras' tensors.
         remat: stages that are computed again for their backward pass, and hold only their inputs until then.
         on_action: called when actions start and end, if given.
-        traffic: between processes; None if one holds all stages.
     """
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        placed: PlacedStages,
         schedule: Schedule,
-        parts: layer_api.ReplicaParts,
-        devices: Sequence[int | None],
         variables: Sequence[Sequence[Any]],
         penalties: Sequence[Callable[[], list[Any]]],
         inputs: Sequence[Mapping[int, Any]],
-        outputs: Sequence[Any],
         remat: Collection[int] = (),
         on_action: ActionCallback | None = None,
-        traffic: Traffic | None = None,
     ) -> None:
-        self._stages = stages
+        self._placed = placed
+        self._stages = placed.stages
         self._schedule = schedule
-        self._parts = parts
-        self._devices = devices
+        self._parts = placed.parts
         self._variables = variables
         self._remat = remat
         self._on_action = on_action
         #: Scalars, one for each call of `on_action`, that are ready when the call has returned.
         self.recorded: list[Any] = []
         self._from_outside = set(inputs[0])
-        self._outputs = outputs
         self._ledger = Ledger([dict(each) for each in inputs])
         self._own_penalties = {
-            k: parts.passes(part, penalties[k], variables[k])([]) for k, part in enumerate(devices) if part is not None
+            k: placed.parts.passes(part, penalties[k], variables[k])([])
+            for k, part in enumerate(placed.devices)
+            if part is not None
         }
         self._ledger.penalties = {k: values for k, (values, _) in self._own_penalties.items()}
         self._vjps: dict[tuple[int, int], Any] = {}
         self._passes: dict[Any, Any] = {}
-        self._in_line = len(stages) * len(inputs) <= MOST_CALLS_IN_LINE
+        self._in_line = len(placed.stages) * len(inputs) <= MOST_CALLS_IN_LINE
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
         self._gates = Gates(schedule.devices)
-        self._exchange = (
-            None
-            if traffic is None
-            else Exchange(
-                stages,
-                outputs,
-                traffic,
-                parts,
-                devices,
-                self._ledger,
-                lambda action: self._gates.of_receive(self._part(action.stage), action),
-            )
-        )
+        self._exchange = Exchange(placed, self._ledger, self._gates) if placed.crosses else None
 
     @property
     def values(self) -> Sequence[Mapping[int, Any]]:
@@ -119,14 +99,14 @@ class Run:
         if self._exchange is not None:
             self._exchange.penalties()
         for action in self._schedule.order():
-            if self._devices[action.stage] is not None:
+            if self._placed.devices[action.stage] is not None:
                 self._compute(action, loss_of)
             if self._exchange is not None:
                 self._exchange.after(action)
         if self._exchange is not None:
             self._exchange.gradients_of_penalties()
         for k, (values, vjp) in self._own_penalties.items():
-            upstream = [self._gathered(self._part(k), ("penalty", k, n)) for n in range(len(values))]
+            upstream = [self._gathered(self._placed.part(k), ("penalty", k, n)) for n in range(len(values))]
             _, self._totals[k] = vjp(upstream, (), self._totals[k])
         return self._totals
 
@@ -138,14 +118,9 @@ class Run:
         if action.stage == len(self._stages) - 1:
             self._compute_loss(action.microbatch, loss_of)
 
-    def _part(self, k: int) -> int:
-        part = self._devices[k]
-        assert part is not None
-        return part
-
     def _forward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
-        stage, part = self._stages[k], self._part(k)
+        stage = self._stages[k]
         inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
         masks = metadata_of(inputs, MASK)
         there = (tuple(value is not None for value in inputs), tuple(mask is not None for mask in masks))
@@ -195,7 +170,7 @@ class Run:
                     return compute(*tensors)
 
             passes = self._parts.passes(
-                self._part(k),
+                self._placed.part(k),
                 compute,
                 self._variables[k],
                 recompute=(stage.state, recompute) if k in self._remat else None,
@@ -206,7 +181,7 @@ class Run:
         return self._passes[key]
 
     def _compute_loss(self, i: int, loss_of: LossOf) -> None:
-        outputs, ledger = self._outputs, self._ledger
+        outputs, ledger = self._placed.outputs, self._ledger
         predicted = [self.values[i][id(tensor)] for tensor in outputs]
         masks = metadata_of(predicted, MASK)
         # Of an output that is a softmax or a sigmoid Keras' losses take what that was computed of.
@@ -228,7 +203,7 @@ class Run:
             return [loss_of(i, own, tensors[count : count + num_losses])]
 
         given = [*predicted, *added.values(), *penalties.values(), *not_none(logits)]
-        [loss], vjp = self._parts.passes(self._part(len(self._stages) - 1), compute, [])(given)
+        [loss], vjp = self._parts.passes(self._placed.part(len(self._stages) - 1), compute, [])(given)
         gradients, _ = vjp([self._parts.as_weighed(ops.ones_like(loss))])
         upstream = iter(gradients)
         for tensor in outputs:
@@ -241,7 +216,7 @@ class Run:
 
     def _backward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
-        stage, part = self._stages[k], self._part(k)
+        stage, part = self._stages[k], self._placed.part(k)
         vjp, num_masks, has_input = self._vjps.pop((k, i))
         of_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._ledger.logits]
         of_outputs = [self._gathered(part, (i, id(tensor))) for tensor in stage.outputs]
@@ -261,7 +236,7 @@ class Run:
 
     def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:
         """Returns the tensors that an action waits for, beside its inputs; its start is reported to `on_action`."""
-        part = self._part(action.stage)
+        part = self._placed.part(action.stage)
         gate = self._gates.last(part)
         if self._on_action is None:
             return gate
@@ -271,7 +246,7 @@ class Run:
         return [*gate, noted]
 
     def _ended(self, action: Action, gate: list[Any]) -> None:
-        part = self._part(action.stage)
+        part = self._placed.part(action.stage)
         if self._on_action is not None:
             on_action = self._on_action
             # After the start at any rate: an action may have nothing to compute.

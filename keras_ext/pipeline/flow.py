@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_ext.pipeline.exchange import Exchange, Gates, Ledger
-from keras_ext.pipeline.messages import Traffic
+import keras
+from keras import ops
+
+from keras_ext.pipeline.exchange import Exchange
+from keras_ext.pipeline.ledger import Gates, Ledger
+from keras_ext.pipeline.microbatch import Microbatches
+from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind
-from keras_ext.pipeline.stage import Stage
-from strategies import layer_api
+from keras_ext.pipeline.stage import penalties_of
+from keras_ext.pipeline.tensor_metadata import MASK, metadata_of
 
 
 @dataclass(frozen=True)
@@ -30,35 +35,28 @@ class Flowed:
 
 
 def flowed(
-    stages: Sequence[Stage],
-    outputs: Sequence[Any],
-    traffic: Traffic,
-    parts: layer_api.ReplicaParts,
-    devices: Sequence[int | None],
+    placed: PlacedStages,
     penalties: Sequence[Callable[[], list[Any]]],
     inputs: Sequence[Mapping[int, Any]],
     training: bool | None,
+    outputs_to_all: bool,
 ) -> Flowed:
     """Computes the stages of this process.
 
     Args:
-        stages: of the model.
-        outputs: of the model, Keras' tensors.
-        traffic: between the processes.
-        parts: of the replica.
-        devices: the part of each stage; None if another process holds it.
+        placed: the stages.
         penalties: of weights, by stage.
         inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
         training: as layers take it.
+        outputs_to_all: whether the model's outputs go to all processes, or to that of the last stage.
     """
+    stages, devices, parts = placed.stages, placed.devices, placed.parts
     ledger = Ledger([dict(each) for each in inputs])
     # Devices compute at the same time: at each tick the next micro-batch in each stage.
     ticks = range(len(stages) + len(inputs) - 1)
     order = [Action(k, Kind.FORWARD, t - k) for t in ticks for k in range(len(stages)) if 0 <= t - k < len(inputs)]
     gates = Gates([[action for action in order if devices[action.stage] == part] for part in parts.owned])
-    exchange = Exchange(
-        stages, outputs, traffic, parts, devices, ledger, lambda action: gates.of_receive(devices[action.stage], action)
-    )
+    exchange = Exchange(placed, ledger, gates, outputs_to_all)
     for k, part in enumerate(devices):
         if part is not None:
             with parts.on(part):
@@ -80,3 +78,75 @@ def flowed(
         [[loss for k in range(len(stages)) for loss in ledger.added.get((k, i), [])] for i in range(len(inputs))],
         [each for _, own in sorted(ledger.penalties.items()) for each in own],
     )
+
+
+def across(
+    placed: PlacedStages,
+    inputs: Sequence[Any],
+    flat: Sequence[Any],
+    num_microbatches: int,
+    training: bool | None,
+    outputs_to_all: bool,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Returns the outputs of a batch, their masks, and the losses that layers add, penalties of weights included.
+
+    Args:
+        placed: the stages.
+        inputs: of the model, Keras' tensors.
+        flat: the batch.
+        num_microbatches: into which it is cut.
+        training: as layers take it.
+        outputs_to_all: see `flowed`; elsewhere nothing is returned then.
+    """
+    cut_up, pieces = _cut(inputs, flat, num_microbatches)
+    parts = placed.parts
+    shares = [parts.as_constant(weight) for weight in cut_up.weights()]
+    found = flowed(placed, penalties_of(placed.stages), pieces, training, outputs_to_all)
+    if not (outputs_to_all or placed.has_last):
+        return [], [], []
+    outputs = cut_up.join([[each[id(tensor)] for tensor in placed.outputs] for each in found.values])
+    added = [[parts.as_mean(each, w) for each in own] for own, w in zip(found.added, shares, strict=True)]
+    return outputs, metadata_of(outputs, MASK), [*weighed_sums(added, shares), *found.penalties]
+
+
+def masks_across(
+    placed: PlacedStages,
+    inputs: Sequence[Any],
+    flat: Sequence[Any],
+    computed: Callable[[Sequence[Any], bool], Sequence[Any]],
+    num_microbatches: int,
+) -> list[Any]:
+    """Returns the masks of the outputs of a batch where the last stage is; elsewhere, perhaps, none.
+
+    Args:
+        placed: the stages.
+        inputs: of the model, Keras' tensors.
+        flat: the batch, which all processes have.
+        computed: computes all stages, takes a batch and whether it is training.
+        num_microbatches: into which the batch is cut if what others compute is needed.
+    """
+
+    def masks(*flat: Any) -> list[Any]:
+        with keras.StatelessScope():
+            return metadata_of(computed(flat, False), MASK)
+
+    # Nearly always they follow from the inputs, without the weights of any stage.
+    found = placed.parts.of_inputs_only(masks, flat)
+    if found is None:
+        cut_up, pieces = _cut(inputs, flat, num_microbatches)
+        with keras.StatelessScope():
+            values = flowed(placed, [list for _ in placed.stages], pieces, False, outputs_to_all=False).values
+        made = [[each.get(id(tensor)) for tensor in placed.outputs] for each in values]
+        found = metadata_of(cut_up.join(made), MASK) if placed.has_last else [None] * len(placed.outputs)
+    return found
+
+
+def weighed_sums(losses: Sequence[Sequence[Any]], shares: Sequence[Any]) -> list[Any]:
+    """Returns of each loss of a layer the mean over micro-batches, weighed by their shares of the rows."""
+    weighed = [[each * ops.cast(w, each.dtype) for each in own] for own, w in zip(losses, shares, strict=True)]
+    return [sum(each[1:], each[0]) for each in zip(*weighed, strict=True)]
+
+
+def _cut(inputs: Sequence[Any], flat: Sequence[Any], number: int) -> tuple[Microbatches, list[dict[int, Any]]]:
+    cut_up = Microbatches.of(list(flat), number)
+    return cut_up, [dict(zip(map(id, inputs), each, strict=True)) for each in cut_up.split(list(flat))]

@@ -1,36 +1,85 @@
-"""The gradients of a model's variables, of those that its stages found. Tested with the model."""
+"""The gradients of a model's variables, of those that its stages found. Tested with the model.
+
+A layer that is called in stages of several processes has a copy in each of them. Each adds up what its own stages
+found, all of them exchange these sums, and add them in one order, so that the copies stay alike to the bit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from keras_ext.pipeline.placed_stages import PlacedStages
 from strategies import layer_api
 
 
 def whole_gradients(
-    parts: layer_api.ReplicaParts,
-    devices: Sequence[int],
+    placed: PlacedStages,
     variables: Sequence[Any],
     weights: Sequence[Sequence[Any]],
     gradients: Sequence[Sequence[Any]],
 ) -> Iterator[tuple[Any, Any]]:
     """Yields gradient and variable, where a layer is in several stages added up at the first of them.
 
+    Of variables that only other processes have, nothing.
+
     Args:
-        parts: of the replica.
-        devices: the part of each stage.
+        placed: the stages.
         variables: of the model, in the order to yield.
         weights: of each stage, variables.
         gradients: of each stage, of its weights.
     """
     found: dict[int, list[Any]] = {}
     first: dict[int, int] = {}
+    # The processes that have a variable, in the order of the first of their stages that do.
+    owners: dict[int, list[int]] = {}
     for k, (own, of_own) in enumerate(zip(weights, gradients, strict=True)):
-        for variable, gradient in zip(own, of_own, strict=True) if devices[k] is not None else ():
-            first.setdefault(id(variable), k)
-            found.setdefault(id(variable), []).append(gradient)
+        process, part = placed.process_of[k], placed.devices[k]
+        for variable, gradient in zip(own, of_own, strict=True):
+            having = owners.setdefault(id(variable), [])
+            if process not in having:
+                having.append(process)
+            if part is not None:
+                first.setdefault(id(variable), part)
+                found.setdefault(id(variable), []).append(gradient)
+    shared = [variable for variable in variables if len(owners[id(variable)]) > 1]
+    of_all = _exchanged(placed, shared, owners, found, first) if shared else {}
     for variable in variables:
-        if layer_api.is_remote(variable):
-            continue
-        yield parts.added(devices[first[id(variable)]], found[id(variable)]), variable
+        if id(variable) in first:
+            terms = of_all.get(id(variable), found[id(variable)])
+            yield placed.parts.added(first[id(variable)], terms), variable
+
+
+def _exchanged(
+    placed: PlacedStages,
+    shared: Sequence[Any],
+    owners: dict[int, list[int]],
+    found: dict[int, list[Any]],
+    first: dict[int, int],
+) -> dict[int, list[Any]]:
+    """Returns for each variable of several processes the sums of all that have it, in one order."""
+    messages = layer_api.StageMessages(placed.parts)
+    sums: dict[tuple[int, int], Any] = {}
+    for source in sorted({process for variable in shared for process in owners[id(variable)]}):
+        own = [variable for variable in shared if source in owners[id(variable)]]
+        if messages.position == source:
+            for variable in own:
+                terms = found[id(variable)]
+                sums[id(variable), source] = placed.parts.added(first[id(variable)], terms)
+        parcels = [layer_api.GradientParcel.of(sums.get((id(variable), source))) for variable in own]
+        said = messages.agreed(source, [parcel.said for parcel in parcels])
+        for target in sorted({process for variable in own for process in owners[id(variable)]} - {source}):
+            wanted = [place for place, variable in enumerate(own) if target in owners[id(variable)]]
+            if messages.position == source:
+                tensors = [tensor for place in wanted for tensor in parcels[place].tensors]
+                messages.send(first[id(own[wanted[0]])], target, tensors)
+            elif messages.position == target:
+                described = [layer_api.Description.said(each) for place in wanted for each in said[place] or ()]
+                part = first[id(own[wanted[0]])]
+                received = iter(messages.receive(part, source, described))
+                for place in wanted:
+                    tensors = [next(received) for _ in said[place] or ()]
+                    parcel = layer_api.GradientParcel(tuple(tensors))
+                    sums[id(own[place]), source] = parcel.gradient(own[place].shape)
+    mine = [variable for variable in shared if id(variable) in first]
+    return {id(v): [sums[id(v), process] for process in owners[id(v)]] for v in mine}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,14 +14,14 @@ from keras import ops
 from keras_ext.cloning import put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback, Run
-from keras_ext.pipeline.flow import flowed
+from keras_ext.pipeline.flow import across, masks_across, weighed_sums
 from keras_ext.pipeline.gradients import whole_gradients
 from keras_ext.pipeline.graph_partition import Wanted, num_stages_of, partition_of
 from keras_ext.pipeline.losses import MicrobatchLosses
 from keras_ext.pipeline.measured_timeline import measured_timeline
-from keras_ext.pipeline.messages import Traffic
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.model_graph import copied, graph_of
+from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage import cut, penalties_of, stages_of_operations
 from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
@@ -106,10 +106,9 @@ class PipelineModel(keras.Model):
                     f"Stage {stage.index} has a layer that runs a collective over replicas while it computes "
                     f"(synchronized=True), which is not done again. Leave it out of remat. Received: remat={remat!r}."
                 )
-        # The part of each stage; None of those that other processes compute.
-        self._devices = [parts.home({**parts.here, "pipe": frozenset([k % len(along)])}) for k in range(num_stages)]
-        self._process_of = [parts.process_at("pipe", k % len(along)) for k in range(num_stages)]
-        self._crosses = parts.crosses("pipe")
+        positions = [k % len(along) for k in range(num_stages)]
+        self._placed = PlacedStages(self._stages, self.outputs, parts, positions)
+        self._placed.check()
         self._num_devices = len(along)
         self._schedule_name = schedule
         self._remat = again
@@ -177,14 +176,17 @@ class PipelineModel(keras.Model):
 
     def device_names(self, schedule: Schedule) -> tuple[str, ...]:
         """The devices of a schedule, of the first replica, such as "CPU:0"; "stage 0" where TensorFlow chooses."""
-        names = [self._parts.column(self._devices[k])[0] for k in range(schedule.num_devices)]
-        return tuple(name.rpartition("device:")[2] or f"stage {k}" for k, name in enumerate(names))
+        found = [self._parts.device_names[self._parts.along("pipe")[k]] for k in range(schedule.num_devices)]
+        return tuple(name or f"stage {k}" for k, name in enumerate(found))
 
     @property
     def losses(self) -> list[Any]:
         """The losses that layers add; in a training step those of one micro-batch."""
         shown: list[Any] | None = getattr(self._local, "losses", None)
-        return [*super().losses, *getattr(self._local, "added", ())] if shown is None else shown
+        if shown is not None:
+            return shown
+        # Where stages are in several processes, penalties of weights come with those that layers add.
+        return [*([] if self._placed.crosses else super().losses), *getattr(self._local, "added", ())]
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Computes the stages one after the other, each on its device."""
@@ -192,15 +194,15 @@ class PipelineModel(keras.Model):
         if mask is not None:
             set_metadata(flat, MASK, keras.tree.flatten(mask))
         self._local.added = []
-        if self._crosses and not layer_api.in_shapes_only():
-            return self._packed(self._across(flat, training))
+        if self._placed.crosses and not layer_api.in_shapes_only():
+            return self._packed(self._across(flat, training, not getattr(self._local, "tests", False)))
         flows = getattr(self._local, "flows", False) and not training
         return self._packed(self._flow(flat) if flows else self._computed(flat, training))
 
     def _computed(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
         """The outputs."""
         values = dict(zip(map(id, self.inputs), flat, strict=True))
-        for stage, part in zip(self._stages, self._devices, strict=True):
+        for stage, part in zip(self._stages, self._placed.devices, strict=True):
             # Stages of other processes are traced for their shapes.
             with contextlib.nullcontext() if part is None else self._parts.on(part):
                 made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training)
@@ -215,40 +217,20 @@ class PipelineModel(keras.Model):
         for i, piece in enumerate(cut_up.split(list(flat))):
             made.append(self._computed(piece, training=False))
             added.append([self._parts.as_mean(loss, shares[i]) for loss in self._take_added_losses()])
-        self._local.added = _weighed_sums(added, shares)
+        self._local.added = weighed_sums(added, shares)
         joined: list[Any] = cut_up.join(made)
         return joined
 
-    def _across(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
-        """The outputs, of stages in several processes, all of which call this; in tests, where the last stage is."""
-        to_all = not getattr(self._local, "tests", False)
-        traffic = self._traffic({*self._process_of} if to_all else {self._process_of[-1]})
-        assert traffic is not None
-
-        def compute(*flat: Any) -> tuple[list[Any], list[Any], list[Any]]:
-            cut_up = Microbatches.of(flat, 1 if training else self.num_microbatches)
-            shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
-            inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(list(flat))]
-            found = flowed(
-                self._stages,
-                self.outputs,
-                traffic,
-                self._parts,
-                self._devices,
-                penalties_of(self._stages),
-                inputs,
-                training,
+    def _across(self, flat: Sequence[Any], training: bool | None, outputs_to_all: bool = True) -> list[Any]:
+        """The outputs, of stages in several processes, all of which call this; there or in that of the last stage."""
+        functions = self._local.__dict__.setdefault("functions", {})
+        key = training, outputs_to_all
+        if key not in functions:
+            number = 1 if training else self.num_microbatches
+            functions[key] = self._parts.in_graph(
+                lambda *flat: across(self._placed, self.inputs, flat, number, training, outputs_to_all)
             )
-            added = [
-                [self._parts.as_mean(loss, share) for loss in own]
-                for own, share in zip(found.added, shares, strict=True)
-            ]
-            has_outputs = to_all or self._devices[-1] is not None
-            made = [[each[id(tensor)] for tensor in self.outputs] for each in found.values] if has_outputs else []
-            outputs = cut_up.join(made) if has_outputs else []
-            return outputs, metadata_of(outputs, MASK), [*_weighed_sums(added, shares), *found.penalties]
-
-        outputs, masks, self._local.across = self._parts.in_graph(compute, *flat)
+        outputs, masks, self._local.added = functions[key](*flat)
         set_metadata(outputs, MASK, masks)
         return outputs
 
@@ -258,8 +240,15 @@ class PipelineModel(keras.Model):
     def test_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
         x, *_ = keras.utils.unpack_x_y_sample_weight(data)
-        with self._flowing(), self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes):
-            return super().test_step(data)
+        with (
+            self._flowing(tests=True),
+            self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes),
+        ):
+            if self._placed.has_last:
+                return super().test_step(data)
+            # What others compute, and the metrics of the last stage, which all processes read together.
+            self._across(self._standardize_inputs(x), False, outputs_to_all=False)
+            return self.get_metrics_result()
 
     def predict_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
@@ -276,11 +265,12 @@ class PipelineModel(keras.Model):
             return self._train_step(cut_up, x, y, sample_weight)
 
     def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:
-        if self._compile_loss is not None and not self._compile_loss.built:
+        unbuilt = [each for each in (self._compile_loss, self._compile_metrics) if each is not None and not each.built]
+        if self._compile_loss in unbuilt or (self._placed.crosses and unbuilt):
             self._symbolic_build(data_batch=(x, y, sample_weight))
         flat = self._standardize_inputs(x)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
-        has_loss = self._devices[-1] is not None
+        has_loss = self._placed.has_last
         of_loss = [cut_up.split(each) for each in (x, y, sample_weight)]
         shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
         masks = self._masks_of_outputs(flat)
@@ -304,26 +294,20 @@ class PipelineModel(keras.Model):
 
         weights = [stage.trainable_variables for stage in self._stages]
         run = Run(
-            self._stages,
+            self._placed,
             self.schedule(cut_up.number),
-            self._parts,
-            self._devices,
             [[variable.value for variable in own] for own in weights],
             penalties_of(self._stages),
             inputs,
-            self.outputs,
             self._remat,
             self._on_action if self._parts.replica == 0 else None,
-            self._traffic([self._process_of[-1]]),
         )
         gradients = run.train(loss_of)
         if of_batch is not None:
             of_batch.update(cut_up.num_rows)
             self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
         if self.trainable_weights:
-            self.optimizer.apply_gradients(
-                whole_gradients(self._parts, self._devices, self.trainable_weights, weights, gradients)
-            )
+            self.optimizer.apply_gradients(whole_gradients(self._placed, self.trainable_weights, weights, gradients))
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         if has_loss:
@@ -334,18 +318,6 @@ class PipelineModel(keras.Model):
             logs = self.get_metrics_result()
         return logs if self._on_action is None else {**logs, "recorded": sum(run.recorded, ops.zeros(()))}
 
-    def _traffic(self, outputs_to: Collection[int]) -> Traffic | None:
-        """The values that processes send each other; None if one holds all stages."""
-        if not self._crosses:
-            return None
-        return Traffic.of(
-            [list(map(id, stage.outputs)) for stage in self._stages],
-            [list(map(id, stage.inputs)) for stage in self._stages],
-            list(map(id, self.outputs)),
-            self._process_of,
-            outputs_to,
-        )
-
     def _masks_of_outputs(self, flat: Sequence[Any]) -> Any:
         """Those of the whole batch, in the structure of the outputs; None if there are none.
 
@@ -354,6 +326,8 @@ class PipelineModel(keras.Model):
         """
         if all(mask is None for mask in metadata_of(self.outputs, MASK)):
             return None
+        if self._placed.crosses:
+            return self._packed(masks_across(self._placed, self.inputs, flat, self._computed, self.num_microbatches))
         with keras.StatelessScope():
             masks = metadata_of(self._computed(flat, training=False), MASK)
         self._take_added_losses()
@@ -371,15 +345,9 @@ class PipelineModel(keras.Model):
             self._local.losses = None
 
     @contextlib.contextmanager
-    def _flowing(self) -> Iterator[None]:
-        self._local.flows = True
+    def _flowing(self, tests: bool = False) -> Iterator[None]:
+        self._local.flows, self._local.tests = True, tests
         try:
             yield
         finally:
-            self._local.flows = False
-
-
-def _weighed_sums(losses: Sequence[Sequence[Any]], shares: Sequence[Any]) -> list[Any]:
-    """Of each loss of a layer the mean over micro-batches, weighed by their rows."""
-    weighed = [[each * ops.cast(w, each.dtype) for each in own] for own, w in zip(losses, shares, strict=True)]
-    return [sum(each[1:], each[0]) for each in zip(*weighed, strict=True)]
+            self._local.flows = self._local.tests = False

@@ -29,7 +29,7 @@ def install() -> None:
     wrap(saving_lib, "save_model", _save, in_step=False)
     wrap(saving_lib, "save_weights_only", _save, in_step=False)
     wrap(legacy_h5_format, "save_model_to_hdf5", _save, in_step=False)
-    wrap(keras_export, "export_saved_model", _save, in_step=False)
+    wrap(keras_export, "export_saved_model", _export, in_step=False)
     wrap(saving_lib, "is_memory_sufficient", _is_memory_sufficient, in_step=False)
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
     wrap(keras.saving, "load_weights", _load_weights, in_step=False)
@@ -58,6 +58,23 @@ def _save(
     # An error on all processes that save, not only on the one that reads them.
     check_known(accumulators_of(getattr(model, "optimizer", None)))
     return write_on_rank_0(engine, filepath, variables_of(model), lambda path: original(model, path, *args, **kwargs))
+
+
+def _export(
+    original: Callable[Concatenate[keras.Model, object, Rest], Result],
+    model: keras.Model,
+    filepath: object,
+    *args: Rest.args,
+    **kwargs: Rest.kwargs,
+) -> Result | None:
+    engine = _engine(model)
+    if engine is not None and engine.parts.spans_processes:
+        raise ValueError(
+            "A model whose replicas span processes has no graph that one process can run: it cannot be exported. Save "
+            "it, as 'model.keras', and export that from a process of its own: "
+            f"keras.models.load_model('model.keras').export(...). Received: export({str(filepath)!r})."
+        )
+    return _save(original, model, filepath, *args, **kwargs)
 
 
 def _is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:

@@ -4,6 +4,8 @@ Processes of one replica compute alike what is not cut: the gradient of a tensor
 all. So each mapping is not the adjoint over all processes, as in `Collectives`, but Megatron-LM's: a sum hands its
 gradient on as it is, and a tensor that goes to all gets the sum of theirs. Mappings are each other's gradients.
 
+The contract is tested in ``tests/strategies/processes/spanning_tensor.py``.
+
 Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.
 """
 

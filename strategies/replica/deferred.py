@@ -17,8 +17,8 @@ import tensorflow as tf
 from strategies._tf_internals import UninitializedVariable
 from strategies.replica.driving import current_driver
 
-# The name of the graphs in which Keras finds out shapes, and never computes.
-_SHAPES_ONLY = "scratch_graph"
+#: The beginning of the names of graphs in which Keras finds out shapes, and never computes.
+SHAPES_ONLY = "scratch_graph"
 
 
 class RemoteVariable(UninitializedVariable):
@@ -138,7 +138,7 @@ def in_shapes_only() -> bool:
     """True inside of a graph that finds out shapes and is never run."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "building_function", False):
-        if str(getattr(graph, "name", "")).startswith(_SHAPES_ONLY):
+        if str(getattr(graph, "name", "")).startswith(SHAPES_ONLY):
             return True
         graph = graph.outer_graph
     return False

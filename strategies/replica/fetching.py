@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
-from strategies.replica.deferred import DeferredVariable, component_of, is_remote, peek
+from strategies.replica.deferred import component_of, is_remote, peek
 from strategies.replica.driving import current_driver
 from strategies.replica.holders import holders_of, job_of, spans_processes
 
@@ -50,8 +50,9 @@ def local_value(variable: Any) -> tf.Tensor:
 
     One that all processes hold and that is still to be drawn stays so: its model may be there to be copied only.
     """
-    value = tf.convert_to_tensor(variable) if holders_of(variable) else peek(variable)
-    return tf.cast(value, variable.dtype)
+    component = component_of(variable)
+    drawn = holders_of(variable) or getattr(component, "draw", None) is None
+    return tf.cast(tf.convert_to_tensor(variable) if drawn else peek(variable), variable.dtype)
 
 
 def slices(

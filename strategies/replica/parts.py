@@ -26,6 +26,7 @@ from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ProcessGroups
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.graph_lifetimes import numpy_functions_held
+from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.passes import Passes, Recompute
 from strategies.replica.traced_passes import added
 from strategies.topology.devices import full_name, short_name
@@ -131,6 +132,14 @@ class ReplicaParts:
         return all(self.mesh.position(part, axis) in positions for axis, positions in place.items())
 
     # ---- devices
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The devices of all parts, such as "CPU:0", with their ranks if they are of several processes."""
+        names = [name.rpartition("device:")[2] for name in self.mesh.devices]
+        if not self.spans_processes:
+            return tuple(names)
+        return tuple(f"rank {rank} {name}" for rank, name in zip(self.mesh.ranks, names, strict=True))
 
     def column(self, part: int) -> tuple[str, ...]:
         """The devices of one owned part, one for each local replica."""
@@ -248,9 +257,14 @@ class ReplicaParts:
         traced: Callable[..., Any] = tf.function(function, autograph=False)
         return traced
 
-    def in_graph(self, function: Callable[..., Any], *tensors: Any) -> Any:
-        """Returns ``function(*tensors)``, in a function of a graph also where ops run as they are called."""
-        return self.traced(function)(*tensors) if tf.executing_eagerly() else function(*tensors)
+    def in_graph(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function`, of tensors, which runs in a graph also where ops run as they are called."""
+        traced = self.traced(function)
+        return lambda *tensors: traced(*tensors) if tf.executing_eagerly() else function(*tensors)
+
+    def of_inputs_only(self, function: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> list[Any] | None:
+        """Returns ``function(*inputs)`` if it follows from the inputs alone; None if from variables, too."""
+        return of_inputs_only(function, inputs)
 
     def host_callback(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
         """Calls a Python function when tensors are there, each time they are.

@@ -24,6 +24,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.collectives.channel import Channel
 from strategies.collectives.process_group import from_wire, to_wire, wire_dtype
 from strategies.replica.parts import ReplicaParts
+from strategies.replica.slices import Lookups, side_by_side
 
 # Of what is said while tracing: in one message up to this length, in two beyond.
 _USUAL_LENGTH = 2048
@@ -48,10 +49,48 @@ class Description(NamedTuple):
         kind = Kind.ROWS if isinstance(tensor, tf.IndexedSlices) else shares.dependence_here().kind(tensor)
         return cls(tuple(tensor.shape.as_list()), tensor.dtype.name, kind.name)
 
+    @classmethod
+    def said(cls, each: Sequence[Any]) -> Description:
+        """Returns a description that has been through JSON."""
+        shape, dtype, kind = each
+        return cls(tuple(shape), dtype, kind)
+
     @property
     def is_floating(self) -> bool:
         """True if gradients of it can be had."""
         return bool(tf.as_dtype(self.dtype).is_floating)
+
+
+class GradientParcel(NamedTuple):
+    """A gradient of a variable as tensors: itself, or of slices of rows values and indices, for each lookup of its own.
+
+    Attributes:
+        tensors: none of no gradient.
+    """
+
+    tensors: tuple[tf.Tensor, ...]
+
+    @classmethod
+    def of(cls, gradient: Any) -> GradientParcel:
+        """Takes a gradient apart: a tensor, slices of rows, or None."""
+        if gradient is None:
+            return cls(())
+        if not isinstance(gradient, tf.IndexedSlices):
+            return cls((gradient,))
+        lookups = Lookups.of(gradient, shares.dependence_here())
+        return cls(tuple(each for own in (*lookups.shared, *lookups.own) for each in (own.values, own.indices)))
+
+    @property
+    def said(self) -> list[Description]:
+        """The tensors, described."""
+        return [Description.of(tensor) for tensor in self.tensors]
+
+    def gradient(self, shape: Sequence[int]) -> Any:
+        """Returns the gradient of a variable of a shape."""
+        if len(self.tensors) < 2:
+            return self.tensors[0] if self.tensors else None
+        pairs = zip(self.tensors[::2], self.tensors[1::2], strict=True)
+        return side_by_side([tf.IndexedSlices(*pair, tf.constant(list(shape))) for pair in pairs])
 
 
 class StageMessages:

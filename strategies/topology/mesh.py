@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,21 @@ class DeviceMesh:
                     f"Device {member[1]!r} of process {member[0]} is named {members.count(member)} times in "
                     f"the mesh; name each device once. Received: {list(self.devices)}."
                 )
+
+    @staticmethod
+    def axes_of(text: str) -> dict[str, int]:
+        """Returns axis sizes written as ``"data=2,pipe=2"``, as programs take them on a command line.
+
+        Raises:
+            ValueError: malformed text, an unknown axis, or one that is named twice.
+        """
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, size = (word.strip() for word in part.partition("="))
+            if name not in AXES or name in sizes or not re.fullmatch("-1|[1-9][0-9]*", size):
+                raise ValueError(f"expected axes of {AXES} with sizes, as in data=2,pipe=2, received {text!r}.")
+            sizes[name] = int(size)
+        return sizes
 
     @classmethod
     def from_devices(cls, devices: Sequence[str], axes: Mapping[str, int] | None = None) -> DeviceMesh:

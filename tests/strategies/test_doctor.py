@@ -79,6 +79,34 @@ def test_two_processes_measure(by: str, tmp_path: Path) -> None:
     assert all(rate > 0 for rate in first["all_reduce"]["GB/s of 1 MB"].values())
 
 
+@pytest.mark.timeout(LIMIT_SECONDS + 60)
+@pytest.mark.parametrize(
+    ("by", "mesh", "axis", "how"),
+    [
+        # Two devices in each process: its stage's shards.
+        ("MultiWorkerMirroredStrategy", "tensor=2,pipe=2", "pipe", "send/recv"),
+        ("HorovodStrategy", "tensor=2", "tensor", "all-reduce"),
+        pytest.param("HorovodStrategy", "data=-1,pipe=2", "pipe", "send/recv", marks=pytest.mark.parity_all),
+        pytest.param("HorovodStrategy", "data=2", "data", "all-reduce", marks=pytest.mark.parity_all),
+    ],
+)
+def test_an_axis_across_processes_is_measured(by: str, mesh: str, axis: str, how: str, tmp_path: Path) -> None:
+    flags = [*DOCTOR, "--json", "--max-mb", "0.1", f"--mesh={mesh}"]
+    if by == "HorovodStrategy":
+        command = horovodrun(2, flags)
+    else:
+        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *flags]
+    code, output = finished(tmp_path, command)
+    assert code == 0, output
+    for report in reports(output):
+        assert report["problems"] == []
+        assert list(report["mesh_axes"]) == [axis]
+        found = report["mesh_axes"][axis]
+        assert (found["by"], found["processes"], list(found["GB/s"])) == (how, 2, ["0.1 MB"])
+        assert found["latency in microseconds"] > 0
+        assert found["GB/s"]["0.1 MB"] > 0
+
+
 def test_a_malformed_environment_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,7 +158,9 @@ def test_ended_by_its_launcher_it_leaves_nothing_behind(tmp_path: Path) -> None:
         process.wait(30)
 
 
-@pytest.mark.parametrize("flags", [["--max-mb", "0"], ["--max-mb", "many"], ["--timeout-seconds", "inf"], ["--js"]])
+@pytest.mark.parametrize(
+    "flags", [["--max-mb", "0"], ["--max-mb", "many"], ["--timeout-seconds", "inf"], ["--mesh", "rows=2"], ["--js"]]
+)
 def test_flags_that_will_not_do(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         doctor.main(flags)

@@ -10,9 +10,13 @@ LEFT_OUT = (
     "[programs-MultiWorkerMirroredStrategy]",
     "[data-HorovodStrategy]",
     "[files-HorovodStrategy]",
+    "[spanning-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
     "[meshes-2-HorovodStrategy]",
     "[meshes-4-HorovodStrategy]",
+    "test_pipelines_over_two_processes[HorovodStrategy-1]",
+    "test_pipelines_over_two_processes[HorovodStrategy-2]",
+    "test_pipelines_over_two_processes[MultiWorkerMirroredStrategy-2]",
 )
 
 

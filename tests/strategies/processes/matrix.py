@@ -48,6 +48,7 @@ def started(
     folder: Path,
     chosen: Sequence[Mapping[str, int]] = (),
     options: Sequence[str] = (),
+    suite: str = "spanning.py",
 ) -> Programs:
     """Returns the programs that try the meshes, not started yet; rows are appended to ``rows.jsonl`` in `folder`."""
     environment = {
@@ -59,7 +60,7 @@ def started(
         # One after the other in the same processes.
         "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
     }
-    program = [WORKER, "spanning.py", *options]
+    program = [WORKER, suite, *options]
     if engine == "HorovodStrategy":
         return Programs(folder, [horovodrun(num_ranks, program)], [environment])
     own = [environment | each for each in cluster_environments(num_ranks)]

@@ -34,6 +34,12 @@ def test_no_axes_means_data() -> None:
     assert DeviceMesh.from_devices(["one"], {}).axes == {"data": 1}
 
 
+def test_axes_in_words() -> None:
+    assert DeviceMesh.axes_of("data=-1, pipe=2,tensor=4") == {"data": -1, "pipe": 2, "tensor": 4}
+    with pytest.raises(ValueError, match=r"expected axes of .* received 'rows=2'"):
+        DeviceMesh.axes_of("rows=2")
+
+
 def test_neighbours() -> None:
     mesh = DeviceMesh.from_devices(NAMES[:6], {"data": 2, "pipe": 3})
     assert [mesh.neighbour(i, "pipe") for i in range(6)] == [1, 2, None, 4, 5, None]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from strategies.doctoring.exchange import measure
+from strategies.doctoring.rates import measure
 
 
 class Group:

@@ -1,0 +1,86 @@
+"""The stages of a pipeline, and the devices and processes that have them. Tested with the model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras_ext.pipeline.messages import Traffic
+from keras_ext.pipeline.stage import Stage
+from strategies import layer_api
+
+
+@dataclass(frozen=True)
+class PlacedStages:
+    """The stages of a model, each on a part of the replica.
+
+    Attributes:
+        stages: of the model.
+        outputs: of the model, Keras' tensors.
+        parts: of the replica.
+        positions: of the stages on the axis "pipe".
+    """
+
+    stages: Sequence[Stage]
+    outputs: Sequence[Any]
+    parts: layer_api.ReplicaParts
+    positions: Sequence[int]
+
+    @functools.cached_property
+    def devices(self) -> tuple[int | None, ...]:
+        """The part of each stage; None of those that other processes compute."""
+        here = self.parts.here
+        return tuple(self.parts.home({**here, "pipe": frozenset([position])}) for position in self.positions)
+
+    @functools.cached_property
+    def process_of(self) -> tuple[int, ...]:
+        """The process, by its position along "pipe", of each stage."""
+        return tuple(self.parts.process_at("pipe", position) for position in self.positions)
+
+    @property
+    def crosses(self) -> bool:
+        """True if stages are in several processes."""
+        return self.parts.crosses("pipe")
+
+    @property
+    def has_last(self) -> bool:
+        """True if this process computes the last stage, and the loss."""
+        return self.devices[-1] is not None
+
+    def part(self, k: int) -> int:
+        """The part of a stage that this process computes."""
+        part = self.devices[k]
+        if part is None:
+            raise RuntimeError(f"Another process computes stage {k}.")
+        return part
+
+    def traffic(self, outputs_to: Collection[int]) -> Traffic:
+        """The values that processes send each other, the model's outputs to some."""
+        return Traffic.of(
+            [list(map(id, stage.outputs)) for stage in self.stages],
+            [list(map(id, stage.inputs)) for stage in self.stages],
+            list(map(id, self.outputs)),
+            self.process_of,
+            outputs_to,
+        )
+
+    def check(self) -> None:
+        """Refuses layers that change as they are called, and are called in several processes.
+
+        Raises:
+            ValueError: there is one.
+        """
+        called_in: dict[int, set[int]] = {}
+        for stage, process in zip(self.stages, self.process_of, strict=True):
+            for layer in stage.layers:
+                called_in.setdefault(id(layer), set()).add(process)
+                if len(called_in[id(layer)]) > 1 and (layer.non_trainable_variables or layer._seed_generators):
+                    changing = [v for v in layer.variables if not v.trainable or v not in layer.trainable_variables]
+                    if layer.trainable and changing:
+                        raise ValueError(
+                            f"The layer {layer.name!r} changes as it is called (statistics, or seeds of draws), and is "
+                            "called in stages of several processes, which would have it change differently. Use a "
+                            f"layer for each call, or cut the model elsewhere. Received: {layer!r}."
+                        )

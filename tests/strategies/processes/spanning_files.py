@@ -1,0 +1,293 @@
+"""Files of replicas that span two processes: run by `test_suites` in both at once, never collected.
+
+One process holds the first shard of each split weight, or the first stage; the other holds the second. Assertions
+compare what both know: if one fails, the other fails, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+import strategies
+from strategies import layer_api
+from tests.graphs import forget_gradients
+from tests.strategies.processes.ranks import shared_folder
+
+TENSOR: Mapping[str, int] = {"tensor": 2}
+PIPE: Mapping[str, int] = {"pipe": 2}
+MESHES = [pytest.param(TENSOR, id="tensor"), pytest.param(PIPE, id="pipe")]
+
+
+@functools.cache
+def _strategy(*axes: tuple[str, int]) -> Any:
+    return getattr(strategies, os.environ["SUITE_STRATEGY"])(mesh=dict(axes))
+
+
+def on(axes: Mapping[str, int]) -> Any:
+    return _strategy(*axes.items())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_first() -> None:
+    on(TENSOR)
+    on(PIPE)
+
+
+@pytest.fixture(autouse=True)
+def _graphs_are_let_go() -> Iterator[None]:
+    yield
+    forget_gradients()
+
+
+def job() -> Any:
+    return on(TENSOR).extended.process_group
+
+
+def rank() -> int:
+    return int(job().rank)
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest) -> Path:
+    return shared_folder(request.node.name.translate(str.maketrans("[]", "()")), job())
+
+
+def plain_model(seed: int = 3) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, "tanh", name="up"),
+            keras.layers.BatchNormalization(name="normalized"),
+            keras.layers.Dense(6, name="down"),
+            keras.layers.Dropout(0.2, seed=5, name="dropped"),
+            keras.layers.Dense(2, name="head"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def spread(axes: Mapping[str, int], make: Callable[[], keras.Model] = plain_model) -> keras.Model:
+    """The model split, or in stages, compiled, with the slots of its optimizer."""
+    with on(axes).scope():
+        model = make()
+        made = keras_ext.parallelize(model) if "tensor" in axes else model
+        if "pipe" in axes:
+            made = keras_ext.PipelineModel(model, num_microbatches=2, partition=["down"])
+        made.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        made.optimizer.build(made.trainable_variables)
+    return made
+
+
+def state(model: keras.Model) -> list[np.ndarray]:
+    """The weights and the optimizer's variables, on all ranks."""
+    return [*model.get_weights(), *layer_api.values_of(model, layer_api.joined(model.optimizer.variables))]
+
+
+def assert_equal(one: list[np.ndarray], other: list[np.ndarray]) -> None:
+    for first, second in zip(one, other, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def assert_same_on_all_ranks(values: list[np.ndarray]) -> None:
+    for value in values:
+        first, second = job().gather(tf.convert_to_tensor(np.asarray(value)[np.newaxis])).numpy()
+        np.testing.assert_array_equal(first, second)
+
+
+def set_to_numbers(model: keras.Model) -> None:
+    """Gives all variables numbers of their own, as if they were trained."""
+    for index, weight in enumerate(layer_api.joined([*model.weights, *model.optimizer.variables[2:]])):
+        size = int(np.prod(weight.shape))
+        weight.assign(np.linspace(index, index + 0.5, size, dtype="float32").reshape(weight.shape))
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).standard_normal((24, 4)).astype("float32")
+    return x, np.stack([x.sum(1), x[:, 0]], 1)
+
+
+FIT: dict[str, Any] = {"batch_size": 8, "shuffle": False, "verbose": 0}
+
+
+@pytest.mark.parametrize("axes", MESHES)
+class TestArrays:
+    def test_weights_are_those_of_one_device_on_all_ranks(self, axes: Mapping[str, int]) -> None:
+        model, plain = spread(axes), plain_model()
+        assert_equal(model.get_weights(), plain.get_weights())
+        assert_same_on_all_ranks(state(model))
+        assert model.count_params() == plain.count_params()
+        lines: list[str] = []
+        model.summary(print_fn=lambda line, **_: lines.append(line))
+        assert "Trainable params: 124 " in "".join(lines)
+
+    def test_each_rank_sets_its_part(self, axes: Mapping[str, int]) -> None:
+        model = spread(axes)
+        changed = [weight + 1 for weight in model.get_weights()]
+        model.set_weights(changed)
+        assert_equal(model.get_weights(), changed)
+
+    def test_a_model_made_outside_of_the_scope_is_that_of_rank_0(self, axes: Mapping[str, int]) -> None:
+        outside = plain_model(seed=7 + rank())
+        outside.optimizer.build(outside.trainable_variables)
+        set_to_numbers(outside)
+        outside.set_weights([weight + rank() for weight in outside.get_weights()])
+        with on(axes).scope():
+            model = (
+                keras_ext.parallelize(outside)
+                if "tensor" in axes
+                else keras_ext.PipelineModel(outside, num_microbatches=2, partition=["down"])
+            )
+        assert_same_on_all_ranks(model.get_weights())
+        expected = [np.asarray(job().broadcast(tf.constant(weight))) for weight in outside.get_weights()]
+        assert_equal(model.get_weights(), expected)
+        if "tensor" in axes:
+            slots = layer_api.values_of(model, layer_api.joined(model.optimizer.variables))
+            assert_equal(slots, [variable.numpy() for variable in outside.optimizer.variables])
+
+    def test_memory_is_shown_by_rank(self, axes: Mapping[str, int]) -> None:
+        model = spread(axes)
+        report = keras_ext.memory_report(model)
+        assert list(report.weights) == ["rank 0 CPU:0", "rank 1 CPU:0"]
+        whole = sum(strategies.bytes_per_device(plain_model().weights).values())
+        assert all(own < whole for own in report.weights.values())
+        assert report.slots["rank 0 CPU:0"] < 2 * whole
+
+
+@pytest.mark.parametrize("axes", MESHES)
+class TestFiles:
+    @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "a folder"])
+    def test_they_are_ordinary_ones(self, axes: Mapping[str, int], name: str, shared: Path) -> None:
+        model = spread(axes)
+        set_to_numbers(model)
+        path = shared / name
+        if name.endswith(".weights.h5"):
+            model.save_weights(path)
+        else:
+            model.save(path, **({"zipped": False} if name == "a folder" else {}))
+        job().barrier()
+        assert [each.name for each in shared.iterdir()] == [name]
+        plain = plain_model()
+        if name.endswith(".weights.h5"):
+            plain.optimizer.build(plain.trainable_variables)
+            plain.load_weights(path)
+        else:
+            plain = keras.models.load_model(path)
+        assert_equal(plain.get_weights(), model.get_weights())
+        assert_equal([variable.numpy() for variable in plain.optimizer.variables], state(model)[10:])
+
+    def test_one_opens_where_this_package_is_not(self, axes: Mapping[str, int], shared: Path) -> None:
+        model = spread(axes)
+        set_to_numbers(model)
+        model.save(shared / "model.keras")
+        with pytest.raises(ValueError, match=r"load_model\('model.keras'\).export"):
+            model.export(shared / "exported", verbose=False)
+        values = state(model)
+        error = ""
+        if rank() == 0:
+            np.savez(shared / "values.npz", *values)
+            program = (
+                "import sys, numpy as np; sys.modules['strategies'] = sys.modules['keras_ext'] = None\n"
+                "import keras\n"
+                "model, values = keras.models.load_model('model.keras'), np.load('values.npz')\n"
+                "found = [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]\n"
+                "assert len(found) == len(values.files)\n"
+                "for name, value in zip(values.files, found): np.testing.assert_array_equal(values[name], value)\n"
+            )
+            ended = subprocess.run([sys.executable, "-c", program], cwd=shared, capture_output=True, check=False)
+            error = ended.stderr.decode() if ended.returncode else ""
+        failed = int(job().broadcast(tf.constant(len(error))))
+        assert not failed, error
+
+    def test_they_open_under_another_mesh(self, axes: Mapping[str, int], shared: Path) -> None:
+        model = spread(axes)
+        set_to_numbers(model)
+        model.save_weights(shared / "model.weights.h5")
+        model.save(shared / "model.keras")
+        other = spread(PIPE if "tensor" in axes else TENSOR)
+        other.load_weights(shared / "model.weights.h5")
+        assert_equal(state(other), state(model))
+        with on(axes).scope():
+            loaded = keras.models.load_model(shared / "model.keras")
+        assert_equal(loaded.get_weights(), model.get_weights())
+
+    def test_an_error_of_rank_0_is_everybodys_and_leaves_the_old_file(
+        self, axes: Mapping[str, int], shared: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = spread(axes)
+        path = shared / "model.weights.h5"
+        model.save_weights(path)
+        before = path.stat().st_mtime_ns
+
+        def full(*_: Any) -> None:
+            raise OSError("No space left on device")
+
+        job().barrier()
+        with monkeypatch.context() as patched:
+            patched.setattr(keras.layers.Dropout, "save_own_variables", full)
+            with pytest.raises(OSError if rank() == 0 else ValueError, match="No space left on device"):
+                model.save_weights(path)
+        assert [each.name for each in shared.iterdir()] == [path.name]
+        assert path.stat().st_mtime_ns == before
+        # The processes are in step.
+        assert_equal(model.get_weights(), plain_model().get_weights())
+
+
+@pytest.mark.parametrize("axes", MESHES)
+class TestCallbacks:
+    def test_a_run_goes_on_from_its_backup(self, axes: Mapping[str, int], shared: Path) -> None:
+        x, y = data()
+
+        class Dies(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if epoch == 2:
+                    raise KeyboardInterrupt
+
+        backup = functools.partial(keras.callbacks.BackupAndRestore, str(shared / "backup"))
+        best = keras.callbacks.ModelCheckpoint(str(shared / "{epoch}.keras"), monitor="loss", save_best_only=True)
+        whole = spread(axes)
+        whole.fit(x, y, epochs=3, **FIT)
+        with pytest.raises(KeyboardInterrupt):
+            spread(axes).fit(x, y, epochs=3, callbacks=[backup(), best, Dies()], **FIT)
+        resumed = spread(axes, lambda: plain_model(seed=9))
+        assert resumed.fit(x, y, epochs=3, callbacks=[backup()], **FIT).epoch == [2]
+        assert_same_on_all_ranks(resumed.get_weights())
+        job().barrier()
+        assert "1.keras" in [each.name for each in shared.iterdir()]
+
+    def test_a_run_goes_on_from_a_checkpoint(self, axes: Mapping[str, int], shared: Path) -> None:
+        """In the middle of an epoch, with random states and metrics: as if nothing had happened."""
+        x, y = data()
+        whole = spread(axes)
+        expected = whole.fit(x, y, epochs=2, **FIT).history
+
+        class Dies(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                if batch == 2 and self.params["epochs"] == 1:
+                    raise KeyboardInterrupt
+
+        checkpoints = functools.partial(keras_ext.Checkpoints, shared / "run", steps_per_epoch=3, every_steps=1)
+        with pytest.raises(KeyboardInterrupt):
+            spread(axes).fit(x, y, epochs=1, callbacks=[checkpoints(), Dies()], **FIT)
+        resumed, callback = spread(axes, lambda: plain_model(seed=9)), checkpoints()
+        at = callback.restore(resumed)
+        assert (at.epoch, at.step) == (0, 2)
+        resumed.fit(x[16:], y[16:], epochs=1, callbacks=[callback], **FIT)
+        at = callback.restore(resumed)
+        resumed.fit(x, y, initial_epoch=at.epoch, epochs=2, callbacks=[callback], **FIT)
+        assert_equal(state(resumed), state(whole))
+        for name, values in expected.items():
+            np.testing.assert_allclose(callback.history[name], values, rtol=1e-6, err_msg=name)

@@ -1,0 +1,351 @@
+"""Pipelines whose stages are in several processes: run by `test_spanning_pipe` in both at once, never collected.
+
+What is compared with one device is the same on all ranks: if a test fails on one, it fails on all, and none waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import keras_ext
+import strategies
+from keras_ext.pipeline import executor
+from strategies import layer_api
+from tests.graphs import forget_gradients
+from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, fit_arrays
+
+NUM_LOCAL = int(os.environ.get("SUITE_DEVICES", "1"))
+NUM_STAGES = 2 * NUM_LOCAL
+ROWS = np.random.default_rng(0).standard_normal((22, 6)).astype("float32")
+NUMBERS = ROWS[:, :1] * ROWS[:, 1:2]
+
+
+@functools.cache
+def strategy() -> Any:
+    return getattr(strategies, os.environ["SUITE_STRATEGY"])(mesh={"pipe": NUM_STAGES})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_first() -> None:
+    strategy()
+
+
+@pytest.fixture(autouse=True)
+def _graphs_are_let_go() -> Iterator[None]:
+    yield
+    forget_gradients()
+
+
+def job() -> Any:
+    return strategy().extended.process_group
+
+
+def on_all_ranks(found: float) -> float:
+    """The largest of what ranks found, so that all of them fail if one does."""
+    return float(job().gather(tf.constant([found], tf.float64)).numpy().max())
+
+
+def assert_parity(
+    make: Callable[[], keras.Model],
+    run: Callable[[Any, Any], Mapping[str, Any]],
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(1e-2),
+    compiling: Mapping[str, Any] = {"loss": "mse", "metrics": ["mae"]},
+    **pipeline: Any,
+) -> None:
+    """Trains the model in stages and in plain Keras."""
+
+    def made(spread: bool) -> keras.Model:
+        model = make()
+        if spread:
+            model = keras_ext.PipelineModel(model, **{"partition": "uniform", "num_microbatches": 3, **pipeline})
+        model.compile(optimizer(), **compiling)
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    one_device = execute(Case("", lambda: made(False), run), None)
+    found = execute(Case("", lambda: made(True), run), strategy())
+    for value in (*found.weights, *found.slots, *(found.logs[name] for name in sorted(found.logs))):
+        each = job().gather(tf.constant(np.asarray(value)[np.newaxis])).numpy()
+        assert on_all_ranks(float(not np.array_equal(each[0], each[-1]))) == 0
+    difference = compare(one_device, found)
+    assert on_all_ranks(difference.largest) <= TOLERANCE, difference
+
+
+def mlp() -> keras.Model:
+    hidden = [layers.Dense(8, "tanh") for _ in range(5)]
+    return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1)])
+
+
+def test_micro_batches_of_an_odd_batch() -> None:
+    assert_parity(mlp, fit_arrays(ROWS, NUMBERS, epochs=3, batch_size=8), num_microbatches=4)
+
+
+@pytest.mark.parametrize(("schedule", "in_line"), [("gpipe", True), ("1f1b", False), ("interleaved_1f1b", False)])
+def test_schedules_and_functions(schedule: str, in_line: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last batch has fewer rows than there are micro-batches."""
+    monkeypatch.setattr(executor, "MOST_CALLS_IN_LINE", 10**9 if in_line else 0)
+    remat = "all_but_last" if schedule == "gpipe" else None
+    run = fit_arrays(ROWS, NUMBERS, batch_size=10, predict=False)
+    assert_parity(mlp, run, num_microbatches=5, schedule=schedule, remat=remat)
+
+
+def with_skips() -> keras.Model:
+    """Values for stages that are not the next one, and outputs of several stages, one with logits."""
+    inputs = keras.Input((6,))
+    first = x = layers.Dense(8, "tanh")(inputs)
+    early = layers.Dense(3, "softmax", name="early")(x)
+    for _ in range(3):
+        x = layers.Add()([layers.Dense(8, "relu")(x), first])
+    x = layers.Concatenate()([x, first, inputs, early])
+    return keras.Model(inputs, {"early": early, "late": layers.Dense(1, name="late")(x)})
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
+def test_skips_and_outputs_of_several_stages(schedule: str) -> None:
+    classes = (np.abs(ROWS).sum(axis=1) * 3).astype("int32") % 3
+    run = fit_arrays(ROWS, {"early": classes, "late": NUMBERS}, batch_size=8)
+    losses = {"early": "sparse_categorical_crossentropy", "late": "mse"}
+    assert_parity(with_skips, run, compiling={"loss": losses}, schedule=schedule)
+
+
+class Extra(layers.Layer):
+    """Adds a sum and a mean over rows to the loss."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.01 * ops.sum(ops.square(x)))
+        self.add_loss(0.1 * ops.mean(ops.abs(x)))
+        return x
+
+
+def with_losses() -> keras.Model:
+    """Losses of layers, and penalties of weights, in each stage."""
+    inputs = x = keras.Input((6,))
+    for i in range(4):
+        penalty = keras.regularizers.L2(0.01)
+        x = layers.Dense(8, "tanh", kernel_regularizer=penalty, activity_regularizer="l2" if i % 2 else None)(x)
+        x = Extra()(x)
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+def test_losses_of_layers_and_penalties() -> None:
+    assert_parity(with_losses, fit_arrays(ROWS, NUMBERS, batch_size=8))
+
+
+def sentences(tied: bool) -> keras.Model:
+    """Masked sequences of any length, between two uses of one table, or of a table of rows."""
+    tokens = keras.Input((None,), dtype="int32")
+    table = layers.ReversibleEmbedding(9, 8, mask_zero=True, tie_weights=tied)
+    x = table(tokens)
+    for _ in range(3):
+        y = layers.MultiHeadAttention(2, 4, use_bias=False)(x, x, use_causal_mask=True)
+        x = layers.LayerNormalization()(layers.Add()([x, y]))
+    return keras.Model(tokens, table(x, reverse=True) if tied else layers.Dense(9)(x))
+
+
+def of_lengths() -> tf.data.Dataset:
+    """Batches of other numbers of rows, and of other lengths, which the traced step does not know."""
+    random = np.random.default_rng(3)
+    tokens = [random.integers(0, 9, (rows, length)).astype("int32") for rows, length in ((8, 5), (8, 7), (3, 4))]
+
+    def pairs() -> Iterator[Any]:
+        for each in tokens:
+            each[:, -1] = 0
+            yield each, np.roll(each, -1, 1)
+
+    spec = tf.TensorSpec([None, None], tf.int32)
+    return tf.data.Dataset.from_generator(pairs, output_signature=(spec, spec))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_masks_and_lengths_not_known_when_traced(tied: bool) -> None:
+    def run(model: Any, _: Any) -> Mapping[str, Any]:
+        history = model.fit(of_lengths(), epochs=2, verbose=0).history
+        return {**history, **model.evaluate(of_lengths(), verbose=0, return_dict=True)}
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    compiling = {"loss": loss, "weighted_metrics": ["accuracy"]}
+    assert_parity(functools.partial(sentences, tied), run, compiling=compiling)
+
+
+class MaskedByItself(layers.Layer):
+    """Masks entries by what it computes with weights."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def compute_mask(self, x: Any, mask: Any = None) -> Any:
+        return ops.any(x > 0.5, axis=-1)
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def test_masks_that_depend_on_weights() -> None:
+    def make() -> keras.Model:
+        inputs = keras.Input((6, 1))
+        x = MaskedByItself()(layers.Dense(4, "relu")(inputs))
+        for _ in range(3):
+            x = layers.Dense(4, "tanh")(x)
+        return keras.Model(inputs, layers.Dense(1)(x))
+
+    run = fit_arrays(ROWS[..., np.newaxis], np.repeat(NUMBERS[..., np.newaxis], 6, 1), batch_size=8)
+    assert_parity(make, run)
+
+
+def lookups() -> keras.Model:
+    """One table, looked up in several stages: by what is in the rows, and by positions."""
+    tokens = keras.Input((4,), dtype="int32")
+    table = layers.Embedding(9, 8)
+    x = layers.Dense(8, "tanh")(layers.Flatten()(table(tokens)))
+    for _ in range(3):
+        x = layers.Dense(8, "tanh")(x)
+    x = layers.Add()([layers.Flatten()(table(tokens)), layers.Dense(32)(x)])
+    return keras.Model(tokens, layers.Dense(1)(x))
+
+
+def test_one_table_in_several_stages() -> None:
+    tokens = np.random.default_rng(4).integers(0, 9, (22, 4))
+    assert_parity(lookups, fit_arrays(tokens, NUMBERS, batch_size=8), lambda: keras.optimizers.SGD(0.1))
+
+
+def test_a_call_returns_the_outputs_on_every_rank() -> None:
+    keras.utils.set_random_seed(5)
+    plain = mlp()
+    with strategy().scope():
+        model = keras_ext.PipelineModel(plain, num_microbatches=2, partition="uniform")
+    for rows in (4, 4, 5):
+        found = np.abs(np.asarray(model(ROWS[:rows])) - np.asarray(plain(ROWS[:rows]))).max()
+        assert on_all_ranks(float(found)) <= TOLERANCE
+
+
+def test_what_would_not_work_is_refused() -> None:
+    with strategy().scope():
+        model = keras_ext.PipelineModel(mlp(), partition="uniform")
+        model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="run_eagerly=False"):
+        model.fit(ROWS, NUMBERS, verbose=0)
+    inputs = keras.Input((6,))
+    shared, x = layers.BatchNormalization(), inputs
+    for _ in range(4):
+        x = layers.Dense(6)(shared(x))
+    with pytest.raises(ValueError, match="changes as it is called"), strategy().scope():
+        keras_ext.PipelineModel(keras.Model(inputs, x), partition="uniform")
+
+
+# ---- messages
+
+
+def messages() -> Any:
+    return layer_api.StageMessages(strategy().extended.parts)
+
+
+def part() -> int:
+    return int(strategy().extended.parts.owned[0])
+
+
+def traced(function: Callable[..., Any]) -> Any:
+    """Run twice, so that a message that was dropped, or is left over, shows."""
+    compiled = tf.function(function, autograph=False)
+    compiled(tf.constant(1.0))
+    return compiled(tf.constant(2.0))
+
+
+def test_tensors_arrive_as_they_were_sent() -> None:
+    def tensors(x: tf.Tensor) -> list[tf.Tensor]:
+        rows = tf.ones([tf.cast(x, tf.int32), 3])
+        return [
+            x * rows,
+            tf.cast([1, 0, 1], tf.bool),
+            tf.cast(x * rows[0], tf.bfloat16),
+            tf.constant([[7], [8]], tf.int64),
+            tf.cast(x, tf.uint8),
+            tf.zeros([0, 2]),
+        ]
+
+    def exchanged(x: tf.Tensor) -> list[tf.Tensor]:
+        own, expected = messages(), tensors(x)
+        said = own.agreed(0, [layer_api.Description.of(each) for each in expected] if own.position == 0 else None)
+        described = [layer_api.Description.said(each) for each in said]
+        if own.position == 0:
+            own.send(part(), 1, expected)
+            return expected
+        return own.receive(part(), 0, described)
+
+    for found, wanted in zip(traced(exchanged), tensors(tf.constant(2.0)), strict=True):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
+
+
+def test_a_send_whose_result_nobody_uses_is_made() -> None:
+    def exchanged(x: tf.Tensor) -> tf.Tensor:
+        own = messages()
+        if own.position == 0:
+            own.send(part(), 1, [3 * x])
+            return x
+        return own.receive(part(), 0, [layer_api.Description((), "float32", "SAME")])[0]
+
+    assert float(traced(exchanged)) == (2.0 if messages_position() == 0 else 6.0)
+
+
+def messages_position() -> int:
+    return int(strategy().extended.parts.groups.model["pipe"].rank)
+
+
+def test_receives_that_look_alike_are_not_one() -> None:
+    scalar = layer_api.Description((), "float32", "SAME")
+
+    def exchanged(x: tf.Tensor) -> list[tf.Tensor]:
+        own = messages()
+        if own.position == 0:
+            for i in range(3):
+                own.send(part(), 1, [x + i])
+            return [x + i for i in range(3)]
+        return [own.receive(part(), 0, [scalar])[0] for _ in range(3)]
+
+    assert [float(each) for each in traced(exchanged)] == [2, 3, 4]
+
+
+def test_both_send_first() -> None:
+    """Neither send waits for the other, nor does what is computed wait for a send."""
+    scalar = layer_api.Description((), "float32", "SAME")
+
+    def exchanged(x: tf.Tensor) -> tf.Tensor:
+        own = messages()
+        if own.position == 0:
+            own.send(part(), 1, [x + 1])
+            return own.receive(part(), 1, [scalar])[0]
+        # In the table's order, which is that of process 0.
+        received = own.receive(part(), 0, [scalar])[0]
+        own.send(part(), 0, [x + 1])
+        return received
+
+    assert float(traced(exchanged)) == 3.0
+
+
+def test_a_slower_peer_is_waited_for() -> None:
+    """It computes something large first; the other has posted its receives, and its sends, long before."""
+    scalar = layer_api.Description((), "float32", "SAME")
+
+    def exchanged(x: tf.Tensor) -> tf.Tensor:
+        own = messages()
+        if own.position == 0:
+            matrix = tf.fill([512, 512], x / 1024)
+            for _ in range(20):
+                matrix = matrix @ matrix
+            own.send(part(), 1, [x + tf.reduce_sum(matrix) * 0])
+            return own.receive(part(), 1, [scalar])[0]
+        first = own.receive(part(), 0, [scalar])[0]
+        own.send(part(), 0, [first + 1])
+        return first + 1
+
+    assert float(traced(exchanged)) == 3.0

@@ -1,0 +1,178 @@
+"""Models with split layers of all kinds, and the programs that train them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import keras_ext
+from keras_ext.tensor.channelwise import ChannelSplitBatchNormalization, ShardwiseActivation
+from tests.strategies.parity.harness import fit_arrays
+
+VOCABULARY, UNITS, HEADS = 21, 8, 4
+
+Make = Callable[[bool], Any]
+Run = Callable[[Any, Any], Mapping[str, Any]]
+
+
+def momentum() -> Any:
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def features(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((17, *shape)).astype("float32")
+
+
+def classes(number: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, number, (17, *shape))
+
+
+@keras.saving.register_keras_serializable("tests")
+def near_the_mean(weight: Any) -> Any:
+    """A constraint that needs the whole weight."""
+    return 0.9 * weight + 0.1 * keras.ops.mean(weight)
+
+
+def penalized(split: bool) -> keras.Model:
+    """Regularizers and constraints, for some of which a shard suffices; of weights, of pieces and of whole tensors."""
+    column = keras_ext.ColumnParallelDense if split else layers.Dense
+    row = keras_ext.RowParallelDense if split else layers.Dense
+    activation = ShardwiseActivation if split else layers.Activation
+    apart = {"gather_output": False} if split else {}
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            column(
+                8,
+                "tanh",
+                kernel_regularizer=keras.regularizers.L1L2(1e-2, 1e-2),
+                bias_constraint=keras.constraints.NonNeg(),
+                activity_regularizer=keras.regularizers.L2(1e-2),
+                **apart,
+            ),
+            activation("relu", activity_regularizer=keras.regularizers.L1(1e-2)),
+            row(
+                4,
+                kernel_regularizer=keras.regularizers.OrthogonalRegularizer(1e-2),
+                kernel_constraint=keras.constraints.MaxNorm(0.8, axis=0),
+                activity_regularizer=keras.regularizers.L2(1e-2),
+            ),
+            column(8, "softmax", kernel_constraint=keras.constraints.MaxNorm(0.8, axis=0)),
+            row(4, kernel_constraint=near_the_mean),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(momentum(), loss, metrics=["accuracy"])
+    return model
+
+
+def language_model(split: bool, length: int | None = 7) -> keras.Model:
+    """A tied table around a decoder; logits and, if split, the sequence are in pieces of different sizes."""
+    own = {"gather_output": False} if split else {}
+    cls = keras_ext.VocabParallelReversibleEmbedding if split else layers.ReversibleEmbedding
+    table = cls(VOCABULARY, UNITS, embeddings_initializer=keras.initializers.RandomNormal(stddev=0.5), **own)
+    ids = keras.Input((length,), dtype="int32")
+    x = table(ids)
+    if split:
+        x = keras_ext.ParallelTransformerBlock(UNITS, HEADS, 16, "decoder", sequence_parallel=True)(x)
+    else:
+        y = layers.LayerNormalization(epsilon=1e-5)(x)
+        y = layers.MultiHeadAttention(HEADS, UNITS // HEADS)(y, y, use_causal_mask=True)
+        x = layers.Add()([x, y])
+        y = layers.LayerNormalization(epsilon=1e-5)(x)
+        # Made in the order of the computation, in which they draw seeds.
+        y = layers.Dense(16, "gelu")(y)
+        y = layers.Dense(UNITS)(y)
+        x = layers.Add()([x, y])
+    x = (keras_ext.ShardwiseLayerNormalization if split else layers.LayerNormalization)()(x)
+    model = keras.Model(ids, table(x, reverse=True))
+    losses: Any = keras_ext if split else keras.losses
+    metrics: Any = keras_ext if split else keras.metrics
+    prefix = "VocabParallel" if split else ""
+    loss = getattr(losses, f"{prefix}SparseCategoricalCrossentropy")(from_logits=True, ignore_class=3)
+    accuracy = getattr(metrics, f"{prefix}SparseCategoricalAccuracy")()
+    model.compile(momentum(), loss, metrics=[accuracy])
+    return model
+
+
+def of_lengths(model: Any, strategy: Any) -> Mapping[str, Any]:
+    """Trains on sentences of 7, then of 6, then of 5 words, in one program."""
+
+    def batches() -> Any:
+        for number in (7, 6, 5):
+            words = np.random.default_rng(number).integers(0, VOCABULARY, (6, number + 1)).astype("int32")
+            yield words[:, :-1], words[:, 1:]
+
+    spec = tf.TensorSpec((6, None), tf.int32)
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=(spec, spec))
+    return dict(model.fit(dataset, epochs=2, verbose=0).history)
+
+
+def images(split: bool) -> keras.Model:
+    """A chain of channels, normalized in pieces and whole, pooled; and a kind of its own for each dense layer."""
+    inputs = keras.Input((6, 6, 2))
+    x = layers.Conv2D(8, 3, padding="same", name="first")(inputs)
+    x = layers.BatchNormalization(synchronized=True, name="in_pieces")(x)
+    x = layers.ReLU(name="relu")(x)
+    x = layers.MaxPooling2D(name="pool")(x)
+    x = layers.Conv2D(6, 3, padding="same", name="second")(x)
+    x = layers.BatchNormalization(synchronized=True, name="whole")(x)
+    x = layers.GlobalAveragePooling2D(name="mean")(x)
+    x = layers.Dense(8, "relu", name="hidden")(x)
+    model = keras.Model(inputs, layers.Dense(5, name="head")(x))
+    model = keras_ext.parallelize(model) if split else model
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(momentum(), loss, metrics=["accuracy"])
+    return model
+
+
+def attended(split: bool) -> keras.Model:
+    """Scores and projections that are looked at; an embedding of its own; other kinds of heads."""
+    embedding = keras_ext.VocabParallelEmbedding if split else layers.Embedding
+    attention = keras_ext.ParallelMultiHeadAttention if split else layers.MultiHeadAttention
+    grouped = keras_ext.ParallelGroupQueryAttention if split else layers.GroupQueryAttention
+    ids = keras.Input((5,), dtype="int32")
+    table = embedding(VOCABULARY, UNITS, embeddings_initializer=keras.initializers.RandomNormal(stddev=0.5))
+    x = table(ids)
+    y, scores = attention(HEADS, 2, activity_regularizer=keras.regularizers.L2(1e-2))(
+        x, x, return_attention_scores=True
+    )
+    y = grouped(2, 4, 4)(y, x)
+    pooled = layers.GlobalAveragePooling1D()(y)
+    output = layers.Dense(3)(layers.Concatenate()([pooled, layers.Flatten()(scores)]))
+    model = keras.Model(ids, output)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(momentum(), loss, metrics=["accuracy"])
+    return model
+
+
+def whole_batch_normalization(split: bool) -> keras.Model:
+    """Of shards, of a tensor that is not cut."""
+    cls = ChannelSplitBatchNormalization if split else layers.BatchNormalization
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8), cls(synchronized=True), layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(momentum(), loss)
+    return model
+
+
+def _fit(x: Any, y: Any, *, predict: bool = True) -> Run:
+    return fit_arrays(x, y, batch_size=12, epochs=2, predict=predict)
+
+
+# One more than the model's length: a word's label is the next one. Large logits are compared by their loss.
+_WORDS = classes(VOCABULARY, 8).astype("int32")
+
+MODELS: Mapping[str, tuple[Make, Run]] = {
+    "penalties": (penalized, _fit(features(6), classes(4))),
+    "language model": (language_model, _fit(_WORDS[:, :-1], _WORDS[:, 1:], predict=False)),
+    "unknown lengths": (functools.partial(language_model, length=None), of_lengths),
+    "images": (images, _fit(features(6, 6, 2), classes(5))),
+    "attention": (attended, _fit(_WORDS[:, :5], classes(3))),
+    "whole batch normalization": (whole_batch_normalization, _fit(features(8), classes(3))),
+}
