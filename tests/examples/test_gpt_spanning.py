@@ -102,7 +102,8 @@ def test_trains_saves_and_goes_on(launcher: str, mesh: str, tmp_path: Path) -> N
         output = programs.output(20000)
     assert codes == [0], output
     assert output.count("result ") == output.count("sample:") == 1, output
-    assert alone.sample is not None and alone.sample in output
+    assert alone.sample is not None
+    assert alone.sample in output
     _assert_near(_losses(tmp_path / "several"), _losses(tmp_path / "one"))
 
     # The file is one of plain Keras, with the weights of one device.

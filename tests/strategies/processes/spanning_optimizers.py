@@ -238,7 +238,8 @@ class TestDifferences:
         with on("pipe").scope():
             model = stages(0, rank())
             model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match=r"rank 0: variable .*h1/kernel.*at {'pipe': \[0\]}; rank 1:.*'pipe': \[1\]"):
+        places = r"rank 0: variable .*h1/kernel.*at {'pipe': \[0\]}; rank 1:.*'pipe': \[1\]"
+        with pytest.raises(ValueError, match=places):
             model.fit(X, Y, verbose=0)
 
     def test_values(self) -> None:
