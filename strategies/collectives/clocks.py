@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
@@ -21,14 +20,12 @@ def offset_to_first(group: ProcessGroup) -> tuple[float, float]:
     Each process notes when it enters an exchange and when it leaves it. It leaves after all others have entered; so,
     from both directions, the difference of two clocks is known to half of the quickest round trip.
     """
-    noted = np.zeros([2, NUM_ROUNDS])
-    for i in range(NUM_ROUNDS):
-        noted[0, i] = time.perf_counter()
+    entered, left = [], []
+    for _ in range(NUM_ROUNDS):
+        entered.append(time.perf_counter_ns())
         group.barrier()
-        noted[1, i] = time.perf_counter()
-    # As whole nanoseconds: floats may travel in fewer bits.
-    nanoseconds = tf.constant((noted * 1e9).astype("int64")[np.newaxis])
-    all_noted = group.gather(nanoseconds).numpy() / 1e9
+        left.append(time.perf_counter_ns())
+    all_noted = group.gather(tf.constant([[entered, left]], tf.int64)).numpy() / 1e9
     return difference(all_noted[group.rank], all_noted[0])
 
 
@@ -39,7 +36,8 @@ def difference(own: Sequence[Sequence[float]], other: Sequence[Sequence[float]])
         own: when exchanges were entered, and when they were left, by the one clock.
         other: by the other one.
     """
-    (entered, left), (other_entered, other_left) = np.asarray(own), np.asarray(other)
+    (entered, left), (other_entered, other_left) = own, other
     # The other has left after this one entered, and has entered before this one left.
-    most, least = np.min(other_left - entered), np.max(other_entered - left)
+    most = min(end - start for end, start in zip(other_left, entered, strict=True))
+    least = max(start - end for start, end in zip(other_entered, left, strict=True))
     return float(most + least) / 2, float(most - least) / 2
