@@ -7,9 +7,10 @@ from strategies._keras_hooks.plain_classes import saved_as
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
+from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.splitting import SplitWeight, joined
-from strategies.replica.stage_messages import Description, GradientParcel, StageMessages
+from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.saving.restoring import state_of
 from strategies.saving.together import from_all_ranks, values_of, write_together
 
@@ -36,6 +37,7 @@ __all__ = [
     "ReplicaParts",
     "SplitWeight",
     "StageMessages",
+    "clock_offset",
     "copy_value",
     "drawn_for_now",
     "from_all_ranks",
@@ -43,6 +45,7 @@ __all__ = [
     "in_shapes_only",
     "is_remote",
     "joined",
+    "of_inputs_only",
     "replacing_attributes",
     "replica_parts",
     "saved_as",

@@ -50,7 +50,7 @@ class Exchange:
         inputs = [_shapes(own) for own in ledger.values]
         self._alike = [inputs.index(own) for own in inputs]
         self._said: dict[Hashable, Any] = {}
-        self._penalties: dict[int, list[Hashable]] = {}
+        self._penalties: dict[int, list[tuple[str, int, int]]] = {}
 
     def after(self, action: Action) -> None:
         """Sends what an action has made to the processes that take it, or receives it."""

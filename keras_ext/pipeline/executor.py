@@ -87,11 +87,11 @@ class Run:
         """For each micro-batch what was computed of it, by the `id` of Keras' tensors."""
         return self._ledger.values
 
-    def train(self, loss_of: LossOf) -> list[list[Any]]:
+    def train(self, loss_of: LossOf | None) -> list[list[Any]]:
         """Computes outputs and gradients of all micro-batches.
 
         Args:
-            loss_of: gives each micro-batch's part of the loss; not called in processes without the last stage.
+            loss_of: gives each micro-batch's part of the loss; None in processes without the last stage.
 
         Returns:
             For each stage the gradient of each of its variables, of the sum of all parts of the loss, or None.
@@ -110,12 +110,12 @@ class Run:
             _, self._totals[k] = vjp(upstream, (), self._totals[k])
         return self._totals
 
-    def _compute(self, action: Action, loss_of: LossOf) -> None:
+    def _compute(self, action: Action, loss_of: LossOf | None) -> None:
         if action.kind is Kind.BACKWARD:
             self._backward(action)
             return
         self._forward(action)
-        if action.stage == len(self._stages) - 1:
+        if action.stage == len(self._stages) - 1 and loss_of is not None:
             self._compute_loss(action.microbatch, loss_of)
 
     def _forward(self, action: Action) -> None:

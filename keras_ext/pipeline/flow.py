@@ -17,6 +17,7 @@ from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind
 from keras_ext.pipeline.stage import penalties_of
 from keras_ext.pipeline.tensor_metadata import MASK, metadata_of
+from strategies import layer_api
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def masks_across(
             return metadata_of(computed(flat, False), MASK)
 
     # Nearly always they follow from the inputs, without the weights of any stage.
-    found = placed.parts.of_inputs_only(masks, flat)
+    found = layer_api.of_inputs_only(masks, flat)
     if found is None:
         cut_up, pieces = _cut(inputs, flat, num_microbatches)
         with keras.StatelessScope():

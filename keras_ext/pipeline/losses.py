@@ -9,7 +9,63 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.pipeline.microbatch import Microbatches
 from strategies import layer_api
+
+
+class BatchLoss:
+    """The loss of a batch that goes through the stages of a model micro-batch by micro-batch.
+
+    Args:
+        model: a `PipelineModel`, compiled, and built.
+        parts: of the replica.
+        cut_up: the micro-batches.
+        batch: inputs, labels, and weights of rows or None.
+    """
+
+    def __init__(
+        self, model: Any, parts: layer_api.ReplicaParts, cut_up: Microbatches, batch: tuple[Any, Any, Any]
+    ) -> None:
+        self._model = model
+        self._parts = parts
+        self._num_rows = cut_up.num_rows
+        _, self._labels, self._sample_weight = batch
+        self._pieces = [cut_up.split(each) for each in batch]
+        self._shares = [parts.as_constant(weight) for weight in cut_up.weights()]
+        self._losses: list[Any] = []
+
+    def begin(self, masks: Any) -> None:
+        """Takes the masks of the model's outputs, for the whole batch, in their structure, or None."""
+        self._of_batch = MicrobatchLosses(
+            self._model, self._parts, self._labels, masks, self._sample_weight, self._shares
+        )
+
+    def of(self, i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
+        """Returns micro-batch i's part of the loss, of the model's outputs and of losses that layers add.
+
+        Raises:
+            ValueError: the model's loss is no number.
+        """
+        model, shares = self._model, self._shares
+        own_x, own_y, own_weight = (each[i] for each in self._pieces)
+        own_added = [self._parts.as_mean(loss, shares[i]) for loss in added]
+        with model._showing(own_added), self._of_batch.of(i):
+            loss = model._compute_loss(
+                x=own_x, y=own_y, y_pred=model._packed(predicted), sample_weight=own_weight, training=True
+            )
+        if len(loss.shape):
+            raise ValueError(
+                "A pipeline adds up losses of micro-batches, which are numbers: give the loss a reduction. "
+                f"Received: a loss of shape {tuple(loss.shape)}."
+            )
+        self._losses.append(loss * ops.cast(shares[i], loss.dtype))
+        return self._losses[-1] if model.optimizer is None else model.optimizer.scale_loss(self._losses[-1])
+
+    def update(self) -> None:
+        """Updates the means of losses that the model shows with those of the batch."""
+        self._of_batch.update(self._num_rows)
+        total = sum(self._losses[1:], self._losses[0])
+        self._model._loss_tracker.update_state(total, sample_weight=self._num_rows)
 
 
 class MicrobatchLosses:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_ext.pipeline.schedule import Action
+from keras_ext.pipeline.schedule import Action, Kind
 from keras_ext.pipeline.timeline import Timeline
 from strategies import layer_api
 
 #: Steps that are measured. Of those with the most micro-batches, without the first, the one in the middle is drawn.
 NUM_STEPS = 6
+
+#: When actions began (False) and ended (True).
+_Times = dict[tuple[Action, bool], float]
 
 
 class _Recorder(keras.callbacks.Callback):
@@ -22,8 +25,8 @@ class _Recorder(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Mapping[tuple[Action, bool], float]] = []
-        self._now: dict[tuple[Action, bool], float] = {}
+        self.steps: list[_Times] = []
+        self._now: _Times = {}
 
     def note(self, action: Action, has_ended: bool) -> None:
         """Notes the time; any thread may call this."""
@@ -38,7 +41,8 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
     """Trains a `PipelineModel` for some steps, undoes them, and returns one of them. See its `pipeline_timeline`."""
     if not model.compiled:
         raise ValueError("A timeline is that of training steps: compile the model first. Received: no optimizer.")
-    variables = [*layer_api.state_of(model), *model.metrics_variables]
+    state = [*layer_api.state_of(model), *model.metrics_variables]
+    variables = [variable for variable in state if not layer_api.is_remote(variable)]
     before = [np.array(variable) for variable in variables]
     steps_per_execution, history = model.steps_per_execution, getattr(model, "history", None)
     # A `fit` that is on its way, as when a callback asks, goes on with the step that it has.
@@ -53,17 +57,43 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
         known = {id(variable): value for variable, value in zip(variables, before, strict=True)}
         for variable in (*model.variables, *model.optimizer.variables, *model.metrics_variables):
             # Variables that the first step has made, which are metrics, begin with zeros.
-            variable.assign(known.get(id(variable), np.zeros(variable.shape, variable.dtype)))
+            if not layer_api.is_remote(variable):
+                variable.assign(known.get(id(variable), np.zeros(variable.shape, variable.dtype)))
     if not recorder.steps:
         raise ValueError(f"There is no step to measure. Received a data set without a batch: {dataset!r}.")
-    most = max(map(len, recorder.steps))
-    steps = [step for step in recorder.steps if len(step) == most]
+    recorded, error = _of_all_processes(model, recorder.steps)
+    most = max(map(len, recorded))
+    steps = [step for step in recorded if len(step) == most]
     steps = sorted(steps[1:] or steps, key=lambda step: max(step.values()) - min(step.values()))
     step = steps[len(steps) // 2]
     start = min(step.values())
     times = {action: (step[action, False] - start, step[action, True] - start) for action, is_end in step if is_end}
     schedule = model.schedule(1 + max(action.microbatch for action in times))
-    return Timeline(schedule, model.device_names(schedule), times, measured=True)
+    return Timeline(schedule, model.device_names(schedule), times, measured=True, clock_error=error)
+
+
+def _of_all_processes(model: Any, steps: list[_Times]) -> tuple[list[_Times], float]:
+    """Returns the steps with what all processes of this replica noted, by the clock of rank 0; the largest error."""
+    parts = model._parts
+    if not parts.crosses("pipe"):
+        return steps, 0.0
+    offset, error = layer_api.clock_offset(parts)
+    said = [
+        [
+            [action.stage, action.kind.value, action.microbatch, is_end, at + offset]
+            for (action, is_end), at in own.items()
+        ]
+        for own in steps
+    ]
+    texts = layer_api.from_all_ranks(model, json.dumps([said, error]))
+    merged: list[_Times] = [{} for _ in steps]
+    for rank, text in enumerate(texts):
+        if rank in parts.owners:
+            theirs, its_error = json.loads(text)
+            error = max(error, its_error)
+            for step, own in zip(merged, theirs, strict=True):
+                step |= {(Action(k, Kind(kind), i), is_end): at for k, kind, i, is_end, at in own}
+    return merged, error
 
 
 def _num_steps(dataset: Any) -> int:

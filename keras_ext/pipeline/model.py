@@ -17,7 +17,7 @@ from keras_ext.pipeline.executor import ActionCallback, Run
 from keras_ext.pipeline.flow import across, masks_across, weighed_sums
 from keras_ext.pipeline.gradients import whole_gradients
 from keras_ext.pipeline.graph_partition import Wanted, num_stages_of, partition_of
-from keras_ext.pipeline.losses import MicrobatchLosses
+from keras_ext.pipeline.losses import BatchLoss
 from keras_ext.pipeline.measured_timeline import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.model_graph import copied, graph_of
@@ -153,7 +153,9 @@ class PipelineModel(keras.Model):
 
         Afterwards weights, optimizer and metrics are as before. Each pass is timed from when all that it takes is there
         to when all that it makes is; that costs time itself, so that a measured step is a little longer than others.
-        Of several processes all call this; each measures its own first replica, and rank 0 writes.
+        Of several processes all call this; each measures its own first replica, and rank 0 writes. Stages in several
+        processes are in one picture, by the clock of rank 0: the clocks are compared by exchanges between all of them,
+        to half of the quickest round trip, which the legend of the picture says.
 
         Args:
             dataset: what ``fit`` takes as its first argument, with labels; a few batches are enough. Without it, the
@@ -175,8 +177,12 @@ class PipelineModel(keras.Model):
         return timeline
 
     def device_names(self, schedule: Schedule) -> tuple[str, ...]:
-        """The devices of a schedule, of the first replica, such as "CPU:0"; "stage 0" where TensorFlow chooses."""
-        found = [self._parts.device_names[self._parts.along("pipe")[k]] for k in range(schedule.num_devices)]
+        """The devices of a schedule, of the first replica, such as "CPU:0"; "stage 0" where TensorFlow chooses.
+
+        With their ranks, as "rank 1 CPU:0", if stages are in several processes.
+        """
+        along = self._parts.along("pipe")
+        found = [self._parts.device_names[along[k % len(along)]] for k in range(schedule.num_devices)]
         return tuple(name or f"stage {k}" for k, name in enumerate(found))
 
     @property
@@ -270,28 +276,10 @@ class PipelineModel(keras.Model):
             self._symbolic_build(data_batch=(x, y, sample_weight))
         flat = self._standardize_inputs(x)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
-        has_loss = self._placed.has_last
-        of_loss = [cut_up.split(each) for each in (x, y, sample_weight)]
-        shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
+        loss = BatchLoss(self, self._parts, cut_up, (x, y, sample_weight)) if self._placed.has_last else None
         masks = self._masks_of_outputs(flat)
-        of_batch = MicrobatchLosses(self, self._parts, y, masks, sample_weight, shares) if has_loss else None
-        losses: list[Any] = []
-
-        def loss_of(i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
-            own_x, own_y, own_weight = (each[i] for each in of_loss)
-            own_added = [self._parts.as_mean(loss, shares[i]) for loss in added]
-            with self._showing(own_added), of_batch.of(i) if of_batch else contextlib.nullcontext():
-                loss = self._compute_loss(
-                    x=own_x, y=own_y, y_pred=self._packed(predicted), sample_weight=own_weight, training=True
-                )
-            if len(loss.shape):
-                raise ValueError(
-                    "A pipeline adds up losses of micro-batches, which are numbers: give the loss a reduction. "
-                    f"Received: a loss of shape {tuple(loss.shape)}."
-                )
-            losses.append(loss * ops.cast(shares[i], loss.dtype))
-            return losses[-1] if self.optimizer is None else self.optimizer.scale_loss(losses[-1])
-
+        if loss is not None:
+            loss.begin(masks)
         weights = [stage.trainable_variables for stage in self._stages]
         run = Run(
             self._placed,
@@ -302,15 +290,14 @@ class PipelineModel(keras.Model):
             self._remat,
             self._on_action if self._parts.replica == 0 else None,
         )
-        gradients = run.train(loss_of)
-        if of_batch is not None:
-            of_batch.update(cut_up.num_rows)
-            self._loss_tracker.update_state(sum(losses[1:], losses[0]), sample_weight=cut_up.num_rows)
+        gradients = run.train(None if loss is None else loss.of)
+        if loss is not None:
+            loss.update()
         if self.trainable_weights:
             self.optimizer.apply_gradients(whole_gradients(self._placed, self.trainable_weights, weights, gradients))
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        if has_loss:
+        if loss is not None:
             predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
             logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
         else:

@@ -76,11 +76,11 @@ class PlacedStages:
         for stage, process in zip(self.stages, self.process_of, strict=True):
             for layer in stage.layers:
                 called_in.setdefault(id(layer), set()).add(process)
-                if len(called_in[id(layer)]) > 1 and (layer.non_trainable_variables or layer._seed_generators):
-                    changing = [v for v in layer.variables if not v.trainable or v not in layer.trainable_variables]
-                    if layer.trainable and changing:
-                        raise ValueError(
-                            f"The layer {layer.name!r} changes as it is called (statistics, or seeds of draws), and is "
-                            "called in stages of several processes, which would have it change differently. Use a "
-                            f"layer for each call, or cut the model elsewhere. Received: {layer!r}."
-                        )
+                # A frozen layer has none that change, but for the seeds of draws.
+                changing = layer._seed_generators or (layer.trainable and layer.non_trainable_variables)
+                if len(called_in[id(layer)]) > 1 and changing:
+                    raise ValueError(
+                        f"The layer {layer.name!r} changes as it is called (statistics, or seeds of draws), and is "
+                        "called in stages of several processes, which would have it change differently. Use a layer "
+                        f"for each call, or cut the model elsewhere. Received: {layer!r}."
+                    )

@@ -34,6 +34,7 @@ class Timeline:
         times: start and end of each forward and backward action, in seconds from the beginning of the step if
             measured, else in ticks.
         measured: True if the times were measured, False if they are planned by the schedule.
+        clock_error: largest error of the times of other processes than that of rank 0, by whose clock all are; seconds.
 
     Example:
 
@@ -52,6 +53,7 @@ class Timeline:
     device_names: tuple[str, ...]
     times: Mapping[Action, tuple[float, float]] = field(repr=False)
     measured: bool
+    clock_error: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.device_names) != self.schedule.num_devices:
@@ -129,10 +131,11 @@ class Timeline:
             [(colour, NAMES[kind] + meaning) for colour, meaning in zip(colours[kind], meanings, strict=True)]
             for kind in COLOURS
         )
+        waiting = "waiting"
+        if self.clock_error:
+            waiting += f"; clocks of processes aligned to {self._written(self.clock_error)}"
         axis = "time since the step began (ms)" if self.measured else "time (ticks)"
-        return chart(
-            self._title, self._bubbles, self.device_names, boxes, [forward, backward, [(IDLE, "waiting")]], axis
-        )
+        return chart(self._title, self._bubbles, self.device_names, boxes, [forward, backward, [(IDLE, waiting)]], axis)
 
     def chrome_trace(self) -> dict[str, Any]:
         """The same as events for Chrome's ``about:tracing`` and for Perfetto; a tick of a plan is a millisecond."""

@@ -63,10 +63,10 @@ def _description(model: keras.Model) -> Iterator[str]:
     """Yields what has to be the same: lines that mean something to the user, those that differ most likely first."""
     for layer in model._flatten_layers():
         yield f"layer {_plain(layer.name)} of class {type(layer).__name__}"
-        partition = getattr(layer, "partition", None)
-        if hasattr(partition, "starts"):
+        starts = getattr(getattr(layer, "partition", None), "starts", None)
+        if starts is not None:
             chosen = [getattr(layer, name, None) for name in ("num_microbatches", "_schedule_name")]
-            yield f"pipeline with stages that begin at {partition.starts}, micro-batches and schedule {chosen}"
+            yield f"pipeline with stages that begin at {starts}, micro-batches and schedule {chosen}"
     for variable in model.variables:
         place = {axis: sorted(at) for axis, at in sorted(place_of(variable).items())}
         yield f"variable {_plain(variable.path)} {tuple(variable.shape)} {variable.dtype} at {place}"
@@ -140,4 +140,4 @@ def _compare_values(model: keras.Model, job: ProcessGroup) -> None:
 
 def _checksum(variable: Any) -> int:
     value = np.ascontiguousarray(component_of(variable).numpy())
-    return zlib.crc32(value.reshape(-1).view(np.uint8))
+    return zlib.crc32(value.reshape(-1).view(np.uint8).data)

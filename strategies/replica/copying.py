@@ -1,4 +1,7 @@
-"""The value of one weight, given to another: without reading it, where it was not drawn yet."""
+"""The value of one weight, given to another: without reading it, where it was not drawn yet.
+
+Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
+"""
 
 from __future__ import annotations
 

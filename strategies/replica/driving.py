@@ -1,4 +1,7 @@
-"""The driver of a job: a process that reads and sets variables of all processes while the others serve it."""
+"""The driver of a job: a process that reads and sets variables of all processes while the others serve it.
+
+Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 All processes call these, with the same variables in the same order. No process holds more of it than the one value that
 it asked for: what is sent at a time is small.
+
+Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
 
 from __future__ import annotations

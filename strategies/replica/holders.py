@@ -1,4 +1,7 @@
-"""The processes that hold a variable, where a replica spans processes: every process knows them, of every variable."""
+"""The processes that hold a variable, where a replica spans processes: every process knows them, of every variable.
+
+Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ProcessGroups
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.graph_lifetimes import numpy_functions_held
-from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.passes import Passes, Recompute
 from strategies.replica.traced_passes import added
 from strategies.topology.devices import full_name, short_name
@@ -185,6 +184,11 @@ class ReplicaParts:
             for variable in variables:
                 variable.assign(self.groups.job.broadcast(tf.convert_to_tensor(variable)))
 
+    @property
+    def owners(self) -> frozenset[int]:
+        """The ranks that hold the parts of this process' replica."""
+        return frozenset(map(self.owner, range(self.mesh.size)))
+
     def of_last_stage(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns what the processes of the last stage have, on all processes along "pipe", each of its shape."""
         group = self.groups.model.get("pipe")
@@ -261,10 +265,6 @@ class ReplicaParts:
         """Returns `function`, of tensors, which runs in a graph also where ops run as they are called."""
         traced = self.traced(function)
         return lambda *tensors: traced(*tensors) if tf.executing_eagerly() else function(*tensors)
-
-    def of_inputs_only(self, function: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> list[Any] | None:
-        """Returns ``function(*inputs)`` if it follows from the inputs alone; None if from variables, too."""
-        return of_inputs_only(function, inputs)
 
     def host_callback(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
         """Calls a Python function when tensors are there, each time they are.

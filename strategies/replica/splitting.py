@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.deferred import is_remote
+from strategies.replica.driving import current_driver
 from strategies.replica.fetching import fetched
 
 _ATTRIBUTE = "_keras_strategies_weight"
@@ -137,7 +138,8 @@ class SplitWeight:
             value = np.asarray(value)
         if tuple(value.shape) != self.shape:
             raise ValueError(f"The weight {self.name!r} has shape {self.shape}. Received: a value of {value.shape}.")
-        for index, shard in self._owned():
+        # One process that drives the others sets their shards, too.
+        for index, shard in enumerate(self.shards) if current_driver() is not None else self._owned():
             shard.assign(self.part_of(value, index))
 
     def assign_add(self, value: Any) -> None:
@@ -168,6 +170,8 @@ class SplitWeight:
         return value if dtype is None else value.astype(dtype)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        if current_driver() is not None:
+            return tf.convert_to_tensor(self.numpy(), dtype)
         own = [tf.convert_to_tensor(shard) for _, shard in self._owned()]
         whole = tf.concat(own, axis=self.dim, name=name)
         if self.between is not None:

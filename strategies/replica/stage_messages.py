@@ -22,6 +22,7 @@ from strategies.batches import shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.collectives.channel import Channel
+from strategies.collectives.clocks import offset_to_first
 from strategies.collectives.process_group import from_wire, to_wire, wire_dtype
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.slices import Lookups, side_by_side
@@ -191,6 +192,14 @@ class StageMessages:
         buffer[: len(numbers)] = list(numbers)
         received: np.ndarray = self._group.broadcast(tf.constant(buffer), source).numpy()
         return received
+
+
+def clock_offset(parts: ReplicaParts) -> tuple[float, float]:
+    """Returns what is to be added to ``time.perf_counter()`` for that of rank 0, and its largest error, in seconds.
+
+    All processes call it. See `strategies.collectives.clocks`.
+    """
+    return (0.0, 0.0) if parts.groups.job is None else offset_to_first(parts.groups.job)
 
 
 def _bundles(described: Sequence[Description]) -> list[tuple[str, list[int]]]:

@@ -4,6 +4,8 @@ Keras writes a file, or reads one, in one process. Where a replica spans process
 So all processes call the same function; rank 0 runs it, and says, of each variable of others that it meets, which one
 it wants to read or to set. The others wait for what it says, take part in the sending of that one value, and end with
 it: as rank 0 ended, with an error if it had one. No process ever holds more of what others have than one weight.
+
+Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Values that processes read, and files that they write, together: for what all of them run, such as callbacks."""
+"""Values that processes read, and files that they write, together: for what all of them run, such as callbacks.
+
+Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
+"""
 
 from __future__ import annotations
 

@@ -33,6 +33,17 @@ def test_torch_trains_the_same_models() -> None:
     assert [row.split(" | ")[5] for row in rows] == ["2 of 6.4e-05 MB", "1 of 6.4e-05 MB", "4 of 0.0655 MB"]
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["multi_worker", pytest.param("horovod", marks=pytest.mark.parity_all)])
+def test_ours_trains_over_two_processes(name: str) -> None:
+    done = run(*TINY, "--model=dense", "--model=mlp", "--contender=plain", f"--contender={name}")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ours") and "MB" in line]
+    assert [row[5] for row in rows] == ["2 of 6.4e-05 MB", "1 of 6.4e-05 MB"]
+    # Speedup, latency, core for each byte, bound.
+    assert all(float(row[column]) > 0 for row in rows for column in (4, 6, 7, 8))
+
+
 @pytest.mark.parametrize(
     "flag", ["--model=cnn", "--contender=mpi", "--rounds=0", "--dense_batch_size=9", "--block_width=192", "dense"]
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_ext.pipeline.messages import with_messages
+from keras_ext.pipeline.messages import Traffic, with_messages
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.schedules import interleaved, one_forward_one_backward
 
@@ -20,3 +20,38 @@ def test_messages() -> None:
 
 def test_stages_of_one_device_send_nothing() -> None:
     assert table(with_messages(interleaved(1, 1, 2))) == ["0F0 1F0 1B0 0B0"]
+
+
+class TestTraffic:
+    """Four stages, in turn in processes 0 and 1: what 0 makes goes to 1, 2 and 3."""
+
+    made = (("a",), ("b",), ("c", "early"), ("late",))
+    taken = (("x",), ("a",), ("a", "b"), ("a", "c", "x"))
+
+    def traffic(self, process_of: tuple[int, ...], outputs_to: set[int]) -> Traffic:
+        return Traffic.of(self.made, self.taken, ("early", "late"), process_of, outputs_to)
+
+    def test_each_value_goes_once_to_each_process_that_takes_it(self) -> None:
+        traffic = self.traffic((0, 1, 0, 1), {1})
+        # Neither "x", which all have, nor "a" from stage 0 to stage 2, of the same process.
+        assert traffic.forward == ({1: ("a",)}, {0: ("b",)}, {1: ("c", "early")}, {})
+        # Of "a", which stages 1 and 3 take in one process, with the backward pass of stage 1, which is the later one.
+        assert traffic.backward == ({}, {0: ("a",)}, {1: ("b",)}, {0: ("c", "early")})
+        assert traffic.last == 1
+
+    def test_a_skip_goes_straight_to_its_takers(self) -> None:
+        traffic = self.traffic((0, 1, 2, 3), {3})
+        assert traffic.forward == ({1: ("a",), 2: ("a",), 3: ("a",)}, {2: ("b",)}, {3: ("c", "early")}, {})
+        assert traffic.backward == ({}, {0: ("a",)}, {0: ("a",), 1: ("b",)}, {0: ("a",), 2: ("c", "early")})
+
+    def test_outputs_to_all(self) -> None:
+        traffic = self.traffic((0, 1, 2, 3), {0, 1, 2, 3})
+        assert traffic.forward[2] == {3: ("c", "early"), 0: ("early",), 1: ("early",)}
+        assert traffic.forward[3] == {0: ("late",), 1: ("late",), 2: ("late",)}
+        # Only the last stage computes a loss of them.
+        assert traffic.backward[3] == {0: ("a",), 2: ("c", "early")}
+
+    def test_in_one_process_nothing_is_sent(self) -> None:
+        traffic = self.traffic((0, 0, 0, 0), {0})
+        assert not any(traffic.forward)
+        assert not any(traffic.backward)

@@ -11,6 +11,7 @@ LEFT_OUT = (
     "[data-HorovodStrategy]",
     "[files-HorovodStrategy]",
     "[spanning-HorovodStrategy]",
+    "[spanning-files-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
     "[meshes-2-HorovodStrategy]",
     "[meshes-4-HorovodStrategy]",

@@ -66,7 +66,7 @@ def assert_parity(
     def made(spread: bool) -> keras.Model:
         model = make()
         if spread:
-            model = keras_ext.PipelineModel(model, **{"partition": "uniform", "num_microbatches": 3, **pipeline})
+            model = keras_ext.PipelineModel(model, **{"partition": "uniform", "num_microbatches": 2, **pipeline})
         model.compile(optimizer(), **compiling)
         model.optimizer.build(model.trainable_variables)
         return model
@@ -81,21 +81,17 @@ def assert_parity(
 
 
 def mlp() -> keras.Model:
-    hidden = [layers.Dense(8, "tanh") for _ in range(5)]
+    hidden = [layers.Dense(8, "tanh") for _ in range(3)]
     return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1)])
 
 
-def test_micro_batches_of_an_odd_batch() -> None:
-    assert_parity(mlp, fit_arrays(ROWS, NUMBERS, epochs=3, batch_size=8), num_microbatches=4)
-
-
-@pytest.mark.parametrize(("schedule", "in_line"), [("gpipe", True), ("1f1b", False), ("interleaved_1f1b", False)])
+@pytest.mark.parametrize(("schedule", "in_line"), [("gpipe", True), ("interleaved_1f1b", False)])
 def test_schedules_and_functions(schedule: str, in_line: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last batch has fewer rows than there are micro-batches."""
     monkeypatch.setattr(executor, "MOST_CALLS_IN_LINE", 10**9 if in_line else 0)
     remat = "all_but_last" if schedule == "gpipe" else None
-    run = fit_arrays(ROWS, NUMBERS, batch_size=10, predict=False)
-    assert_parity(mlp, run, num_microbatches=5, schedule=schedule, remat=remat)
+    run = fit_arrays(ROWS, NUMBERS, batch_size=10, epochs=1, predict=False)
+    assert_parity(mlp, run, num_microbatches=3, schedule=schedule, remat=remat)
 
 
 def with_skips() -> keras.Model:
@@ -109,12 +105,11 @@ def with_skips() -> keras.Model:
     return keras.Model(inputs, {"early": early, "late": layers.Dense(1, name="late")(x)})
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
-def test_skips_and_outputs_of_several_stages(schedule: str) -> None:
+def test_skips_and_outputs_of_several_stages() -> None:
     classes = (np.abs(ROWS).sum(axis=1) * 3).astype("int32") % 3
     run = fit_arrays(ROWS, {"early": classes, "late": NUMBERS}, batch_size=8)
     losses = {"early": "sparse_categorical_crossentropy", "late": "mse"}
-    assert_parity(with_skips, run, compiling={"loss": losses}, schedule=schedule)
+    assert_parity(with_skips, run, compiling={"loss": losses}, schedule="interleaved_1f1b")
 
 
 class Extra(layers.Layer):
@@ -129,7 +124,7 @@ class Extra(layers.Layer):
 def with_losses() -> keras.Model:
     """Losses of layers, and penalties of weights, in each stage."""
     inputs = x = keras.Input((6,))
-    for i in range(4):
+    for i in range(NUM_STAGES):
         penalty = keras.regularizers.L2(0.01)
         x = layers.Dense(8, "tanh", kernel_regularizer=penalty, activity_regularizer="l2" if i % 2 else None)(x)
         x = Extra()(x)
@@ -141,11 +136,11 @@ def test_losses_of_layers_and_penalties() -> None:
 
 
 def sentences(tied: bool) -> keras.Model:
-    """Masked sequences of any length, between two uses of one table, or of a table of rows."""
+    """Masked sequences of any length, between two uses of one table, or behind one use."""
     tokens = keras.Input((None,), dtype="int32")
-    table = layers.ReversibleEmbedding(9, 8, mask_zero=True, tie_weights=tied)
+    table = (layers.ReversibleEmbedding if tied else layers.Embedding)(9, 8, mask_zero=True)
     x = table(tokens)
-    for _ in range(3):
+    for _ in range(NUM_STAGES - 1):
         y = layers.MultiHeadAttention(2, 4, use_bias=False)(x, x, use_causal_mask=True)
         x = layers.LayerNormalization()(layers.Add()([x, y]))
     return keras.Model(tokens, table(x, reverse=True) if tied else layers.Dense(9)(x))
@@ -162,14 +157,17 @@ def of_lengths() -> tf.data.Dataset:
             yield each, np.roll(each, -1, 1)
 
     spec = tf.TensorSpec([None, None], tf.int32)
-    return tf.data.Dataset.from_generator(pairs, output_signature=(spec, spec))
+    return tf.data.Dataset.from_generator(pairs, output_signature=(spec, spec)).apply(
+        tf.data.experimental.assert_cardinality(len(tokens))
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_masks_and_lengths_not_known_when_traced(tied: bool) -> None:
     def run(model: Any, _: Any) -> Mapping[str, Any]:
-        history = model.fit(of_lengths(), epochs=2, verbose=0).history
-        return {**history, **model.evaluate(of_lengths(), verbose=0, return_dict=True)}
+        history = model.fit(of_lengths(), verbose=0, shuffle=False).history
+        tested = model.evaluate(of_lengths(), verbose=0, return_dict=True)
+        return {**history, **{f"test_{name}": value for name, value in tested.items()}}
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     compiling = {"loss": loss, "weighted_metrics": ["accuracy"]}
@@ -207,7 +205,7 @@ def lookups() -> keras.Model:
     tokens = keras.Input((4,), dtype="int32")
     table = layers.Embedding(9, 8)
     x = layers.Dense(8, "tanh")(layers.Flatten()(table(tokens)))
-    for _ in range(3):
+    for _ in range(NUM_STAGES):
         x = layers.Dense(8, "tanh")(x)
     x = layers.Add()([layers.Flatten()(table(tokens)), layers.Dense(32)(x)])
     return keras.Model(tokens, layers.Dense(1)(x))

@@ -105,13 +105,14 @@ def of_lengths(model: Any, strategy: Any) -> Mapping[str, Any]:
     """Trains on sentences of 7, then of 6, then of 5 words, in one program."""
 
     def batches() -> Any:
-        for number in (7, 6, 5):
+        for number in (7, 6, 5, 7):
             words = np.random.default_rng(number).integers(0, VOCABULARY, (6, number + 1)).astype("int32")
             yield words[:, :-1], words[:, 1:]
 
     spec = tf.TensorSpec((6, None), tf.int32)
     dataset = tf.data.Dataset.from_generator(batches, output_signature=(spec, spec))
-    return dict(model.fit(dataset, epochs=2, verbose=0).history)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(4))
+    return dict(model.fit(dataset, shuffle=False, verbose=0).history)
 
 
 def images(split: bool) -> keras.Model:

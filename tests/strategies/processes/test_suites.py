@@ -18,6 +18,7 @@ SUITES = [
     pytest.param((_RANKS, "suite_files.py"), 1, id="files"),
     pytest.param((_RANKS, "suite_programs.py", "suite_exchanges.py"), 1, id="programs"),
     pytest.param(("spanning_optimizers.py",), 1, id="spanning"),
+    pytest.param(("spanning_files.py",), 1, id="spanning-files"),
     pytest.param(("meshes.py",), 2, id="meshes-2"),
     pytest.param(("meshes.py",), 4, id="meshes-4"),
 ]

@@ -23,7 +23,7 @@ class TestDeferred:
     def test_it_is_drawn_when_it_is_read_and_once(self) -> None:
         variable, drawn = self.made()
         assert (variable.shape, variable.dtype, drawn) == ([2], tf.float32, [])
-        assert (2 * variable).numpy().tolist() == [2.0, 2.0]
+        assert tf.multiply(2.0, variable).numpy().tolist() == [2.0, 2.0]
         assert variable.numpy().tolist() == [1.0, 1.0]
         assert drawn == [1]
 
