@@ -141,7 +141,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     # The first steps overflow on the processes of some weights only.
     "scaled": lambda: opt.LossScaleOptimizer(opt.SGD(0.1, global_clipnorm=0.05), initial_scale=2.0**122),
     "several": lambda: opt.MultiOptimizer(
-        opt.OptimizerMap(opt.SGD(0.1, global_clipnorm=0.05), {".*bias": opt.Adam(0.01, clipnorm=0.1)})
+        opt.OptimizerMap(opt.SGD(0.1, global_clipnorm=0.05), {".*bias.*": opt.Adam(0.01, clipnorm=0.1)})
     ),
 }
 
@@ -238,8 +238,7 @@ class TestDifferences:
         with on("pipe").scope():
             model = stages(0, rank())
             model.compile("sgd", "mse")
-        places = r"rank 0: variable .*h1/kernel.*at {'pipe': \[0\]}; rank 1:.*'pipe': \[1\]"
-        with pytest.raises(ValueError, match=places):
+        with pytest.raises(ValueError, match=r"rank 0: variable .*h1/kernel.*'pipe': \[0\]}; rank 1:.*'pipe': \[1\]"):
             model.fit(X, Y, verbose=0)
 
     def test_values(self) -> None:
@@ -247,7 +246,7 @@ class TestDifferences:
         with on("pipe").scope():
             model = stages(0, 1)
             model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match=r"other values of 'head/kernel'.*set_random_seed.*all ranks"):
+        with pytest.raises(ValueError, match=r"other values of '.*stem/kernel'.*set_random_seed.*all ranks"):
             model.fit(X, Y, verbose=0)
 
 
