@@ -17,7 +17,7 @@ from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 
 from strategies._keras_hooks.whole_updates import shards_of
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
-from strategies.engine.placed_variables import is_held
+from strategies.replica.holders import is_held
 
 
 def install() -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
-from strategies.engine.placed_variables import is_first_holder
+from strategies.replica.holders import is_first_holder
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight, joined, weight_of
 

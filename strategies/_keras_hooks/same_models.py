@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from strategies._keras_hooks.wrapping import engine_of
 from strategies.collectives.process_group import ProcessGroup
-from strategies.engine.placed_variables import place_of
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
+from strategies.replica.holders import place_of
 
 # Models that were compared: since they were compiled, and ever.
 _compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()

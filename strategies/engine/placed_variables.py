@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.replica.deferred import DeferredVariable, RemoteVariable, is_remote
-from strategies.replica.parts import Place, ReplicaParts
-from strategies.replica.splitting import SplitWeight
+from strategies.replica.parts import ReplicaParts
 
 #: The shape and the dtype of the variable that Keras is making; callables that give initial values do not tell.
 _asked: contextvars.ContextVar[tuple[Sequence[int], str] | None] = contextvars.ContextVar(
     "keras_strategies_asked_variable", default=None
 )
-
-_PLACE = "_keras_strategies_place"
 
 
 @contextlib.contextmanager
@@ -62,39 +59,6 @@ def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any],
     device = parts.column(home or 0)[0] if reference is None else _device_of(reference)
     with tf.device(device):
         return DeferredVariable(initial_value if callable(initial_value) else lambda: initial_value, **own)
-
-
-def placed(variable: Any, parts: ReplicaParts, reference: Any = None) -> Any:
-    """Returns a variable that remembers its place: that of `reference`, if it is colocated, else the present one."""
-    setattr(variable, _PLACE, parts.here if reference is None else place_of(reference))
-    return variable
-
-
-def place_of(variable: Any) -> Place:
-    """Returns the place of a variable, of Keras or TensorFlow, or of a split weight: all positions of its shards."""
-    if isinstance(variable, SplitWeight):
-        return {axis: at for axis, at in place_of(variable.shards[0]).items() if axis != "tensor"}
-    # TensorFlow's variables have a `_value`, too: a tensor.
-    is_keras = not isinstance(variable, (tf.Variable, tf.distribute.DistributedValues))
-    place: Place = getattr(getattr(variable, "_value", None) if is_keras else variable, _PLACE, {})
-    return place
-
-
-def is_first_holder(parts: ReplicaParts, variable: Any, axes: Collection[str] = ("pipe", "tensor")) -> bool:
-    """True on one of the processes along `axes` that hold a variable: what is summed over them counts it once."""
-    place = place_of(variable)
-    home = parts.home(place)
-    if home is None:
-        return False
-    fixed = {axis: frozenset([parts.mesh.position(home, axis)]) for axis in ("pipe", "tensor") if axis not in axes}
-    first = next(part for part in range(parts.mesh.size) if parts.is_at(part, {**place, **fixed}))
-    return parts.owner(first) == parts.rank
-
-
-def is_held(variable: Any) -> bool:
-    """True if this process holds a variable, or a shard of a split weight."""
-    shards = variable.shards if isinstance(variable, SplitWeight) else [variable]
-    return any(not is_remote(shard) for shard in shards)
 
 
 def _owner(parts: ReplicaParts) -> int:

@@ -33,7 +33,7 @@ from strategies.engine.arrivals import Savings
 from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
-from strategies.engine.placed_variables import placed, without_value
+from strategies.engine.placed_variables import without_value
 from strategies.engine.reductions import Reductions, Rider
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.step import Steps
@@ -47,7 +47,7 @@ from strategies.engine.variables import (
 )
 from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
-from strategies.replica.holders import note_holders
+from strategies.replica.holders import note_place
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight
 from strategies.topology.devices import is_gpu
@@ -194,7 +194,7 @@ class ReplicatedExtended(MirroredExtended):
         reference = kwargs.get("colocate_with")
         made = self._make_variable(next_creator, kwargs)
         if self.parts.spans_processes and isinstance(made, tf.distribute.DistributedValues):
-            note_holders(made, self.parts, reference)
+            note_place(made, self.parts, reference)
         return made
 
     def _make_variable(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
@@ -202,12 +202,11 @@ class ReplicatedExtended(MirroredExtended):
             return next_creator(**kwargs)
         if not self.parts.spans_processes:
             return self._create_here(next_creator, self.parts.home(), kwargs)
-        reference, home = kwargs.get("colocate_with"), self.parts.home()
+        home = self.parts.home()
         component = without_value(self.parts, home, kwargs, may_defer=not self.accumulators.makes_accumulators)
         if component is None:
-            return placed(self._create_here(next_creator, home, kwargs), self.parts, reference)
-        made = ReplicaStateVariable(self._container_strategy(), [component], component.aggregation)
-        return placed(made, self.parts, reference)
+            return self._create_here(next_creator, home, kwargs)
+        return ReplicaStateVariable(self._container_strategy(), [component], component.aggregation)
 
     def _create_here(self, next_creator: Callable[..., Any], home: int | None, kwargs: dict[str, Any]) -> Any:
         if home is not None and home != self.parts.owned[0] and kwargs.get("colocate_with") is None:

@@ -1,53 +1,71 @@
-"""The processes that hold a variable, where a replica spans processes: every process knows them, of every variable.
-
-Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
-"""
+"""The processes that hold a variable, where a replica spans processes: every process knows them, of every variable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies.replica.parts import ReplicaParts
+from strategies.replica.deferred import is_remote
+from strategies.replica.parts import Place, ReplicaParts
 
-_ATTRIBUTE = "_keras_strategies_holders"
+_PLACE = "_keras_strategies_place"
 
 
-def note_holders(variable: Any, parts: ReplicaParts, reference: Any = None) -> None:
-    """Remembers who holds a variable that is made now, at the present place or where ``reference`` is.
+def note_place(variable: Any, parts: ReplicaParts, reference: Any = None) -> None:
+    """Remembers the place of a variable that is made now: that of ``reference``, or the present one.
 
     Args:
         variable: TensorFlow's, with a component for each local replica.
         parts: of a replica that spans processes.
         reference: the variable with which it is colocated, if it is.
     """
-    known = getattr(_distributed(reference), _ATTRIBUTE, None)
-    setattr(variable, _ATTRIBUTE, _holders(parts) if known is None else known)
+    setattr(variable, _PLACE, parts.here if reference is None else place_of(reference))
+
+
+def place_of(variable: Any) -> Place:
+    """Returns the place of a variable, of Keras or TensorFlow; none in particular if it is at all positions."""
+    place: Place = getattr(_distributed(variable), _PLACE, {})
+    return place
 
 
 def spans_processes(variable: Any) -> bool:
     """True if a variable, of Keras or of TensorFlow, was made where a replica spans processes."""
-    return hasattr(_distributed(variable), _ATTRIBUTE)
+    return hasattr(_distributed(variable), _PLACE)
 
 
 def holders_of(variable: Any) -> Sequence[int]:
     """The ranks, in the job's first replica, of the processes that hold a variable; none if all processes do."""
-    return getattr(_distributed(variable), _ATTRIBUTE, ())
+    if not spans_processes(variable):
+        return ()
+    parts: ReplicaParts = _distributed(variable).distribute_strategy.extended.parts
+    place = place_of(variable)
+    ranks = dict.fromkeys(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, place))
+    # Processes of one replica are in a row.
+    first = min(parts.mesh.ranks)
+    return () if len(ranks) == len(parts.owners) else tuple(rank - first for rank in ranks)
+
+
+def is_first_holder(parts: ReplicaParts, variable: Any, axes: Collection[str] = ("pipe", "tensor")) -> bool:
+    """True on one of the processes along `axes` that hold a variable: what is summed over them counts it once."""
+    place = place_of(variable)
+    home = parts.home(place)
+    if home is None:
+        return False
+    fixed = {axis: frozenset([parts.mesh.position(home, axis)]) for axis in ("pipe", "tensor") if axis not in axes}
+    first = next(part for part in range(parts.mesh.size) if parts.is_at(part, {**place, **fixed}))
+    return parts.owner(first) == parts.rank
+
+
+def is_held(variable: Any) -> bool:
+    """True if this process holds a variable, or a shard of a split weight."""
+    return any(not is_remote(shard) for shard in getattr(variable, "shards", [variable]))
 
 
 def job_of(variable: Any) -> Any:
     """The process group of all processes of the strategy under which a variable was made."""
     return _distributed(variable).distribute_strategy.extended.parts.groups.job
-
-
-def _holders(parts: ReplicaParts) -> tuple[int, ...]:
-    here = [parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, parts.here)]
-    ranks = tuple(dict.fromkeys(here))
-    # Processes of one replica are in a row.
-    first = min(parts.mesh.ranks)
-    return () if len(ranks) == len(set(parts.mesh.ranks)) else tuple(rank - first for rank in ranks)
 
 
 def _distributed(variable: Any) -> Any:
