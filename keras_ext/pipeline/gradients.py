@@ -48,6 +48,9 @@ def whole_gradients(
         if id(variable) in first:
             terms = of_all.get(id(variable), found[id(variable)])
             yield placed.parts.added(first[id(variable)], terms), variable
+        else:
+            # Held by others. Optimizers count, clip and are built with all variables.
+            yield None, variable
 
 
 def _exchanged(

@@ -75,9 +75,16 @@ class PlacedStages:
         called_in: dict[int, set[int]] = {}
         for stage, process in zip(self.stages, self.process_of, strict=True):
             for layer in stage.layers:
+                if self.crosses and layer.metrics:
+                    raise ValueError(
+                        f"The layer {layer.name!r} keeps metrics of its own, which a pipeline over several processes "
+                        "does not bring together. Give them to compile(metrics=...), or use add_loss. Received: "
+                        f"{layer!r}."
+                    )
                 called_in.setdefault(id(layer), set()).add(process)
                 # A frozen layer has none that change, but for the seeds of draws.
-                changing = layer._seed_generators or (layer.trainable and layer.non_trainable_variables)
+                seeds = any(inner._seed_generators for inner in layer._flatten_layers())
+                changing = seeds or (layer.trainable and layer.non_trainable_variables)
                 if len(called_in[id(layer)]) > 1 and changing:
                     raise ValueError(
                         f"The layer {layer.name!r} changes as it is called (statistics, or seeds of draws), and is "

@@ -23,6 +23,7 @@ from strategies._keras_hooks import (
     norms,
     optimizers,
     plain_classes,
+    preprocessing,
     random,
     remat,
     replica_attributes,
@@ -50,6 +51,7 @@ def install() -> None:
     norms.install()
     optimizers.install()
     plain_classes.install()
+    preprocessing.install()
     random.install()
     remat.install()
     replica_attributes.install()

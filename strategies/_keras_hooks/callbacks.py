@@ -47,6 +47,7 @@ def _init(
 ) -> None:
     model = kwargs.get("model")
     process_group = _process_group(model)
+    _check(model, keras.tree.flatten(callbacks or []))
     if process_group is not None and process_group.rank > 0:
         # Before they meet the model, at which some open their files.
         callbacks = [each for each in keras.tree.flatten(callbacks or []) if not isinstance(each, _WRITERS)]
@@ -57,6 +58,24 @@ def _init(
     elif model is not None and engine_of(model.distribute_strategy) is not None:
         callbacks = [*keras.tree.flatten(callbacks or []), SlowInputWarning()]
     original(owner, callbacks, *args, **kwargs)
+
+
+def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
+    """Refuses, on all ranks, what would have rank 0 read weights that other processes hold."""
+    engine = None if model is None else engine_of(model.distribute_strategy)
+    if engine is None or not engine.parts.spans_processes:
+        return
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
+            raise ValueError(
+                "Histograms of weights need all weights in the process that writes them, and here a replica spans "
+                f"processes: use TensorBoard(histogram_freq=0). Received: histogram_freq={callback.histogram_freq}."
+            )
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise ValueError(
+                "SwapEMAWeights exchanges weights and averages that this process does not hold, as a replica spans "
+                f"processes. Use the optimizer's ema_overwrite_frequency. Received: {callback!r}."
+            )
 
 
 def _on_epoch_end(

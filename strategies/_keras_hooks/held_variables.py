@@ -51,6 +51,8 @@ def _apply_nothing(optimizer: keras.Optimizer) -> None:
         tf.cond(is_due, lambda: _clip_nothing(optimizer), lambda: None)
     else:
         _clip_nothing(optimizer)
+    if optimizer.use_ema:
+        optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
     optimizer._iterations.assign_add(1)
 
 

@@ -6,6 +6,7 @@ The replica's index enters where a seed is used, not where it is kept.
 
 from __future__ import annotations
 
+import random as python_random
 from collections.abc import Callable
 from typing import Any, Concatenate
 
@@ -51,6 +52,10 @@ def _global_seed_generator(original: Callable[[], keras.random.SeedGenerator]) -
 def _mirrored_seed_generator(strategy: tf.distribute.Strategy) -> keras.random.SeedGenerator:
     extended: Any = strategy.extended
     if extended.seed_generator is None:
+        # Made only where a draw is traced, which need not be on all processes: what they draw next stays the same.
+        state = python_random.getstate()
         with tf.init_scope():
             extended.seed_generator = seed_generator.SeedGenerator()
+        if extended.parts.spans_processes:
+            python_random.setstate(state)
     return extended.seed_generator

@@ -90,7 +90,9 @@ def _stable(config: Any) -> str:
 
 
 def _names(given: Any) -> list[str]:
-    return [str(getattr(each, "name", getattr(each, "__name__", _stable(each)))) for each in keras.tree.flatten(given)]
+    names = [getattr(each, "name", getattr(each, "__name__", _stable(each))) for each in keras.tree.flatten(given)]
+    # Without the numbers of Keras, which count what else a process has made.
+    return [_plain(str(name)) for name in names]
 
 
 def _gathered(job: ProcessGroup, row: np.ndarray) -> np.ndarray:

@@ -25,7 +25,12 @@ def note_place(variable: Any, parts: ReplicaParts, reference: Any = None) -> Non
 
 
 def place_of(variable: Any) -> Place:
-    """Returns the place of a variable, of Keras or TensorFlow; none in particular if it is at all positions."""
+    """Returns the place of a variable, of Keras or TensorFlow; none in particular if it is at all positions.
+
+    Of a split weight: that of all its shards.
+    """
+    if hasattr(variable, "shards"):
+        return {axis: at for axis, at in place_of(variable.shards[0]).items() if axis != "tensor"}
     place: Place = getattr(_distributed(variable), _PLACE, {})
     return place
 

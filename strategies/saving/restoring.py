@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
-from strategies.replica.fetching import give_to_all
+from strategies.replica.fetching import give_to_all, slices, together
 from strategies.replica.holders import holders_of
 from strategies.saving.driving import broadcast_text, drive
 
@@ -101,12 +101,16 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
     for variable, value in zip(variables, values, strict=True):
         if isinstance(value, PartialSumVariable):
             value.is_spread.assign(False)
+        if 0 not in (holders_of(variable) or [0]):
+            # Its holders have it. What one process takes for an accumulator is a remote variable to others: all of
+            # them have to go by what all know.
+            continue
         if isinstance(value, MetricVariable):
             # Rank 0 holds its own part of the sum that it has set, and the others' are alike.
+            shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
             for part in value.values:
-                part.assign(process_group.broadcast(part.read_value()))
-        elif 0 in (holders_of(variable) or [0]):
-            # Where rank 0 holds none of it, the holders have it.
+                part.assign(together(shape, dtype, slices(process_group, 0, shape, dtype, part.read_value)))
+        else:
             give_to_all(variable, process_group)
     return text
 
