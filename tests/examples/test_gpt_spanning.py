@@ -81,8 +81,9 @@ def _continued(axes: dict[str, int], saved: Path, text: Text) -> list[float]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("without_rewriting")
-@pytest.mark.parametrize("mesh", ["data=1,pipe=2,tensor=2", pytest.param("pipe=4", marks=pytest.mark.parity_all)])
-@pytest.mark.parametrize("launcher", ["launch", pytest.param("horovodrun", marks=pytest.mark.parity_all)])
+@pytest.mark.parity_all
+@pytest.mark.parametrize("mesh", ["data=1,pipe=2,tensor=2", "pipe=4"])
+@pytest.mark.parametrize("launcher", ["launch", "horovodrun"])
 def test_trains_saves_and_goes_on(launcher: str, mesh: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(TEXT)
     text = load(str(tmp_path / "text"))

@@ -4,17 +4,21 @@ import pytest
 
 from tests.selecting import leave_to_parity_all
 
-# Of replicas of several devices, one world runs by itself. Horovod's are trained by the ImageNet example's tests, too.
+# Replicas that span processes are trained by `test_spanning`, which meets every kind of crossing; what each kind can do is
+# tried in suites of its own. Of replicas of several devices in one process, one world runs by itself. Horovod's are trained by the ImageNet example's tests, too.
 # Data are dealt out, and files written, alike under both strategies.
 LEFT_OUT = (
     "[programs-MultiWorkerMirroredStrategy]",
     "[data-HorovodStrategy]",
     "[files-HorovodStrategy]",
+    "[spanning-MultiWorkerMirroredStrategy]",
     "[spanning-HorovodStrategy]",
+    "[spanning-files-MultiWorkerMirroredStrategy]",
     "[spanning-files-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
     "[meshes-2-HorovodStrategy]",
     "[meshes-4-HorovodStrategy]",
+    "test_pipelines_over_two_processes[MultiWorkerMirroredStrategy-1]",
     "test_pipelines_over_two_processes[HorovodStrategy-1]",
     "test_pipelines_over_two_processes[HorovodStrategy-2]",
     "test_pipelines_over_two_processes[MultiWorkerMirroredStrategy-2]",

@@ -10,7 +10,7 @@ LIMIT_SECONDS = 480
 
 #: Engine, processes, devices of each, mesh.
 WORLDS = [
-    pytest.param("MultiWorkerMirroredStrategy", 2, 1, {"tensor": 2}, id="one-shard-each"),
+    pytest.param("MultiWorkerMirroredStrategy", 2, 1, {"tensor": 2}, id="one-each", marks=pytest.mark.parity_all),
     pytest.param("HorovodStrategy", 2, 2, {"tensor": 4}, id="two-shards-each", marks=pytest.mark.parity_all),
     pytest.param("HorovodStrategy", 2, 1, {"tensor": 2}, id="one-shard-each", marks=pytest.mark.parity_all),
     pytest.param("MultiWorkerMirroredStrategy", 2, 2, {"tensor": 4}, id="two-each", marks=pytest.mark.parity_all),
