@@ -34,7 +34,8 @@ def test_torch_trains_the_same_models() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["multi_worker", pytest.param("horovod", marks=pytest.mark.parity_all)])
+@pytest.mark.parity_all
+@pytest.mark.parametrize("name", ["multi_worker", "horovod"])
 def test_ours_trains_over_two_processes(name: str) -> None:
     done = run(*TINY, "--model=dense", "--model=mlp", "--contender=plain", f"--contender={name}")
     assert done.returncode == 0, done.stderr

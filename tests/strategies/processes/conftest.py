@@ -4,9 +4,9 @@ import pytest
 
 from tests.selecting import leave_to_parity_all
 
-# Replicas that span processes are trained by `test_spanning`, which meets every kind of crossing; what each kind can do is
-# tried in suites of its own. Of replicas of several devices in one process, one world runs by itself. Horovod's are trained by the ImageNet example's tests, too.
-# Data are dealt out, and files written, alike under both strategies.
+# Replicas that span processes are trained by `test_spanning`, which meets every kind of crossing; what each can do is
+# tried in suites of its own. Of replicas of several devices in one process, one world runs by itself: Horovod's are
+# trained by the ImageNet example's tests, too. Data are dealt out, and files written, alike under both strategies.
 LEFT_OUT = (
     "[programs-MultiWorkerMirroredStrategy]",
     "[data-HorovodStrategy]",
