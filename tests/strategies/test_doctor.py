@@ -85,7 +85,7 @@ def test_two_processes_measure(by: str, tmp_path: Path) -> None:
     [
         # Two devices in each process: its stage's shards.
         ("MultiWorkerMirroredStrategy", "tensor=2,pipe=2", "pipe", "send/recv"),
-        ("HorovodStrategy", "tensor=2", "tensor", "all-reduce"),
+        pytest.param("HorovodStrategy", "tensor=2", "tensor", "all-reduce", marks=pytest.mark.parity_all),
         pytest.param("HorovodStrategy", "data=-1,pipe=2", "pipe", "send/recv", marks=pytest.mark.parity_all),
         pytest.param("HorovodStrategy", "data=2", "data", "all-reduce", marks=pytest.mark.parity_all),
     ],

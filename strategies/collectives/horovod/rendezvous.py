@@ -6,6 +6,7 @@ before. There is a store where Horovod runs over Gloo; mpirun has none.
 
 from __future__ import annotations
 
+import http.client
 import os
 import time
 import urllib.error
@@ -16,6 +17,9 @@ import horovod.tensorflow as hvd
 
 _SCOPE = "keras-strategies"
 _PAUSE_SECONDS = 0.05
+_REQUEST_SECONDS = 10.0
+# The store is on a host of the job: no proxy knows it.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def told_by_all(text: str, environment: Mapping[str, str] | None = None) -> list[str] | None:
@@ -31,9 +35,9 @@ def told_by_all(text: str, environment: Mapping[str, str] | None = None) -> list
     deadline = time.monotonic() + float(variables.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
     try:
         put = urllib.request.Request(f"{url}/{variables['HOROVOD_RANK']}", text.encode(), method="PUT")
-        urllib.request.urlopen(put).close()
+        _opener.open(put, timeout=_REQUEST_SECONDS).close()
         said = [_read(f"{url}/{rank}", deadline) for rank in range(int(variables["HOROVOD_SIZE"]))]
-    except OSError:
+    except (OSError, KeyError, http.client.HTTPException):
         return None
     return None if None in said else [each for each in said if each is not None]
 
@@ -41,7 +45,7 @@ def told_by_all(text: str, environment: Mapping[str, str] | None = None) -> list
 def _read(url: str, deadline: float) -> str | None:
     while time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(url) as response:
+            with _opener.open(url, timeout=_REQUEST_SECONDS) as response:
                 return str(response.read().decode())
         except urllib.error.HTTPError as error:
             if error.code != 404:
