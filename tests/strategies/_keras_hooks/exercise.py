@@ -127,6 +127,7 @@ def everything(folder: Path) -> None:
     with keras.RematScope("full"):
         first = keras.layers.Dense(4, activation="tanh")
     inner = [first, keras.layers.BatchNormalization(synchronized=True), keras.layers.Dropout(0.5), Noisy()]
+    inner = [keras.layers.Normalization(), *inner]
     model = keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(clipnorm=1.0, use_ema=True))
     model.compile(optimizer, "mse", metrics=["mae"])

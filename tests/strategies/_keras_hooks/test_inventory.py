@@ -145,6 +145,7 @@ def _objects() -> dict[str, Any]:
         "uninitialized variable": _tf_internals.UninitializedVariable(shape=[2], dtype="float32"),
         "repeated dataset": numbers.repeat(2),
         "layer without a build of its own": keras.layers.ReLU(),
+        "normalization": _normalization(),
         "lambda layer": keras.layers.Lambda(abs),
         "attention layer": attention,
         "grouped attention layer": keras.layers.GroupQueryAttention(2, 2, 2),
@@ -165,6 +166,12 @@ def _objects() -> dict[str, Any]:
         "mirrored variable": _tf_internals.MirroredVariable,
         "extended strategy": tf.distribute.MirroredStrategy(["CPU:0"]).extended,
     }
+
+
+def _normalization() -> keras.layers.Layer:
+    layer = keras.layers.Normalization()
+    layer.build((None, 2))
+    return layer
 
 
 def _has(owner: Any, path: str) -> bool:

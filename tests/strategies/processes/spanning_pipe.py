@@ -216,6 +216,20 @@ def test_one_table_in_several_stages() -> None:
     assert_parity(lookups, fit_arrays(tokens, NUMBERS, batch_size=8), lambda: keras.optimizers.SGD(0.1))
 
 
+def learnt_beforehand() -> keras.Model:
+    """The first half has nothing to train."""
+    normalization = layers.Normalization()
+    normalization.adapt(ROWS)
+    frozen = layers.Dense(8, "tanh", trainable=False)
+    return keras.Sequential([keras.Input((6,)), normalization, frozen, layers.Dense(8, "tanh"), layers.Dense(1)])
+
+
+@pytest.mark.parametrize("settings", [{"global_clipnorm": 0.05}, {"gradient_accumulation_steps": 2}])
+def test_a_stage_that_learns_nothing_in_training(settings: dict[str, Any]) -> None:
+    run = fit_arrays(ROWS, NUMBERS, batch_size=8, predict=False)
+    assert_parity(learnt_beforehand, run, lambda: keras.optimizers.Adam(1e-2, **settings), partition=["dense_1"])
+
+
 def test_a_call_returns_the_outputs_on_every_rank() -> None:
     keras.utils.set_random_seed(5)
     plain = mlp()
