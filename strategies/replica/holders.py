@@ -29,8 +29,9 @@ def place_of(variable: Any) -> Place:
 
     Of a split weight: that of all its shards.
     """
-    if hasattr(variable, "shards"):
-        return {axis: at for axis, at in place_of(variable.shards[0]).items() if axis != "tensor"}
+    shards = _shards(variable)
+    if shards is not None:
+        return {axis: at for axis, at in place_of(shards[0]).items() if axis != "tensor"}
     place: Place = getattr(_distributed(variable), _PLACE, {})
     return place
 
@@ -65,12 +66,18 @@ def is_first_holder(parts: ReplicaParts, variable: Any, axes: Collection[str] = 
 
 def is_held(variable: Any) -> bool:
     """True if this process holds a variable, or a shard of a split weight."""
-    return any(not is_remote(shard) for shard in getattr(variable, "shards", [variable]))
+    return any(not is_remote(shard) for shard in _shards(variable) or [variable])
 
 
 def job_of(variable: Any) -> Any:
     """The process group of all processes of the strategy under which a variable was made."""
     return _distributed(variable).distribute_strategy.extended.parts.groups.job
+
+
+def _shards(variable: Any) -> Sequence[Any] | None:
+    """The shards of a split weight, which cannot be imported here; None of a variable, which must not be read."""
+    found: Sequence[Any] | None = vars(variable).get("shards")
+    return found
 
 
 def _distributed(variable: Any) -> Any:
