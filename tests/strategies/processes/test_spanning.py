@@ -11,7 +11,7 @@ LIMIT_SECONDS = 480
 #: Engine, processes, devices of each, meshes, tests. Each axis crosses, alone and with others, over either engine.
 DEFAULT = [
     pytest.param("HorovodStrategy", 4, 1, [{"pipe": 2, "tensor": 2}, {"data": 2, "pipe": 2}], "mlp", id="four"),
-    pytest.param("MultiWorkerMirroredStrategy", 2, 1, [{"pipe": 2}, {"tensor": 2}], "gpt", id="two"),
+    pytest.param("MultiWorkerMirroredStrategy", 2, 1, [{"pipe": 2}, {"tensor": 2}], "resnet", id="two"),
 ]
 ALL = [
     pytest.param(engine, *world, [], "", id=f"{engine}-{world[0]}-{world[1]}")
