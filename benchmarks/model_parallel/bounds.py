@@ -16,7 +16,7 @@ _LENGTH = 64
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one process sends in a step: as many messages, all of one size. It receives as many.
+    """The messages that one process sends in a step, all of one size. It receives as many.
 
     Attributes:
         message_bytes: of each.

@@ -12,7 +12,7 @@ import tensor_parallel.workload
 FLOAT_BYTES = 4
 #: Stages, and shards: devices over which a model is spread.
 NUM_PARTS = 2
-#: What a turn measures, all of it in milliseconds: a step; the core's time for a step; a message of one number; the
+#: The measures of a turn, all of them in milliseconds: a step; the core's time for a step; a message of one number; the
 #: core's time for a message of the size that the steps of the case send.
 Measure = Literal["step", "busy", "latency", "core"]
 MEASURES: tuple[Measure, ...] = ("step", "busy", "latency", "core")
@@ -84,7 +84,7 @@ class Workload:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """What a contender's turns measure, one after the other."""
+        """The measurements of a contender's turns, one after the other."""
         return tuple(Turn(case, measure) for case in self.cases for measure in MEASURES)
 
 

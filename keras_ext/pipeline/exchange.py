@@ -106,7 +106,7 @@ class Exchange:
         return Action(min(stages, default=max(own)), Kind.FORWARD, action.microbatch)
 
     def _described(self, action: Action) -> dict[_Item, layer_api.Description]:
-        """What a stage makes of a micro-batch, by the process that does."""
+        """Returns the description of the values that a stage makes of a micro-batch, by the process that makes them."""
         k = action.stage
 
         def describe() -> list[Any]:
@@ -116,7 +116,7 @@ class Exchange:
         return {(name, n): layer_api.Description.said(each) for name, n, *each in said}
 
     def _made(self, k: int, i: int) -> dict[_Item, Any]:
-        """What a stage of this process has made of a micro-batch."""
+        """Returns the values that a stage of this process has made of a micro-batch."""
         tensors = [id(tensor) for tensor in self._stages[k].outputs]
         values = [self._ledger.values[i][tensor] for tensor in tensors]
         found = {

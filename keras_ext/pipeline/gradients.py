@@ -21,7 +21,7 @@ def whole_gradients(
 ) -> Iterator[tuple[Any, Any]]:
     """Yields gradient and variable, where a layer is in several stages added up at the first of them.
 
-    Of variables that only other processes have, nothing.
+    A variable that only other processes have comes with None.
 
     Args:
         placed: the stages.

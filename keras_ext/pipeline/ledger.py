@@ -50,13 +50,13 @@ class Gates:
         self._noted.setdefault(part, []).append(list(outputs))
 
     def last(self, part: int) -> list[Any]:
-        """What the last action of a device has made."""
+        """Returns the outputs of the last action of a device; none before the first."""
         return self._noted[part][-1] if part in self._noted else []
 
     def of_receive(self, part: int, action: Action) -> list[Any]:
-        """What is to be there before memory is set aside for what an action takes: the action two before it is done.
+        """Returns the outputs that are to be there before memory is set aside for a message that an action takes.
 
-        Or the last one on its device, where the sender is far ahead.
+        They are those of the action two before it, or of the last one on its device, where the sender is far ahead.
         """
         noted = self._noted.get(part, [])
         place = min(self._places[action] - 2, len(noted) - 1)

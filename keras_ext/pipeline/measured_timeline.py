@@ -16,7 +16,7 @@ from strategies import layer_api
 #: Steps that are measured. Of those with the most micro-batches, without the first, the one in the middle is drawn.
 NUM_STEPS = 6
 
-#: When actions began (False) and ended (True).
+#: The times at which actions began (False) and ended (True).
 _Times = dict[tuple[Action, bool], float]
 
 

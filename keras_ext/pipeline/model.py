@@ -191,7 +191,7 @@ class PipelineModel(keras.Model):
         shown: list[Any] | None = getattr(self._local, "losses", None)
         if shown is not None:
             return shown
-        # Where stages are in several processes, penalties of weights come with those that layers add.
+        # Penalties of weights come with the losses that layers add where stages are in several processes.
         return [*([] if self._placed.crosses else super().losses), *getattr(self._local, "added", ())]
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -252,7 +252,7 @@ class PipelineModel(keras.Model):
         ):
             if self._placed.has_last:
                 return super().test_step(data)
-            # What others compute, and the metrics of the last stage, which all processes read together.
+            # The loss is computed by others. All processes read the metrics of the last stage together.
             self._across(self._standardize_inputs(x), False, outputs_to_all=False)
             return self.get_metrics_result()
 

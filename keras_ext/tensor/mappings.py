@@ -195,7 +195,7 @@ class Shards:
         return values[0] if len(self.owned) == 1 else self.parts.run(self.home, function, *values)
 
     def _bounds(self, value: Any, dim: int) -> list[Any]:
-        """Where along `dim` the shards' parts of a tensor begin, and the last of them ends."""
+        """The positions along `dim` at which the shards' parts of a tensor begin, and the last of them ends."""
         return even_bounds(ops.shape(value)[dim], self.count, ops.minimum)
 
     def _bounds_of_pieces(self, own: Any, dim: int, size: Any) -> list[Any]:
@@ -205,7 +205,7 @@ class Shards:
         return even_bounds(size, self.count, ops.minimum)
 
     def _of_processes(self, bounds: Sequence[Any]) -> Sequence[Any]:
-        """Where the processes' parts begin, given where the shards' do."""
+        """The positions at which the processes' parts begin, given those of the shards'."""
         return bounds[:: len(self.owned)]
 
     def _cut_here(self, value: Any, dim: int, bounds: Sequence[Any]) -> list[Any]:

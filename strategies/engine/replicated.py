@@ -288,12 +288,11 @@ class ReplicatedExtended(MirroredExtended):
             return
         chosen = [v for v in variables if v.aggregation == tf.VariableAggregation.SUM]
         own = [Rider.of_variable(v, self.layout.group_of(v)) for v in chosen]
-        if self.layout.process_group is None:
+        totals = self.finish_update(own)
+        if totals is None and self.layout.process_group is None:
             totals = [sum_in_order(rider.values) for rider in own]
-        else:
-            deferred = self.finish_update(own)
-            sums = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own) if deferred is None else deferred
-            totals = sums
+        elif totals is None:
+            totals = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own)
         shown = [i for i, v in enumerate(chosen) if not isinstance(v, PartialSumVariable)]
         for i, total in zip(shown, self.parts.of_last_stage([totals[i] for i in shown]), strict=True):
             totals[i] = total
