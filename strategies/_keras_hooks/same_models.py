@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from strategies._keras_hooks.wrapping import engine_of
 from strategies.collectives.process_group import ProcessGroup
+from strategies.collectives.texts import gather_texts
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.holders import place_of
@@ -53,7 +54,7 @@ def compare(model: keras.Model) -> None:
     lines = list(_description(model))
     digest = np.frombuffer(hashlib.sha1("\n".join(lines).encode()).digest()[:16], np.int64)
     if len(np.unique(_gathered(job, digest), axis=0)) > 1:
-        raise ValueError(_first_difference(_texts(job, "\n".join(lines))))
+        raise ValueError(_first_difference(gather_texts("\n".join(lines), job)))
     _compare_values(model, job)
     _compared.add(model)
     _known.add(model)
@@ -97,15 +98,6 @@ def _names(given: Any) -> list[str]:
 
 def _gathered(job: ProcessGroup, row: np.ndarray) -> np.ndarray:
     return np.asarray(job.gather(tf.constant(row[np.newaxis])))
-
-
-def _texts(job: ProcessGroup, text: str) -> list[str]:
-    """Returns what every process says, by rank."""
-    own = np.frombuffer(text.encode(), np.uint8)
-    sizes = _gathered(job, np.array([len(own)], np.int64))[:, 0]
-    letters = np.asarray(job.gather(tf.constant(own))).tobytes()
-    ends = list(itertools.accumulate(sizes.tolist()))
-    return [letters[end - size : end].decode() for end, size in zip(ends, sizes.tolist(), strict=True)]
 
 
 def _first_difference(texts: Sequence[str]) -> str:

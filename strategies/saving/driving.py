@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
+from strategies.collectives.texts import broadcast_text
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.deferred import component_of
 from strategies.replica.driving import current_driver, driving
@@ -123,13 +124,3 @@ def _say(job: ProcessGroup, kind: int = 0, index: int = 0) -> tuple[int, int]:
     """Returns what rank 0 says, which the others hear."""
     kind, index = job.broadcast(tf.constant([kind, index])).numpy().tolist()
     return kind, index
-
-
-def broadcast_text(text: str, job: ProcessGroup) -> str:
-    """Returns the text of rank 0 on all processes."""
-    encoded = text.encode()
-    size = int(job.broadcast(tf.constant(len(encoded))))
-    sent = encoded if len(encoded) == size else bytes(size)
-    if size == 0:
-        return ""
-    return bytes(job.broadcast(tf.io.decode_raw(sent, tf.uint8)).numpy()).decode()

@@ -13,10 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
+from strategies.collectives.texts import broadcast_text
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
 from strategies.replica.fetching import give_to_all, slices, together
 from strategies.replica.holders import holders_of
-from strategies.saving.driving import broadcast_text, drive
+from strategies.saving.driving import drive
 
 _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
 

@@ -5,13 +5,12 @@ Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from strategies.collectives.texts import gather_texts
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import MetricVariable
 from strategies.replica.splitting import value_of
@@ -44,10 +43,7 @@ def from_all_ranks(model: Any, text: str) -> list[str]:
     """Returns the texts of all processes that hold parts of the model, by rank; `text` alone if this one holds all."""
     engine = _engine(model)
     job = None if engine is None or not engine.parts.spans_processes else engine.process_group
-    if job is None:
-        return [text]
-    sent = tf.io.decode_raw(json.dumps(text) + "\n", tf.uint8)
-    return [json.loads(line) for line in bytes(job.gather(sent).numpy()).decode().splitlines()]
+    return [text] if job is None else gather_texts(text, job)
 
 
 def _engine(model: Any) -> ReplicatedExtended | None:
