@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import horovod.tensorflow as hvd
 
 _SCOPE = "keras-strategies"
+# Between two looks for the text of a process that has not come yet: the store answers at once, it does not wait.
 _PAUSE_SECONDS = 0.05
 _REQUEST_SECONDS = 10.0
 # The store is on a host of the job: no proxy knows it.
