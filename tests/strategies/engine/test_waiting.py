@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,30 +48,63 @@ def not_read_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
 # ---- input
 
 
+class Source:
+    """A data set of batches of two rows, none of which is there before it is let through."""
+
+    def __init__(self) -> None:
+        self._let_through, self._num_made = threading.Semaphore(0), 0
+
+    def let_through(self, count: int = 1) -> None:
+        self._let_through.release(count)
+
+    def wait_until_made(self, count: int) -> None:
+        end = time.monotonic() + 30
+        while self._num_made < count:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def dataset(self) -> tf.data.Dataset:
+        def make(i: Any) -> Any:
+            self._let_through.acquire()
+            self._num_made += 1
+            return np.float32(i)
+
+        def batch(i: tf.Tensor) -> Any:
+            value = tf.ensure_shape(tf.numpy_function(make, [i], tf.float32, stateful=True), [])
+            return tf.fill([2, 6], value), tf.zeros([2, 1])
+
+        return tf.data.Dataset.range(1000).map(batch)
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("ending", ["as it is", "prefetched"])
 def test_waiting_is_what_the_consumer_waits(num_replicas: int, ending: str) -> None:
-    strategy = mirrored(num_replicas)
+    strategy, source = mirrored(num_replicas), Source()
+    dataset = source.dataset().prefetch(2) if ending == "prefetched" else source.dataset()
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
 
-    def waited(source: float, consumer: float) -> tuple[float, float]:
-        dataset = slow(source).prefetch(2) if ending == "prefetched" else slow(source)
-        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    def seconds_of_next() -> tuple[float, float]:
+        before, begin = strategies.seconds_waited(strategy).input, time.perf_counter()
         next(iterator)
-        before, seen = strategies.seconds_waited(strategy).input, 0.0
-        for _ in range(8):
-            time.sleep(consumer)
-            begin = time.perf_counter()
-            next(iterator)
-            seen += time.perf_counter() - begin
-        return strategies.seconds_waited(strategy).input - before, seen
+        return strategies.seconds_waited(strategy).input - before, time.perf_counter() - begin
 
-    measured, seen = waited(source=0.01, consumer=0.05)
-    # A stage that something reads ahead of would have waited 10 ms for each.
-    assert measured <= seen + 1e-3
-    assert measured < 8 * 0.01
-    measured, seen = waited(source=0.05, consumer=0.01)
-    assert 0.8 * seen < measured <= seen + 1e-3
-    assert measured > 0.05
+    try:
+        source.let_through()
+        next(iterator)
+        # The source is late, but the consumer is later: a stage that something reads ahead of would have waited.
+        time.sleep(1)
+        source.let_through()
+        source.wait_until_made(2)
+        time.sleep(0.1)
+        measured, seen = seconds_of_next()
+        assert measured <= seen + 1e-3
+        assert measured < 0.5
+        # The consumer waits for the source.
+        threading.Timer(0.5, source.let_through).start()
+        measured, seen = seconds_of_next()
+        assert 0.25 < measured <= seen + 1e-3
+    finally:
+        source.let_through(1000)
 
 
 def test_elements_options_and_length_stay() -> None:

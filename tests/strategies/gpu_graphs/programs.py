@@ -52,6 +52,7 @@ def one_of_two_processes(devices: Sequence[str], **options: Any) -> Iterator[Any
         patch.setattr(multi_worker_mirrored, "_start_runtime", lambda cluster: None)
         patch.setattr(multi_worker_mirrored, "TensorFlowCollectives", _OneOfTwo)
         patch.setattr(multi_worker_mirrored, "own_devices", lambda: list(devices))
+        patch.setattr(multi_worker_mirrored, "_told_by_all", lambda cluster, name, text: [text] * cluster.world_size)
         # What would run for real ends soon, with an error.
         soon = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
         yield strategies.MultiWorkerMirroredStrategy(resolver, communication_options=soon, **options)
