@@ -95,7 +95,7 @@ def rows_of(text: str) -> list[dict[str, Any]]:
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and len(cells) == 3 + len(MODELS) and " x " in cells[1]:
+        if line.startswith("|") and len(cells) == 3 + len(MODELS) and cells[1][:1].isdigit():
             sizes = [int(size) for size in cells[1].split(" x ")]
             axes = {name: int(size) for name, size in (each.split(": ") for each in cells[2].split(", "))}
             own = {"engine": cells[0], "ranks": sizes[0], "devices": sizes[1], "axes": axes}
