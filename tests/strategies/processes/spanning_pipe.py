@@ -94,6 +94,38 @@ def test_schedules_and_functions(schedule: str, in_line: bool, monkeypatch: pyte
     assert_parity(mlp, run, num_microbatches=3, schedule=schedule, remat=remat)
 
 
+def test_numbers_of_rows_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They follow from the batch; the length of sequences that a layer has cut does not."""
+    used = []
+    channel = layer_api.StageMessages._channel
+
+    def counted(*args: Any) -> Any:
+        used.append(args)
+        return channel(*args)
+
+    def pooled() -> keras.Model:
+        inputs = keras.Input((None, 6))
+        x = layers.MaxPooling1D(2)(inputs)
+        return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(layers.Dense(8, "tanh")(x))))
+
+    monkeypatch.setattr(layer_api.StageMessages, "_channel", counted)
+    for make, x, expected in ((mlp, ROWS, 2), (pooled, np.repeat(ROWS[:, None], 5, 1), 3)):
+        with strategy().scope():
+            model = keras_ext.PipelineModel(make(), partition="uniform", num_microbatches=3)
+            model.compile("sgd", "mse")
+        used.clear()
+        # A batch of 10 rows, and one of 6.
+        spec = tf.TensorSpec([None] * (x.ndim - 1) + [6]), tf.TensorSpec([None, 1])
+        batches = [(x[:10], NUMBERS[:10]), (x[10:16], NUMBERS[10:16])]
+        dataset = tf.data.Dataset.from_generator(lambda batches=batches: iter(batches), output_signature=spec)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(2))
+        model.fit(dataset, shuffle=False, verbose=0)
+        assert on_all_ranks(abs(len(used) - expected * 3)) == 0
+        used.clear()
+        model.evaluate(dataset, verbose=0)
+        assert on_all_ranks(abs(len(used) - (expected - 1) * 3)) == 0
+
+
 def with_skips() -> keras.Model:
     """Values for stages that are not the next one, and outputs of several stages, one with logits."""
     inputs = keras.Input((6,))
