@@ -189,9 +189,9 @@ class StageMessages:
                 if len(members) == 1:
                     pieces = channel.recv([_as_shape(own[0])], wire)
                 else:
-                    sizes = [math.prod(shape) for shape in own]
-                    [whole] = channel.recv([_as_shape([sum(sizes)])], wire)
-                    pieces = tf.split(whole, sizes)
+                    lengths = [math.prod(shape) for shape in own]
+                    [whole] = channel.recv([_as_shape([sum(lengths)])], wire)
+                    pieces = tf.split(whole, lengths)
                 for i, piece, shape in zip(members, pieces, own, strict=True):
                     received[i] = tf.reshape(piece, _as_shape(shape))
         return [_restored(received[i], each) for i, each in enumerate(described)]
