@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from keras import layers, ops
 import keras_ext
 import strategies
 from keras_ext.pipeline import executor
+from keras_ext.pipeline.schedule import Action, Kind
 from strategies import layer_api
 from tests.graphs import forget_gradients
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, fit_arrays
@@ -270,6 +272,24 @@ def test_a_call_returns_the_outputs_on_every_rank() -> None:
     for rows in (4, 4, 5):
         found = np.abs(np.asarray(model(ROWS[:rows])) - np.asarray(plain(ROWS[:rows]))).max()
         assert on_all_ranks(float(found)) <= TOLERANCE
+
+
+def test_one_timeline_of_all_ranks(tmp_path: Path) -> None:
+    """By one clock: no pass begins before what it takes has been made, wherever that was."""
+    with strategy().scope():
+        model = keras_ext.PipelineModel(mlp(), num_microbatches=3, partition="uniform")
+        model.compile("adam", "mse")
+    before = model.get_weights()
+    dataset = tf.data.Dataset.from_tensor_slices((ROWS, NUMBERS)).batch(9, drop_remainder=True).repeat(2)
+    timeline = model.pipeline_timeline(dataset, tmp_path / "step.svg")
+    assert [(tmp_path / name).exists() for name in ("step.svg", "step.json")] == [job().rank == 0] * 2
+    np.testing.assert_equal(model.get_weights(), before)
+    assert timeline.device_names == ("rank 0 CPU:0", "rank 1 CPU:0")
+    assert 0 < timeline.clock_error < 1
+    needed = [(Action(0, Kind.FORWARD, i), Action(1, Kind.FORWARD, i)) for i in range(3)]
+    needed += [(Action(1, Kind.BACKWARD, i), Action(0, Kind.BACKWARD, i)) for i in range(3)]
+    early = max(timeline.times[made][1] - timeline.times[taken][0] for made, taken in needed)
+    assert on_all_ranks(early - timeline.clock_error) <= 0
 
 
 def test_what_would_not_work_is_refused() -> None:
