@@ -58,21 +58,23 @@ def least_ms(case: Case, one_device_ms: float, latency_ms: float, core_ms: float
         return one_device_ms / NUM_PARTS + num_messages * (core_ms + latency_ms)
     slot = one_device_ms / NUM_PARTS / case.num_microbatches
     # Each pass sends one message or receives one.
-    return one_f_one_b_ms(case.num_microbatches, slot / 3 + core_ms, 2 * slot / 3 + core_ms, latency_ms)
+    num_first = 2 if case.schedule == "eager_1f1b" else 1
+    return one_f_one_b_ms(case.num_microbatches, slot / 3 + core_ms, 2 * slot / 3 + core_ms, latency_ms, num_first)
 
 
-def one_f_one_b_ms(num_microbatches: int, forward: float, backward: float, latency: float) -> float:
+def one_f_one_b_ms(num_microbatches: int, forward: float, backward: float, latency: float, num_first: int = 1) -> float:
     """Returns the time of 1F1B with two stages.
 
         stage 0  F0 F1 .. B0 F2 B1 F3 ..
         stage 1     F0 B0 F1 B1 F2 B2 ..
 
-    Each stage has two micro-batches under way, so that every micro-batch waits once for a message.
+    Two micro-batches are under way, so that every micro-batch waits once for a message; with one more, none does.
 
     Args:
         num_microbatches: of a step.
         forward, backward: time of one micro-batch in a stage.
         latency: from the end of a pass to the earliest begin of the one that needs its message.
+        num_first: forward passes of stage 0 before it alternates: 1; 2 of eager 1F1B.
     """
     outputs, gradients = [], []
     first = second = 0.0
@@ -82,9 +84,10 @@ def one_f_one_b_ms(num_microbatches: int, forward: float, backward: float, laten
         first += forward
         outputs.append(first)
 
-    go_forward()
+    for _ in range(min(num_first, num_microbatches)):
+        go_forward()
     for index in range(num_microbatches):
-        if index + 1 < num_microbatches:
+        if index + num_first < num_microbatches:
             go_forward()
         second = max(second, outputs[index] + latency) + forward + backward
         gradients.append(second)

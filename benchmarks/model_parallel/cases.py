@@ -27,12 +27,14 @@ class Case:
         width: units between layers.
         batch_size: rows of the step.
         num_microbatches: of a pipeline.
+        schedule: of our pipelines, "1f1b" or "eager_1f1b"; torch's is 1F1B.
     """
 
     model: str
     width: int
     batch_size: int
     num_microbatches: int = 1
+    schedule: str = "1f1b"
 
     @property
     def axis(self) -> str:
@@ -51,7 +53,7 @@ class Case:
     @property
     def label(self) -> str:
         """Names it in the tables."""
-        microbatches = f", m={self.num_microbatches}" if self.axis == "pipe" else ""
+        microbatches = f", m={self.num_microbatches}, {self.schedule}" if self.axis == "pipe" else ""
         return f"{self.model}, width {self.width}, batch {self.batch_size}{microbatches}"
 
 

@@ -63,7 +63,7 @@ def _make_model(case: Case, is_split: bool) -> Any:
     return keras_ext.PipelineModel(
         model,
         num_microbatches=case.num_microbatches,
-        schedule="1f1b",
+        schedule=case.schedule,
         partition=stages.cuts("dense", case.in_stages(NUM_PARTS)),
     )
 

@@ -23,6 +23,12 @@ program.define_contenders(contenders.KINDS)
 flags.DEFINE_integer("rounds", 7, "Measurements of each contender in each case.", lower_bound=1)
 flags.DEFINE_integer("steps", 2, "Measured steps in each round.", lower_bound=1)
 flags.DEFINE_integer("microbatches", 8, "dense: of a batch.", lower_bound=1)
+flags.DEFINE_multi_enum(
+    "schedule",
+    ["1f1b", "eager_1f1b"],
+    ["1f1b", "eager_1f1b"],
+    "dense: of our pipelines; torch's is 1F1B beside both. Repeatable.",
+)
 flags.DEFINE_integer("dense_width", 1024, "dense: units of each of the eight layers.", lower_bound=1)
 flags.DEFINE_multi_integer("dense_batch_size", [512, 2048], "dense: rows of a step; repeatable.", lower_bound=1)
 flags.DEFINE_integer("mlp_width", 4096, "mlp: units at both ends; four times as many between.", lower_bound=1)
@@ -45,7 +51,11 @@ def main() -> None:
             f"The block's heads of 64 units are shared by {NUM_PARTS} shards: --block_width must be a multiple of "
             f"{64 * NUM_PARTS}. Received: {FLAGS.block_width}."
         )
-    cases = [Case("dense", FLAGS.dense_width, rows, FLAGS.microbatches) for rows in FLAGS.dense_batch_size]
+    cases = [
+        Case("dense", FLAGS.dense_width, rows, FLAGS.microbatches, schedule)
+        for rows in FLAGS.dense_batch_size
+        for schedule in FLAGS.schedule
+    ]
     cases += [
         Case("mlp", FLAGS.mlp_width, FLAGS.mlp_batch_size),
         Case("block", FLAGS.block_width, FLAGS.block_batch_size),

@@ -97,7 +97,8 @@ def define_placing_flags() -> None:
         "Micro-batches per replica and step, if the mesh has the axis pipe.",
         lower_bound=1,
     )
-    flags.DEFINE_enum("schedule", PlacingOptions.schedule, ["gpipe", "1f1b", "interleaved_1f1b"], "Pipeline schedule.")
+    schedules = ["gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b"]
+    flags.DEFINE_enum("schedule", PlacingOptions.schedule, schedules, "Pipeline schedule.")
     flags.DEFINE_enum(
         "partition",
         PlacingOptions.partition,

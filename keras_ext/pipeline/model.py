@@ -48,7 +48,8 @@ class PipelineModel(keras.Model):
         num_stages: a multiple of the size of "pipe"; that size if left out, twice that for ``"interleaved_1f1b"``.
         num_microbatches: into how many a batch is cut. A batch that does not divide has larger ones first; one that has
             fewer rows has fewer.
-        schedule: ``"gpipe"``, ``"1f1b"`` or ``"interleaved_1f1b"``.
+        schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"``, for stages in several processes, or
+            ``"interleaved_1f1b"``.
         partition: ``"time"``, stages that take equally long, where each layer's passes are timed with zeros, or
             words that it knows; ``"parameters"``, as many weights; ``"uniform"``, as many layers; the names of the
             layers at which stages begin, the first one's left out; or a :class:`~keras_ext.PartitionByTime`, with a

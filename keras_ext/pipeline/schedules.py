@@ -1,4 +1,4 @@
-"""The schedules that models can have, as tables of actions: GPipe, 1F1B and interleaved 1F1B. Pure: no TensorFlow.
+"""The schedules that models can have, as tables of actions: GPipe, 1F1B, eager and interleaved. Pure: no TensorFlow.
 
 With p = 3 devices and m = 4 micro-batches, GPipe
 
@@ -7,10 +7,12 @@ With p = 3 devices and m = 4 micro-batches, GPipe
 
 fills and drains once, and holds the activations of all micro-batches. 1F1B alternates as soon as it can, and holds
 those of p at most. Both idle for (p - 1) / (m + p - 1) of the time. With v stages on each device, interleaved, idle
-time is v times smaller, for v times the messages.
+time is v times smaller, for v times the messages. Messages take time, for which 1F1B waits twice with each micro-batch;
+eager 1F1B has about twice as many micro-batches under way, so that it does not wait, as long as a message takes less
+time than a pass.
 
 Sources: Huang et al., arXiv:1811.06965 (GPipe); Narayanan et al., arXiv:1806.03377 and arXiv:2104.04473 (1F1B,
-interleaved).
+interleaved); Zhuang et al., arXiv:2211.05322 (eager 1F1B).
 """
 
 from __future__ import annotations
@@ -33,13 +35,12 @@ def gpipe(num_devices: int, num_microbatches: int) -> Schedule:
 
 def one_forward_one_backward(num_devices: int, num_microbatches: int) -> Schedule:
     """Each device goes backward as soon as a gradient comes, so that it holds few activations (arXiv:1806.03377)."""
-    _check(num_devices=num_devices, num_microbatches=num_microbatches)
-    devices = []
-    for k in range(num_devices):
-        forward = [Action(k, Kind.FORWARD, i) for i in range(num_microbatches)]
-        backward = [Action(k, Kind.BACKWARD, i) for i in range(num_microbatches)]
-        devices.append(_alternating(forward, backward, num_devices - 1 - k))
-    return Schedule("1f1b", num_devices, num_microbatches, tuple(devices))
+    return _one_stage_each("1f1b", num_devices, num_microbatches, 1)
+
+
+def eager_one_forward_one_backward(num_devices: int, num_microbatches: int) -> Schedule:
+    """1F1B with up to twice as many micro-batches under way: messages have the time of a pass (arXiv:2211.05322)."""
+    return _one_stage_each("eager_1f1b", num_devices, num_microbatches, 2)
 
 
 def interleaved(num_devices: int, num_microbatches: int, stages_per_device: int = 2) -> Schedule:
@@ -63,10 +64,22 @@ def interleaved(num_devices: int, num_microbatches: int, stages_per_device: int 
     return Schedule("interleaved_1f1b", num_devices * stages_per_device, num_microbatches, tuple(devices))
 
 
+def _one_stage_each(name: str, num_devices: int, num_microbatches: int, ahead: int) -> Schedule:
+    """1F1B; each device goes forward with `ahead` micro-batches for each device behind it before it goes backward."""
+    _check(num_devices=num_devices, num_microbatches=num_microbatches)
+    devices = []
+    for k in range(num_devices):
+        forward = [Action(k, Kind.FORWARD, i) for i in range(num_microbatches)]
+        backward = [Action(k, Kind.BACKWARD, i) for i in range(num_microbatches)]
+        devices.append(_alternating(forward, backward, ahead * (num_devices - 1 - k)))
+    return Schedule(name, num_devices, num_microbatches, tuple(devices))
+
+
 #: By the names that models take.
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
+    "eager_1f1b": eager_one_forward_one_backward,
     "interleaved_1f1b": interleaved,
 }
 

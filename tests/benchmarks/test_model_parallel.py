@@ -7,6 +7,7 @@ import pytest
 from tests.benchmarks import run_benchmark
 
 TINY = [
+    "--schedule=eager_1f1b",
     "--rounds=1",
     "--steps=1",
     "--microbatches=2",
@@ -67,6 +68,7 @@ def test_latency_is_felt_once_by_every_microbatch() -> None:
     # Two micro-batches are under way, each there and back: twice the latency for every other one.
     assert bounds.one_f_one_b_ms(8, 1.0, 2.0, 0.25) == pytest.approx(3.0 * (8 + 1) + 8 * 0.25)
     assert bounds.one_f_one_b_ms(8, 1.0, 2.0, 100.0) == pytest.approx(3.0 * (8 + 1) + 8 * 100.0)
+    assert bounds.one_f_one_b_ms(8, 1.0, 2.0, 0.25, num_first=2) == pytest.approx(3.0 * (8 + 1) + 2 * 0.25)
 
 
 def test_what_bounds_a_step() -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from keras_ext.pipeline.messages import with_messages
-from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.schedules import gpipe, interleaved, one_forward_one_backward
+from keras_ext.pipeline.schedule import BACKWARD_TICKS, FORWARD_TICKS, Action, Kind, Schedule
+from keras_ext.pipeline.schedules import (
+    eager_one_forward_one_backward,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+)
 from keras_ext.pipeline.validation import validate
 
 
@@ -29,6 +35,34 @@ def test_1f1b() -> None:
     ]
 
 
+def test_eager_1f1b() -> None:
+    assert table(eager_one_forward_one_backward(3, 5)) == [
+        "0F0 0F1 0F2 0F3 0F4 0B0 0B1 0B2 0B3 0B4",
+        "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1B3 1B4",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4",
+    ]
+
+
+def end_with_messages(schedule: Schedule, latency: float) -> float:
+    """The time at which the last action ends, if what a device makes is at another one so much later."""
+    ends: dict[Action, float] = {}
+    for action in schedule.order():
+        forward = action.kind is Kind.FORWARD
+        source = replace(action, stage=action.stage - 1 if forward else action.stage + 1)
+        own = schedule.devices[schedule.device_of(action.stage)]
+        place = own.index(action)
+        begin = ends[own[place - 1]] if place else 0
+        if source in ends:
+            begin = max(begin, ends[source] + latency)
+        ends[action] = begin + (FORWARD_TICKS if forward else BACKWARD_TICKS)
+    return max(ends.values())
+
+
+def test_eager_1f1b_waits_for_the_first_and_the_last_message_only() -> None:
+    assert end_with_messages(one_forward_one_backward(2, 8), 0.5) == 3 * 9 + 8 * 0.5
+    assert end_with_messages(eager_one_forward_one_backward(2, 8), 0.5) == 3 * 9 + 2 * 0.5
+
+
 def test_interleaved() -> None:
     assert table(interleaved(2, 2, 2)) == [
         "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
@@ -42,6 +76,7 @@ SMALL = list(itertools.product(range(1, 6), range(1, 9)))
 MAKERS: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
+    "eager 1f1b": eager_one_forward_one_backward,
     "interleaved, 2": lambda p, m: interleaved(p, m, 2),
     "interleaved, 3": lambda p, m: interleaved(p, m, 3),
 }
@@ -72,7 +107,7 @@ def test_of_all_small_ones(make: Callable[[int, int], Schedule]) -> None:
                 assert ordered == list(range(m))
 
 
-@pytest.mark.parametrize("make", [gpipe, one_forward_one_backward])
+@pytest.mark.parametrize("make", [gpipe, one_forward_one_backward, eager_one_forward_one_backward])
 def test_bubble_is_the_formula(make: Callable[[int, int], Schedule]) -> None:
     for p, m in SMALL:
         assert make(p, m).bubble() == pytest.approx((p - 1) / (m + p - 1))

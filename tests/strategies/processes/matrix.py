@@ -1,8 +1,10 @@
 """The parity matrix of meshes whose replicas span processes: the meshes, and the page that shows what was found.
 
     python -m tests.strategies.processes.matrix docs/parity_matrix.md
+    python -m tests.strategies.processes.matrix docs/parity_matrix.md HorovodStrategy 4x1
 
-runs all of them, over both engines, which takes an hour on two cores.
+runs all of them, over both engines, which takes hours on two cores, or those of one engine and number of processes and
+devices. Rows of the page that are not run again stay.
 """
 
 from __future__ import annotations
@@ -21,8 +23,18 @@ from tests.processes import Programs, cluster_environments, horovodrun
 ENGINES = ("MultiWorkerMirroredStrategy", "HorovodStrategy")
 #: Numbers of processes, and of devices of each.
 WORLDS = ((2, 1), (4, 1), (8, 1), (2, 2), (4, 2))
+MODELS = ("mlp", "resnet", "gpt")
 LIMIT_SECONDS = 3600
 WORKER = str(Path(__file__).with_name("worker.py"))
+
+_HEAD = [
+    "# Parity of replicas that span processes",
+    "",
+    "Largest difference from plain Keras on one device, relative above 1: of all weights, optimizer slots, logs of",
+    "each batch and epoch, evaluation and predictions, after 3 epochs of `fit` with Adam and `global_clipnorm`, in",
+    "float32. All ranks have the same bits. Written by `python -m tests.strategies.processes.matrix`.",
+    "",
+]
 
 
 def meshes(num_ranks: int, num_local: int) -> list[dict[str, int]]:
@@ -68,36 +80,47 @@ def started(
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the matrix as Markdown."""
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    found = {(row["engine"], row["ranks"], row["devices"], str(row["axes"]), row["model"]): row for row in rows}
-    lines = [
-        "# Parity of replicas that span processes",
-        "",
-        "Largest difference from plain Keras on one device, relative above 1: of all weights, optimizer slots, logs of",
-        "each batch and epoch, evaluation and predictions, after 3 epochs of `fit` with Adam and `global_clipnorm`, in",
-        "float32. All ranks have the same bits. Written by `python -m tests.strategies.processes.matrix`.",
-        "",
-        "| engine | processes x devices | mesh | " + " | ".join(models) + " |",
-        "|---|---|---|" + "---|" * len(models),
-    ]
-    for engine, ranks, devices, axes in dict.fromkeys(key[:4] for key in found):
-        cells = [found.get((engine, ranks, devices, axes, model)) for model in models]
-        shown = " | ".join("" if cell is None else f"{cell['largest']:.1e}" for cell in cells)
-        lines.append(f"| {engine} | {ranks} x {devices} | {axes.strip('{}').replace(chr(39), '')} | {shown} |")
+    """Returns the matrix as Markdown; of rows for the same cell, the last one counts."""
+    found = {(*_line_of(row), row["model"]): row["largest"] for row in rows}
+    lines = [*_HEAD, "| engine | processes x devices | mesh | " + " | ".join(MODELS) + " |", "|---" * 6 + "|"]
+    engines = {engine: place for place, engine in enumerate(ENGINES)}
+    for line in sorted(dict.fromkeys(key[:3] for key in found), key=lambda line: (engines.get(line[0], 9), line[1])):
+        cells = [found.get((*line, model)) for model in MODELS]
+        lines.append("| " + " | ".join([*line, *("" if each is None else f"{each:.1e}" for each in cells)]) + " |")
     return "\n".join(lines) + "\n"
 
 
-def main(path: Path) -> None:
-    """Runs everything, and writes the page."""
-    rows: list[dict[str, Any]] = []
-    for engine, (num_ranks, num_local) in itertools.product(ENGINES, WORLDS):
+def rows_of(text: str) -> list[dict[str, Any]]:
+    """Returns the rows of a page."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 3 + len(MODELS) and cells[1][:1].isdigit():
+            sizes = [int(size) for size in cells[1].split(" x ")]
+            axes = {name: int(size) for name, size in (each.split(": ") for each in cells[2].split(", "))}
+            own = {"engine": cells[0], "ranks": sizes[0], "devices": sizes[1], "axes": axes}
+            measured = zip(MODELS, cells[3:], strict=True)
+            found += [own | {"model": model, "largest": float(value)} for model, value in measured if value]
+    return found
+
+
+def _line_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    axes = ", ".join(f"{name}: {size}" for name, size in row["axes"].items())
+    return row["engine"], f"{row['ranks']} x {row['devices']}", axes
+
+
+def main(path: Path, engine: str | None = None, world: str | None = None) -> None:
+    """Runs what is asked for, and writes the page after each number of processes."""
+    rows = rows_of(path.read_text()) if path.exists() else []
+    for each, (num_ranks, num_local) in itertools.product(ENGINES, WORLDS):
+        if engine not in (None, each) or world not in (None, f"{num_ranks}x{num_local}"):
+            continue
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            with started(engine, num_ranks, num_local, folder) as programs:
+            with started(each, num_ranks, num_local, folder) as programs:
                 codes = programs.wait(LIMIT_SECONDS)
                 if any(codes):
-                    print(f"{engine} on {num_ranks} x {num_local}: {codes}\n{programs.output()}", file=sys.stderr)
+                    print(f"{each} on {num_ranks} x {num_local}: {codes}\n{programs.output()}", file=sys.stderr)
             if (folder / "rows.jsonl").exists():
                 rows += [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
         path.write_text(page(rows))
@@ -105,4 +128,4 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -50,7 +50,11 @@ def test_the_page_has_a_row_for_each_mesh() -> None:
         {"engine": "E", "ranks": 4, "devices": 1, "axes": {"pipe": 2, "tensor": 2}, "model": model, "largest": 3e-7}
         for model in ("mlp", "gpt")
     ]
-    assert "| E | 4 x 1 | pipe: 2, tensor: 2 | 3.0e-07 | 3.0e-07 |" in matrix.page(rows)
+    text = matrix.page(rows)
+    assert "| E | 4 x 1 | pipe: 2, tensor: 2 | 3.0e-07 |  | 3.0e-07 |" in text
+    assert matrix.rows_of(text) == rows
+    again = matrix.page([*matrix.rows_of(text), {**rows[0], "largest": 2e-7}])
+    assert again == text.replace("3.0e-07 |  |", "2.0e-07 |  |")
 
 
 def test_only_meshes_in_which_a_replica_spans_processes_are_tried() -> None:
