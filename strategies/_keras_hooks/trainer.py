@@ -52,10 +52,17 @@ def _entry(
     **kwargs: Rest.kwargs,
 ) -> Result:
     strategy = model.distribute_strategy
-    if engine_of(strategy) is not None:
-        _check(model, strategy)
-        same_models.compare(model)
-    return original(model, *args, **kwargs)
+    engine = engine_of(strategy)
+    if engine is None:
+        return original(model, *args, **kwargs)
+    _check(model, strategy)
+    same_models.compare(model)
+    if engine.same_batches is None:
+        return original(model, *args, **kwargs)
+    if not original.__name__.endswith("_on_batch"):
+        engine.same_batches.begin()
+    with engine.same_batches.explained():
+        return original(model, *args, **kwargs)
 
 
 def _make_function(original: Callable[..., Step], model: keras.Model, step_function: Callable[[Any], Any]) -> Step:

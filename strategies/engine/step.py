@@ -39,6 +39,7 @@ from strategies.engine.layout import ReplicaLayout
 from strategies.engine.outputs import combined
 from strategies.engine.replica_state import ReplicaWrites, agree
 from strategies.engine.row_weights import RowWeights
+from strategies.engine.same_batches import SameBatches
 from strategies.engine.waiting import Waits
 from strategies.replica.attributes import ReplicaAttributes
 
@@ -50,12 +51,16 @@ class Steps:
         strategy: whose replica context the replicas find.
         layout: its replicas.
         waits: measures what the steps wait for.
+        same_batches: compares batches between processes that hold parts of one replica; None if there are none.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, layout: ReplicaLayout, waits: Waits) -> None:
+    def __init__(
+        self, strategy: tf.distribute.Strategy, layout: ReplicaLayout, waits: Waits, same_batches: SameBatches | None
+    ) -> None:
         self._strategy = weakref.ref(strategy)
         self._layout = layout
         self._waits = waits
+        self._same_batches = same_batches
         self._row_weights = RowWeights(layout.devices)
         self._writes = ReplicaWrites()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -99,6 +104,8 @@ class Steps:
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The one place at which a step is entered and left."""
         layout = self._layout
+        if self._same_batches is not None and trainer_call().combination is not None:
+            args, kwargs = self._same_batches.compared((args, kwargs))
         args, local_shares = self._shared_out(args, kwargs)
         outer, self.context = self.context, StepContext(tuple(local_shares))
         try:

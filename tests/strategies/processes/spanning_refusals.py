@@ -272,3 +272,29 @@ def test_layers_made_split_draw_as_plain_ones() -> None:
     initializer = seeded()
     for each in found:
         np.testing.assert_array_equal(each, initializer((6, 8)))
+
+
+# ---- batches: at the end, because TensorFlow lets no process go on behind a step that failed
+
+
+def test_batches_are_compared_once() -> None:
+    model = pipeline()
+    model.compile("sgd", "mse")
+    found = []
+    due = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: found.append(is_due()),
+        on_train_batch_end=lambda batch, logs: found.append(is_due()),
+    )
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[due])
+    assert found == [True, False, False, False]
+
+
+def is_due() -> bool:
+    return bool(on("pipe").extended.same_batches._is_due.numpy())
+
+
+def test_batches_that_differ() -> None:
+    model = pipeline()
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"read different batches.*on ranks \[1\] a first batch"):
+        model.fit(X + rank(), Y, batch_size=8, verbose=0)
