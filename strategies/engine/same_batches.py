@@ -44,20 +44,27 @@ class SameBatches:
         """Has the next batch compared. All processes call it."""
         self._is_due.assign(True)
 
-    def compared(self, batch: Any) -> Any:
-        """Returns a nest, whose tensors are there when they have been found the same, if that is due."""
+    def compared(self, batch: Any) -> tuple[Any, tf.Tensor | None]:
+        """Compares a batch, if that is due.
+
+        Args:
+            batch: a nest.
+
+        Returns:
+            The same nest, whose tensors are there when the batch has been compared, and, in a function that is being
+            traced, a tensor that is there then.
+        """
         flat = tf.nest.flatten(batch, expand_composites=True)
-        chosen = [
-            i for i, each in enumerate(flat) if tf.is_tensor(each) and each.dtype not in (tf.resource, tf.variant)
-        ]
+        chosen = [i for i, each in enumerate(flat) if tf.is_tensor(each)]
         if not chosen:
-            return batch
+            return batch, None
         with tf.device("CPU:0"):
             done = tf.cond(self._is_due, lambda: self._compare([flat[i] for i in chosen]), lambda: tf.constant(True))
         with tf.control_dependencies([done]):
             for i in chosen:
                 flat[i] = tf.identity(flat[i])
-        return tf.nest.pack_sequence_as(batch, flat, expand_composites=True)
+        together = tf.nest.pack_sequence_as(batch, flat, expand_composites=True)
+        return together, None if tf.executing_eagerly() else done
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

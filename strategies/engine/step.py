@@ -34,6 +34,7 @@ from strategies._tf_internals import (
 from strategies.batches import inputs, shares
 from strategies.batches.row_dependence import marking
 from strategies.batches.rows import lend_rows, rows_of
+from strategies.collectives import gate
 from strategies.engine.context import StepContext, trainer_call
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.outputs import combined
@@ -103,9 +104,14 @@ class Steps:
     @tf.autograph.experimental.do_not_convert
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The one place at which a step is entered and left."""
+        if self._same_batches is None or trainer_call().combination is None:
+            return self._run_step(fn, args, kwargs)
+        (args, kwargs), compared = self._same_batches.compared((args, kwargs))
+        with gate.behind(compared):
+            return self._run_step(fn, args, kwargs)
+
+    def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         layout = self._layout
-        if self._same_batches is not None and trainer_call().combination is not None:
-            args, kwargs = self._same_batches.compared((args, kwargs))
         args, local_shares = self._shared_out(args, kwargs)
         outer, self.context = self.context, StepContext(tuple(local_shares))
         try:
