@@ -69,6 +69,13 @@ from tensorflow.python.distribute.values_util import get_current_replica_id_as_i
 # Tells if TensorFlow's runtime has started: the options that join processes must be set before.
 from tensorflow.python.eager import context as eager_context
 
+# What tapes record: an operation of one's own, on variables that are not read. The public names need the tape
+# (its stop_recording), and the values of the variables (tf.custom_gradient).
+from tensorflow.python.eager import record as gradient_record
+
+# Tells tapes that a variable is depended upon that is not read, because another process holds it.
+from tensorflow.python.eager import tape as gradient_tape
+
 # tf.function's class: tf.types.experimental.PolymorphicFunction is its base, without python_function and _clone.
 from tensorflow.python.eager.def_function import Function
 
@@ -124,7 +131,9 @@ __all__ = [
     "eager_context",
     "get_current_replica_id_as_int",
     "get_update_replica_id",
+    "gradient_record",
     "gradient_registry",
+    "gradient_tape",
     "is_mirrored",
     "is_op_determinism_enabled",
     "op_callbacks",

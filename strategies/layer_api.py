@@ -4,11 +4,14 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
+from strategies._keras_hooks.settled_initializers import settled
+from strategies._keras_hooks.shapes import shapes_of
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.parts import ReplicaParts, current_parts
+from strategies.replica.refused_gradients import refuse_gradients, unrecorded
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.saving.restoring import state_of
@@ -46,10 +49,14 @@ __all__ = [
     "is_remote",
     "joined",
     "of_inputs_only",
+    "refuse_gradients",
     "replacing_attributes",
     "replica_parts",
     "saved_as",
+    "settled",
+    "shapes_of",
     "state_of",
+    "unrecorded",
     "values_of",
     "write_together",
 ]

@@ -110,6 +110,27 @@ def across(
     return outputs, metadata_of(outputs, MASK), [*weighed_sums(added, shares), *found.penalties]
 
 
+def refused_gradients(name: str, tensors: Sequence[Any], flat: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Returns outputs of stages in several processes, whose gradients are refused on all of them: no message has one.
+
+    Args:
+        name: of the model.
+        tensors: that it has made.
+        flat: the batch.
+        variables: of the model that are trained.
+    """
+    return layer_api.refuse_gradients(
+        tensors,
+        flat,
+        variables,
+        f"The stages of the pipeline {name!r} are in several processes, which compute gradients together in its own "
+        "train_step only. Received: a gradient of what a call of the model returned, as by tf.GradientTape, in a "
+        "train_step of one's own, or in a model that has the pipeline as a layer. Train it by its own "
+        "compile and fit, or train_step, with all layers that are trained given to PipelineModel, or keep the stages "
+        "in one process. To train only what takes its outputs, set `trainable = False` on the pipeline.",
+    )
+
+
 def masks_across(
     placed: PlacedStages,
     inputs: Sequence[Any],

@@ -53,11 +53,7 @@ class BatchLoss:
             loss = model._compute_loss(
                 x=own_x, y=own_y, y_pred=model._packed(predicted), sample_weight=own_weight, training=True
             )
-        if len(loss.shape):
-            raise ValueError(
-                "A pipeline adds up losses of micro-batches, which are numbers: give the loss a reduction. "
-                f"Received: a loss of shape {tuple(loss.shape)}."
-            )
+        _check_is_number(loss)
         self._losses.append(loss * ops.cast(shares[i], loss.dtype))
         return self._losses[-1] if model.optimizer is None else model.optimizer.scale_loss(self._losses[-1])
 
@@ -66,6 +62,50 @@ class BatchLoss:
         self._of_batch.update(self._num_rows)
         total = sum(self._losses[1:], self._losses[0])
         self._model._loss_tracker.update_state(total, sample_weight=self._num_rows)
+
+
+def check_on_all_ranks(model: Any, batch: tuple[Any, Any, Any], training: bool) -> None:
+    """Computes loss and metrics of a batch for their shapes, where the process of the last stage only computes them.
+
+    So errors in labels, weights of rows, losses and metrics come up in all processes, before any waits for another.
+
+    Args:
+        model: a `PipelineModel`, compiled.
+        batch: inputs, labels, and weights of rows or None; tensors, or TensorFlow's specs of them.
+        training: whether the loss is to be differentiated.
+
+    Raises:
+        ValueError: the model's loss is no number, in training. Other errors are those of the loss and the metrics.
+    """
+    added: list[Any] = []
+    flat = layer_api.shapes_of(model._standardize_inputs, batch[0])
+    if model._compile_loss is None:
+        predicted, added = layer_api.shapes_of(model.computed_with_losses, flat)
+    else:
+        # By the layers' own account of their shapes, as when the model was made.
+        predicted = model.compute_output_spec(keras.tree.pack_sequence_as(model.input, flat))
+
+    def loss_of(batch: tuple[Any, Any, Any], predicted: Any, added: list[Any]) -> Any:
+        x, y, sample_weight = batch
+        with model._showing(added):
+            return model._compute_loss(x, y, predicted, sample_weight, training)
+
+    def metrics_of(batch: tuple[Any, Any, Any], predicted: Any) -> Any:
+        x, y, sample_weight = batch
+        return model.compute_metrics(x, y, predicted, sample_weight)
+
+    loss = layer_api.shapes_of(loss_of, batch, predicted, added)
+    if training:
+        _check_is_number(loss)
+    layer_api.shapes_of(metrics_of, batch, predicted)
+
+
+def _check_is_number(loss: Any) -> None:
+    if len(loss.shape):
+        raise ValueError(
+            "A pipeline adds up losses of micro-batches, which are numbers: give the loss a reduction. "
+            f"Received: a loss of shape {tuple(loss.shape)}."
+        )
 
 
 class MicrobatchLosses:

@@ -14,10 +14,10 @@ from keras import ops
 from keras_ext.cloning import put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback, Run
-from keras_ext.pipeline.flow import across, masks_across, weighed_sums
+from keras_ext.pipeline.flow import across, masks_across, refused_gradients, weighed_sums
 from keras_ext.pipeline.gradients import whole_gradients
 from keras_ext.pipeline.graph_partition import Wanted, num_stages_of, partition_of
-from keras_ext.pipeline.losses import BatchLoss
+from keras_ext.pipeline.losses import BatchLoss, check_on_all_ranks
 from keras_ext.pipeline.measured_timeline import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.model_graph import copied, graph_of
@@ -202,7 +202,7 @@ class PipelineModel(keras.Model):
             set_metadata(flat, MASK, keras.tree.flatten(mask))
         self._local.added = []
         if self._placed.crosses and not layer_api.in_shapes_only():
-            return self._packed(self._across(flat, training, not getattr(self._local, "tests", False)))
+            return self._packed(self._called_across(flat, training))
         flows = getattr(self._local, "flows", False) and not training
         return self._packed(self._flow(flat) if flows else self._computed(flat, training))
 
@@ -216,6 +216,14 @@ class PipelineModel(keras.Model):
             values.update(zip(map(id, stage.outputs), made, strict=True))
         return [values[id(tensor)] for tensor in self.outputs]
 
+    def computed_with_losses(self, flat: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Returns the outputs, and what layers add to the loss, penalties of weights included."""
+        with keras.StatelessScope(collect_losses=True):
+            outputs = self._packed(self._computed(flat, training=False))
+            added = self._take_added_losses()
+            penalties = [each for penalties in penalties_of(self._stages) for each in penalties()]
+        return outputs, [*added, *penalties]
+
     def _flow(self, flat: Sequence[Any]) -> list[Any]:
         """The outputs, computed forward only, micro-batch by micro-batch: devices compute at the same time."""
         cut_up = Microbatches.of(flat, self.num_microbatches)
@@ -227,6 +235,17 @@ class PipelineModel(keras.Model):
         self._local.added = weighed_sums(added, shares)
         joined: list[Any] = cut_up.join(made)
         return joined
+
+    def _called_across(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
+        """The outputs, of stages in several processes; the gradients of a call by others are refused."""
+        if getattr(self._local, "flows", False):
+            return self._across(flat, training, not getattr(self._local, "tests", False))
+        with layer_api.unrecorded():
+            outputs = self._across(flat, training)
+        made = refused_gradients(self.name, [*outputs, *self._local.added], flat, self.trainable_variables)
+        set_metadata(made, MASK, metadata_of(outputs, MASK))
+        self._local.added = made[len(outputs) :]
+        return made[: len(outputs)]
 
     def _across(self, flat: Sequence[Any], training: bool | None, outputs_to_all: bool = True) -> list[Any]:
         """The outputs, of stages in several processes, all of which call this; there or in that of the last stage."""
@@ -244,13 +263,28 @@ class PipelineModel(keras.Model):
     def _take_added_losses(self) -> list[Any]:
         return [loss for stage in self._stages for loss in stage.take_added_losses()]
 
+    def check_batch(self, data: Any) -> None:
+        """Refuses what the process of the last stage could not compute, on all of them, before a step is made for it.
+
+        Args:
+            data: as ``train_step`` takes it; specs of tensors will do.
+        """
+        own = type(self)
+        if self._placed.crosses and (own.train_step, own.test_step) == (
+            PipelineModel.train_step,
+            PipelineModel.test_step,
+        ):
+            check_on_all_ranks(self, keras.utils.unpack_x_y_sample_weight(data), training=False)
+
     def test_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
-        x, *_ = keras.utils.unpack_x_y_sample_weight(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with (
             self._flowing(tests=True),
             self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes),
         ):
+            if self._placed.crosses:
+                check_on_all_ranks(self, (x, y, sample_weight), training=False)
             if self._placed.has_last:
                 return super().test_step(data)
             # The loss is computed by others. All processes read the metrics of the last stage together.
@@ -272,10 +306,11 @@ class PipelineModel(keras.Model):
             return self._train_step(cut_up, x, y, sample_weight)
 
     def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:
-        unbuilt = [each for each in (self._compile_loss, self._compile_metrics) if each is not None and not each.built]
-        if self._compile_loss in unbuilt or (self._placed.crosses and unbuilt):
+        if self._compile_loss is not None and not self._compile_loss.built:
             self._symbolic_build(data_batch=(x, y, sample_weight))
         flat = self._standardize_inputs(x)
+        if self._placed.crosses:
+            check_on_all_ranks(self, (x, y, sample_weight), training=True)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
         loss = BatchLoss(self, self._parts, cut_up, (x, y, sample_weight)) if self._placed.has_last else None
         masks = self._masks_of_outputs(flat)

@@ -88,7 +88,8 @@ class SplitLayer(keras.Layer):
         sizes = equal_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
         weight = layer_api.SplitWeight(name, shape, dim, sizes, shards.between)
         weight.constraint = keras.constraints.get(constraint)
-        initializers = weight.initializers_of_shards(keras.initializers.get(initializer), shards.owned)
+        whole = layer_api.settled(keras.initializers.get(initializer), shape, self.variable_dtype)
+        initializers = weight.initializers_of_shards(whole, shards.owned)
         regularizers = regularizers_of_shards(regularizer, weight, shards)
         constraints = constraints_of_shards(constraint, weight, shards)
         for index in range(shards.count):

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras.src.backend.tensorflow import core
 
+from strategies._keras_hooks.settled_initializers import settled
 from strategies._keras_hooks.wrapping import wrap
 from strategies.engine.placed_variables import asking_for
 
@@ -18,4 +19,4 @@ def install() -> None:
 
 def _initialize(original: Callable[..., None], variable: Any, initializer: Callable[..., Any]) -> None:
     with asking_for(variable._shape, variable._dtype):
-        original(variable, initializer)
+        original(variable, settled(initializer, variable._shape, variable._dtype))

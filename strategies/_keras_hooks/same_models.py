@@ -71,9 +71,10 @@ def _description(model: keras.Model) -> Iterator[str]:
     for variable in model.variables:
         place = {axis: sorted(at) for axis, at in sorted(place_of(variable).items())}
         yield f"variable {_plain(variable.path)} {tuple(variable.shape)} {variable.dtype} at {place}"
-    if model.optimizer is not None:
-        config = model.optimizer.get_config()
-        yield f"optimizer {type(model.optimizer).__name__} {_stable(config)}"
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        config = optimizer.get_config()
+        yield f"optimizer {type(optimizer).__name__} {_stable(config)}"
     if model._compile_loss is not None:
         yield f"loss {_names(model._compile_loss._user_loss)}"
     if model._compile_metrics is not None:

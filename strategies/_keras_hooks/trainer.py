@@ -15,7 +15,7 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
 
-from strategies._keras_hooks import compiled_steps, losses, same_models, whole_updates
+from strategies._keras_hooks import compiled_steps, losses, same_models, shapes, whole_updates
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
@@ -26,6 +26,7 @@ from strategies.batches.row_dependence import mark_reduced
 from strategies.batches.sharding import AgreedIterator
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.variables import MetricVariable
+from strategies.replica.deferred import in_shapes_only
 
 #: Runs one step, or a few, on what it draws from an iterator. Returns logs, or outputs.
 Step = Callable[[Any], Any]
@@ -51,10 +52,17 @@ def _entry(
     **kwargs: Rest.kwargs,
 ) -> Result:
     strategy = model.distribute_strategy
-    if engine_of(strategy) is not None:
-        _check(model, strategy)
-        same_models.compare(model)
-    return original(model, *args, **kwargs)
+    engine = engine_of(strategy)
+    if engine is None:
+        return original(model, *args, **kwargs)
+    _check(model, strategy)
+    same_models.compare(model)
+    if engine.same_batches is None:
+        return original(model, *args, **kwargs)
+    if not original.__name__.endswith("_on_batch"):
+        engine.same_batches.begin()
+    with engine.same_batches.explained():
+        return original(model, *args, **kwargs)
 
 
 def _make_function(original: Callable[..., Step], model: keras.Model, step_function: Callable[[Any], Any]) -> Step:
@@ -157,6 +165,7 @@ def _compile(
     with strategy.scope():
         result = original(model, *args, **kwargs)
     same_models.forget(model)
+    shapes.forget(model)
     compiled_steps.note_request(model, asked.get("jit_compile", "auto"))
     if model.optimizer is not None:
         whole_updates.wrap_build(model.optimizer)
@@ -217,7 +226,7 @@ def _read_across_replicas(
     share = shares.current()
 
     def read() -> Result:
-        if engine is None:
+        if engine is None or (in_shapes_only() and tf.distribute.get_replica_context() is not None):
             return original(owner, *args, **kwargs)
         with engine.metric_totals(state):
             return original(owner, *args, **kwargs)
@@ -255,10 +264,12 @@ def _maybe_symbolic_build(
         original(model, data_batch=data_batch)
         same_models.compare(model)
         return
+    shapes.check_ahead(model, data_batch)
     # Errors and warnings of a call that the step may never make are not shown to the user.
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         original(model, data_batch=data_batch)
+    same_models.compare(model)
 
 
 def _has_own_step(model: keras.Model) -> bool:

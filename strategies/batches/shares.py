@@ -132,6 +132,20 @@ def attach(share: Share) -> None:
     setattr(tf.distribute.get_replica_context(), _ATTRIBUTE, share)
 
 
+@contextlib.contextmanager
+def none() -> Iterator[None]:
+    """Inside, :func:`current` returns None: what is traced there is no part of the replica's step."""
+    context = tf.distribute.get_replica_context()
+    before = current()
+    if before is not None:
+        setattr(context, _ATTRIBUTE, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(context, _ATTRIBUTE, before)
+
+
 def current() -> Share | None:
     """Returns the share of the replica that is running, or None outside ``Strategy.run`` of this package."""
     return getattr(tf.distribute.get_replica_context(), _ATTRIBUTE, None)

@@ -35,6 +35,7 @@ from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
 from strategies.engine.placed_variables import without_value
 from strategies.engine.reductions import Reductions, Rider
+from strategies.engine.same_batches import SameBatches
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
@@ -97,7 +98,11 @@ class ReplicatedExtended(MirroredExtended):
         self.waits = Waits(self.layout.num_replicas)
         self._reductions = Reductions(self.layout, self._reduce_locally)
         self._gradient_sync = GradientSync(self.layout, self._reductions, self.waits)
-        self._steps = Steps(container_strategy, self.layout, self.waits)
+        #: Compares batches between processes that hold parts of one replica; None if there are none.
+        self.same_batches: SameBatches | None = None
+        if parts.spans_processes and self.process_group is not None:
+            self.same_batches = SameBatches(self.process_group, len(parts.owners))
+        self._steps = Steps(container_strategy, self.layout, self.waits, self.same_batches)
         self._updates = Updates(self.layout, self._gradient_sync, self._steps)
         if self.process_group is not None:
             job = _check_alike(self.process_group, self.layout.num_local, len(devices))

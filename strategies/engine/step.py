@@ -34,11 +34,13 @@ from strategies._tf_internals import (
 from strategies.batches import inputs, shares
 from strategies.batches.row_dependence import marking
 from strategies.batches.rows import lend_rows, rows_of
+from strategies.collectives import gate
 from strategies.engine.context import StepContext, trainer_call
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.outputs import combined
 from strategies.engine.replica_state import ReplicaWrites, agree
 from strategies.engine.row_weights import RowWeights
+from strategies.engine.same_batches import SameBatches
 from strategies.engine.waiting import Waits
 from strategies.replica.attributes import ReplicaAttributes
 
@@ -50,12 +52,16 @@ class Steps:
         strategy: whose replica context the replicas find.
         layout: its replicas.
         waits: measures what the steps wait for.
+        same_batches: compares batches between processes that hold parts of one replica; None if there are none.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, layout: ReplicaLayout, waits: Waits) -> None:
+    def __init__(
+        self, strategy: tf.distribute.Strategy, layout: ReplicaLayout, waits: Waits, same_batches: SameBatches | None
+    ) -> None:
         self._strategy = weakref.ref(strategy)
         self._layout = layout
         self._waits = waits
+        self._same_batches = same_batches
         self._row_weights = RowWeights(layout.devices)
         self._writes = ReplicaWrites()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -98,6 +104,13 @@ class Steps:
     @tf.autograph.experimental.do_not_convert
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The one place at which a step is entered and left."""
+        if self._same_batches is None or trainer_call().combination is None:
+            return self._run_step(fn, args, kwargs)
+        (args, kwargs), compared = self._same_batches.compared((args, kwargs))
+        with gate.behind(compared):
+            return self._run_step(fn, args, kwargs)
+
+    def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         layout = self._layout
         args, local_shares = self._shared_out(args, kwargs)
         outer, self.context = self.context, StepContext(tuple(local_shares))

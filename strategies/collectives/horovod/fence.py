@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from strategies.collectives.gate import gates_here
 from strategies.collectives.handles import capturable, make_handle
 
 
@@ -35,8 +36,10 @@ class Fence:
 
     def pin(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the value, of at least one dimension, as an input that the optimiser neither folds nor merges."""
+        resource = capturable(self._zero)
         with tf.device("CPU:0"):
-            zero = tf.raw_ops.ReadVariableOp(resource=capturable(self._zero), dtype=tf.int32)
+            with tf.control_dependencies(gates_here()):
+                zero = tf.raw_ops.ReadVariableOp(resource=resource, dtype=tf.int32)
             begin = tf.fill([value.shape.rank], zero)
         pinned = tf.slice(value, begin, [-1] * value.shape.rank)
         pinned.set_shape(value.shape)

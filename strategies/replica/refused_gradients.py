@@ -1,0 +1,88 @@
+"""Tensors whose gradients are refused: they came from other processes, by messages that have no gradient.
+
+TensorFlow would find none, say so on some processes and silently leave them out on others. What is refused here is
+refused on all of them, whatever each has computed itself.
+
+Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from strategies._tf_internals import gradient_record, gradient_tape
+from strategies.replica.deferred import component_of, is_remote
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """Inside, no tape records what is computed."""
+    context: contextlib.AbstractContextManager[None] = gradient_record.stop_recording()
+    return context
+
+
+def refuse_gradients(
+    tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[Any], message: str
+) -> list[Any]:
+    """Returns tensors with the values of ``tensors``, computed inside of :func:`unrecorded`.
+
+    Where a gradient of them is taken, with respect to what depends on one of the inputs or variables, a
+    ``ValueError`` with the message is raised.
+
+    Args:
+        tensors: those without floating-point numbers are returned as they are.
+        inputs: tensors that they depend on, or None.
+        variables: Keras' variables that they depend on, in whatever process.
+        message: of the error.
+    """
+    floating = [i for i, each in enumerate(tensors) if each.dtype.is_floating]
+    if not floating or (tf.executing_eagerly() and not gradient_record.could_possibly_record()):
+        return list(tensors)
+    sources = [each for each in inputs if each is not None and each.dtype.is_floating]
+    made = list(tensors)
+    refuse = _refused if tf.executing_eagerly() else _refused_in_graph
+    for i, each in zip(floating, refuse([tensors[i] for i in floating], sources, variables, message), strict=True):
+        made[i] = each
+    return made
+
+
+def _refused(tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[Any], message: str) -> list[Any]:
+    components = [component_of(variable) for variable in variables]
+    for component in components:
+        # As if it had been read here: other processes hold some of them.
+        gradient_tape.variable_accessed(component)
+    made = [tf.identity(each) for each in tensors]
+    sources = [*tensors, *inputs, *(component.handle for component in components)]
+    gradient_record.record_operation("RefusedGradient", made, sources, _raising(message))
+    return made
+
+
+def _refused_in_graph(
+    tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[Any], message: str
+) -> list[Any]:
+    """As `_refused`, also for whoever differentiates the graph later: it depends on all variables, by no numbers."""
+
+    def refused(function: Callable[..., Any]) -> Callable[..., Any]:
+        return tf.custom_gradient(lambda *given: (function(*given), _raising(message)))
+
+    nothing = [tf.reshape(each, [-1])[:0] for each in inputs]
+    for variable in variables:
+        component = component_of(variable)
+        with tf.device(component.device):
+            if is_remote(variable):
+                gradient_tape.variable_accessed(component)
+                nothing.append(refused(lambda _: tf.zeros([0]))(tf.identity(component.handle)))
+            else:
+                nothing.append(tf.reshape(component.read_value(), [-1])[:0])
+    count = len(tensors)
+    return list(refused(lambda *given: list(given[:count]))(*tensors, *nothing))
+
+
+def _raising(message: str) -> Callable[..., NoReturn]:
+    def backward(*_: Any) -> NoReturn:
+        raise ValueError(message)
+
+    return backward

@@ -1,0 +1,300 @@
+"""Errors of pipelines whose stages are in two processes: run by `test_suites` in both at once, never collected.
+
+Each is raised on both ranks, and nobody waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+from tests.graphs import forget_gradients
+from tests.strategies.processes.spanning_optimizers import TOLERANCE, X, Y, job, on, plain, rank
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_first() -> None:
+    on("pipe")
+
+
+@pytest.fixture(autouse=True)
+def _graphs_are_let_go() -> Iterator[None]:
+    yield
+    forget_gradients()
+
+
+def pipeline(cls: type = keras_ext.PipelineModel, make: Callable[[], keras.Model] = plain) -> Any:
+    with on("pipe").scope():
+        return cls(make(), num_microbatches=2, partition="uniform")
+
+
+# ---- gradients outside of the pipeline's own train_step
+
+
+def gradient(model: Any, inputs: Any, sources: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        loss = tf.reduce_sum(tf.square(model(inputs, training=True)))
+    return tape.gradient(loss, sources)
+
+
+def refused() -> Any:
+    return pytest.raises(ValueError, match=r"stages of the pipeline .* are in several processes.*compile and fit")
+
+
+@pytest.mark.parametrize("of", ["all weights", "the first", "the last", "inputs"])
+@pytest.mark.parametrize("traced", ["nothing", "model", "tape"])
+def test_gradients_of_a_call(traced: str, of: str) -> None:
+    model, inputs = pipeline(), tf.constant(X[:4])
+    weights = [weight.value.values[0] for weight in model.trainable_variables]
+    sources = {"all weights": weights, "the first": weights[0], "the last": weights[-1], "inputs": inputs}[of]
+    call = tf.function(lambda x, training: model(x, training=training)) if traced == "model" else model
+    taken: Callable[..., Any] = gradient
+    if traced == "tape":
+        taken = tf.function(lambda model, inputs, _: gradient(model, inputs, inputs if of == "inputs" else sources))
+    with refused():
+        taken(call, inputs, sources)
+
+
+def test_a_call_of_which_no_gradient_is_taken() -> None:
+    model, inputs = pipeline(), tf.constant(X[:4])
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = model(inputs)
+        other = tf.reduce_sum(inputs * inputs)
+    np.testing.assert_array_equal(outputs, model(inputs))
+    np.testing.assert_array_equal(tape.gradient(other, inputs), 2 * X[:4])
+
+
+def with_head(trains_stages: bool) -> keras.Model:
+    inside = pipeline()
+    inside.trainable = trains_stages
+    with on("pipe").scope():
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, keras.layers.Dense(3, name="behind")(inside(inputs)))
+        model.compile("sgd", "mse")
+    return model
+
+
+def test_a_pipeline_inside_of_a_model_that_is_trained() -> None:
+    with refused():
+        with_head(trains_stages=True).fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_what_is_behind_a_frozen_pipeline_is_trained() -> None:
+    keras.utils.set_random_seed(3)
+    model = with_head(trains_stages=False)
+    outputs = model.layers[1].predict(X, verbose=0)
+    head = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+    head.compile("sgd", "mse")
+    head.set_weights(model.layers[2].get_weights())
+    expected = head.fit(outputs, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+    found = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+    difference = float(np.abs(np.array(found) / np.array(expected) - 1).max())
+    assert job().gather(tf.constant([difference])).numpy().max() <= TOLERANCE
+
+
+class OwnStep(keras_ext.PipelineModel):
+    """Its step takes gradients as one of a plain model does."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_train_step_of_ones_own() -> None:
+    model = pipeline(OwnStep)
+    model.compile("sgd", "mse")
+    with refused():
+        model.fit(X, Y, batch_size=8, verbose=0)
+
+
+# ---- losses and metrics, which the process of the last stage computes
+
+
+def broken(y: Any, predicted: Any) -> Any:
+    raise RuntimeError("a metric of the user's that raises")
+
+
+#: By what is wrong: arguments of compile, labels, weights of rows, and the error.
+WRONG: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
+    "labels": ({"loss": "mse"}, Y[:, :2], None, "(?i)dimensions must be equal|incompatible|broadcast"),
+    "loss by name": ({"loss": {"other": "mse"}}, Y, None, "other"),
+    "no loss": ({}, Y, None, "No loss to compute"),
+    "metric": ({"loss": "mse", "metrics": [broken]}, Y, None, "a metric of the user's that raises"),
+    "weights of rows": ({"loss": "mse"}, Y, np.ones((22, 2)), "(?i)dimensions must be equal|incompatible|broadcast"),
+}
+
+
+@pytest.mark.parametrize("entry", ["fit", "evaluate", "train_on_batch"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_errors_of_losses_and_metrics(wrong: str, entry: str) -> None:
+    compiling, labels, weights, message = WRONG[wrong]
+    model = pipeline()
+    model.compile("sgd", **compiling)
+    options = {} if entry == "train_on_batch" else {"batch_size": 8, "verbose": 0}
+    with pytest.raises((ValueError, RuntimeError, KeyError), match=message):
+        getattr(model, entry)(X, labels, sample_weight=weights, **options)
+
+
+def test_errors_after_a_fit_that_was_right() -> None:
+    model = pipeline()
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    for entry in ("fit", "evaluate"):
+        with pytest.raises(ValueError, match=WRONG["labels"][-1]):
+            getattr(model, entry)(X, Y[:, :2], batch_size=8, verbose=0)
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_a_loss_without_a_reduction() -> None:
+    model = pipeline()
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction=None))
+    model.evaluate(X, Y, batch_size=8, verbose=0)
+    with pytest.raises(ValueError, match="give the loss a reduction"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+
+
+class Adds(keras.layers.Layer):
+    """All of the loss is its."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(keras.ops.mean(x * x))
+        return x
+
+
+def test_a_loss_that_layers_add() -> None:
+    keras.utils.set_random_seed(3)
+    wanted = keras.Sequential([keras.Input((6,)), *plain().layers, Adds()])
+    model = pipeline(make=lambda: wanted)
+    for each in (wanted, model):
+        each.compile("sgd")
+    expected, found = (
+        each.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"] for each in (wanted, model)
+    )
+    assert job().gather(tf.abs(tf.constant(expected) - tf.constant(found))).numpy().max() <= TOLERANCE
+
+
+class Unbuilt(keras.Model):
+    """Has a step of its own, and no weights before it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def test_models_with_a_step_of_their_own_are_compared() -> None:
+    with on("pipe").scope():
+        model = Unbuilt()
+        model.compile(keras.optimizers.Adam(1e-3 * (1 + rank())), "mse")
+    with pytest.raises(ValueError, match=r"rank 0: optimizer Adam.*rank 1: optimizer Adam"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+
+
+# ---- initializers with a state
+
+
+@keras.saving.register_keras_serializable("spanning")
+class Counting(keras.initializers.Initializer):
+    """Fills the weights that it is called for, all in all, with 1, 2, ..."""
+
+    calls = 0
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        Counting.calls += 1
+        return keras.ops.full(shape, Counting.calls, dtype)
+
+
+@keras.saving.register_keras_serializable("spanning")
+def of_numpy(shape: Any, dtype: Any = None) -> Any:
+    return np.random.standard_normal(shape).astype(dtype)
+
+
+def seeded() -> Any:
+    return keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(5))
+
+
+INITIALIZERS: dict[str, Callable[[], Any]] = {
+    "seed generator": seeded,
+    "class": Counting,
+    "function": lambda: of_numpy,
+    "default": lambda: "glorot_uniform",
+}
+
+
+def drawn(initializer: Any) -> keras.Model:
+    """Both layers draw from one state."""
+    common = {"kernel_initializer": initializer, "bias_initializer": initializer}
+    hidden = [keras.layers.Dense(8, name="up", **common), keras.layers.Dense(4, name="down", **common)]
+    return keras.Sequential([keras.Input((6,)), *hidden])
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+@pytest.mark.parametrize("axis", ["pipe", "tensor"])
+def test_initial_weights_are_those_of_plain_keras(axis: str, name: str) -> None:
+    found = []
+    for spread in (False, True):
+        keras.utils.set_random_seed(3)
+        Counting.calls = 0
+        with on(axis).scope() if spread else contextlib.nullcontext():
+            model = drawn(INITIALIZERS[name]())
+            if spread and axis == "pipe":
+                model = keras_ext.PipelineModel(model, partition="uniform")
+            elif spread:
+                model = keras_ext.parallelize(model)
+        found.append(np.concatenate([each.ravel() for each in model.get_weights()]))
+    everywhere = job().gather(tf.constant(np.stack(found)[np.newaxis])).numpy()
+    for each in everywhere.reshape(-1, everywhere.shape[-1]):
+        np.testing.assert_array_equal(each, found[0])
+
+
+def test_layers_made_split_draw_as_plain_ones() -> None:
+    with on("tensor").scope():
+        initializer = seeded()
+        layers = [keras_ext.ColumnParallelDense(8, kernel_initializer=initializer) for _ in range(2)]
+        found = [keras.Sequential([keras.Input((6,)), layer]).get_weights()[0] for layer in layers]
+    initializer = seeded()
+    for each in found:
+        np.testing.assert_array_equal(each, initializer((6, 8)))
+
+
+# ---- batches: at the end, because TensorFlow lets no process go on behind a step that failed
+
+
+def test_batches_are_compared_once() -> None:
+    model = pipeline()
+    model.compile("sgd", "mse")
+    found = []
+    due = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: found.append(is_due()),
+        on_train_batch_end=lambda batch, logs: found.append(is_due()),
+    )
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[due])
+    assert found == [True, False, False, False]
+
+
+def is_due() -> bool:
+    return bool(on("pipe").extended.same_batches._is_due.numpy())
+
+
+def test_batches_that_differ() -> None:
+    model = pipeline()
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"read different batches.*on ranks \[1\] a first batch"):
+        model.fit(X + rank(), Y, batch_size=8, verbose=0)
