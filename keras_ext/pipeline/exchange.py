@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
+from keras import ops
+
 from keras_ext.pipeline.ledger import Gates, Ledger
 from keras_ext.pipeline.placed_stages import PlacedStages
+from keras_ext.pipeline.row_counts import Multiples
 from keras_ext.pipeline.schedule import Action, Kind
 from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
 from strategies import layer_api
@@ -30,6 +33,7 @@ class Exchange:
         ledger: has what is sent, and takes what is received.
         gates: of the devices of this process.
         outputs_to_all: whether the model's outputs go to all processes, or to that of the last stage.
+        training: as layers take it.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Exchange:
         ledger: Ledger,
         gates: Gates,
         outputs_to_all: bool = False,
+        training: bool | None = True,
     ) -> None:
         self._placed = placed
         self._stages = placed.stages
@@ -46,6 +51,8 @@ class Exchange:
         self._ledger = ledger
         self._gates = gates
         self._messages = layer_api.StageMessages(placed.parts)
+        self._training = training
+        self._inputs = [dict(own) for own in ledger.values]
         # Micro-batches of one shape are computed alike: what is said of the first of them holds for all.
         inputs = [_shapes(own) for own in ledger.values]
         self._alike = [inputs.index(own) for own in inputs]
@@ -70,11 +77,12 @@ class Exchange:
             items = [item for item in described if self._is_for(process, k, item)]
             if source == own:
                 made = self._made(k, i)
-                self._messages.send(self._part(k), process, [made[item] for item in items])
+                sizes = self._sizes(i, [described[item] for item in items])
+                self._messages.send(self._part(k), process, [made[item] for item in items], sizes)
             elif process == own:
-                taker = self._first_taker(action)
+                taker, wanted = self._first_taker(action), [described[item] for item in items]
                 received = self._messages.receive(
-                    self._part(taker.stage), source, [described[item] for item in items], self._gate_of(taker)
+                    self._part(taker.stage), source, wanted, self._gate_of(taker), self._sizes(i, wanted)
                 )
                 self._take(k, i, dict(zip(items, received, strict=True)))
 
@@ -110,10 +118,32 @@ class Exchange:
         k = action.stage
 
         def describe() -> list[Any]:
-            return [[*item, *layer_api.Description.of(each)] for item, each in self._made(k, action.microbatch).items()]
+            made = self._made(k, action.microbatch).items()
+            return [[*item, *layer_api.Description.of(each, self._multiples(k, item, each))] for item, each in made]
 
         said = self._agreed(self._key(action), self._traffic.process_of[k], describe)
         return {(name, n): layer_api.Description.said(each) for name, n, *each in said}
+
+    def _multiples(self, k: int, item: _Item, value: Any) -> Multiples:
+        """Of each dimension how many times the rows of a micro-batch it is, as far as that is needed and known."""
+        name, n = item
+        if name == "added" or None not in value.shape:
+            return ()
+        found = self._placed.row_counts.of(self._inputs[0], self._training)
+        return found.get(("masks" if name == "masks" else "outputs", id(self._stages[k].outputs[n])), ())
+
+    def _sizes(self, i: int, described: Sequence[layer_api.Description]) -> dict[tuple[int, int], Any]:
+        """The sizes that follow from the number of rows of a micro-batch, by tensor and dimension."""
+        wanted = {
+            (n, dim): multiple
+            for n, each in enumerate(described)
+            for dim, (size, multiple) in enumerate(zip(each.shape, each.multiples, strict=False))
+            if size is None and multiple is not None
+        }
+        if not wanted:
+            return {}
+        rows = ops.shape(next(value for value in self._inputs[i].values() if value is not None))[0]
+        return {place: rows * multiple for place, multiple in wanted.items()}
 
     def _made(self, k: int, i: int) -> dict[_Item, Any]:
         """Returns the values that a stage of this process has made of a micro-batch."""
@@ -195,16 +225,30 @@ class Exchange:
                 for (value, takes), described in zip(values.items(), said[process], strict=True)
                 if described is not None
             ]
+            if own in (source, process):
+                sizes = self._sizes_of_gradients([(value, described) for value, _, described in present])
             if present and source == own:
-                self._messages.send(part, process, [each for each in found[process] if each is not None])
+                self._messages.send(part, process, [each for each in found[process] if each is not None], sizes)
             elif present and process == own:
                 # Stages go backward: that of the last one comes first.
                 takers = [takes for _, takes, _ in present if takes is not None]
                 first = max(takers, key=lambda takes: takes.stage, default=None)
                 part, after = (part, ()) if first is None else (self._part(first.stage), self._gate_of(first))
-                received = self._messages.receive(part, source, [each for *_, each in present], after)
+                received = self._messages.receive(part, source, [each for *_, each in present], after, sizes)
                 for (value, *_), gradient in zip(present, received, strict=True):
                     self._ledger.note(value, gradient)
+
+    def _sizes_of_gradients(
+        self, gradients: Sequence[tuple[Hashable, layer_api.Description]]
+    ) -> dict[tuple[int, int], Any]:
+        """The sizes that they have from the values of which they are, which both ends of a message have."""
+        found = {}
+        for n, (key, described) in enumerate(gradients):
+            unknown = [dim for dim, size in enumerate(described.shape) if size is None]
+            if unknown:
+                shape = ops.shape(self._ledger.value(key))
+                found.update({(n, dim): shape[dim] for dim in unknown})
+        return found
 
     # ---- penalties
 

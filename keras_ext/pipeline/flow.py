@@ -57,7 +57,7 @@ def flowed(
     ticks = range(len(stages) + len(inputs) - 1)
     order = [Action(k, Kind.FORWARD, t - k) for t in ticks for k in range(len(stages)) if 0 <= t - k < len(inputs)]
     gates = Gates([[action for action in order if devices[action.stage] == part] for part in parts.owned])
-    exchange = Exchange(placed, ledger, gates, outputs_to_all)
+    exchange = Exchange(placed, ledger, gates, outputs_to_all, training)
     for k, part in enumerate(devices):
         if part is not None:
             with parts.on(part):

@@ -28,6 +28,16 @@ class Ledger:
     penalties: dict[int, list[Any]] = field(default_factory=dict)
     upstream: dict[Hashable, list[Any]] = field(default_factory=dict)
 
+    def value(self, key: Any) -> Any:
+        """Returns the value of which a key of `upstream` names the gradient."""
+        if key[0] == "penalty":
+            return self.penalties[key[1]][key[2]]
+        i, name, *rest = key
+        if name == "added":
+            stage, n = rest
+            return self.added[stage, i][n]
+        return self.logits[i, name] if rest else self.values[i][name]
+
     def note(self, key: Hashable, gradient: Any) -> None:
         """Notes a gradient, or none, that comes for a value."""
         if gradient is not None:

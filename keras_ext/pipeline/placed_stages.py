@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ext.pipeline.messages import Traffic
+from keras_ext.pipeline.row_counts import RowCounts
 from keras_ext.pipeline.stage import Stage
 from strategies import layer_api
 
@@ -38,6 +39,11 @@ class PlacedStages:
     def process_of(self) -> tuple[int, ...]:
         """The process, by its position along "pipe", of each stage."""
         return tuple(self.parts.process_at("pipe", position) for position in self.positions)
+
+    @functools.cached_property
+    def row_counts(self) -> RowCounts:
+        """What is known of the shapes that stages make when the rows of a batch are not."""
+        return RowCounts(self.stages)
 
     @property
     def crosses(self) -> bool:

@@ -10,9 +10,10 @@ Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ from strategies.collectives.process_group import from_wire, to_wire, wire_dtype
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.slices import Lookups, side_by_side
 
+#: By number of a tensor and of its dimension: int32 scalars.
+Sizes = Mapping[tuple[int, int], tf.Tensor]
+
 # Of what is said while tracing: in one message up to this length, in two beyond.
 _USUAL_LENGTH = 2048
 
@@ -38,23 +42,25 @@ class Description(NamedTuple):
         shape: None where a dimension is not known.
         dtype: its name.
         kind: the name of the way in which it depends on the rows of the batch.
+        multiples: of each dimension how many times the rows of a micro-batch it is, or None; empty if nothing is known.
     """
 
     shape: tuple[int | None, ...]
     dtype: str
     kind: str
+    multiples: tuple[int | None, ...] = ()
 
     @classmethod
-    def of(cls, tensor: Any) -> Description:
+    def of(cls, tensor: Any, multiples: Sequence[int | None] = ()) -> Description:
         """Describes a tensor; slices of rows as the tensor that they make."""
         kind = Kind.ROWS if isinstance(tensor, tf.IndexedSlices) else shares.dependence_here().kind(tensor)
-        return cls(tuple(tensor.shape.as_list()), tensor.dtype.name, kind.name)
+        return cls(tuple(tensor.shape.as_list()), tensor.dtype.name, kind.name, tuple(multiples))
 
     @classmethod
     def said(cls, each: Sequence[Any]) -> Description:
         """Returns a description that has been through JSON."""
-        shape, dtype, kind = each
-        return cls(tuple(shape), dtype, kind)
+        shape, dtype, kind, multiples = each
+        return cls(tuple(shape), dtype, kind, tuple(multiples))
 
     @property
     def is_floating(self) -> bool:
@@ -127,17 +133,29 @@ class StageMessages:
         said = bytes(np.concatenate([head[1:], tail]).astype("uint8"))[: int(head[0])]
         return json.loads(said)
 
-    def send(self, part: int, target: int, tensors: Sequence[Any]) -> None:
-        """Sends tensors, together where their dtypes let them, to the process at position `target`."""
-        with self._parts.on(part):
+    def send(self, part: int, target: int, tensors: Sequence[Any], sizes: Sizes | None = None) -> None:
+        """Sends tensors, together where their dtypes let them, to the process at position `target`.
+
+        Args:
+            part: which has them.
+            target: a position along "pipe".
+            tensors: of which the sizes that nobody knows when the function is traced are sent ahead.
+            sizes: those of them that the receiver knows when the function runs.
+        """
+        with self._parts.on(part), contextlib.ExitStack() as stack:
             dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
             described = [Description.of(tensor) for tensor in dense]
-            unknown = [
-                tf.shape(tensor)[dim]
-                for tensor, own in zip(dense, described, strict=True)
-                for dim, size in enumerate(own.shape)
+            found = {
+                (n, dim): tf.shape(tensor)[dim]
+                for n, tensor in enumerate(dense)
+                for dim, size in enumerate(described[n].shape)
                 if size is None
-            ]
+            }
+            known = {place: size for place, size in (sizes or {}).items() if place in found}
+            wrong = "A tensor between stages has not the number of rows that it has for other batches."
+            checks = [tf.debugging.assert_equal(found[place], size, wrong) for place, size in known.items()]
+            stack.enter_context(tf.control_dependencies([check for check in checks if check is not None]))
+            unknown = [size for place, size in found.items() if place not in known]
             if unknown:
                 self._channel(self.position, target).send([tf.stack(unknown)])
             for dtype, members in _bundles(described):
@@ -146,7 +164,12 @@ class StageMessages:
                 self._channel(self.position, target).send([whole])
 
     def receive(
-        self, part: int, source: int, described: Sequence[Description], after: Sequence[Any] = ()
+        self,
+        part: int,
+        source: int,
+        described: Sequence[Description],
+        after: Sequence[Any] = (),
+        sizes: Sizes | None = None,
     ) -> list[tf.Tensor]:
         """Receives tensors that the process at position `source` sends.
 
@@ -155,9 +178,10 @@ class StageMessages:
             source: a position along "pipe".
             described: the tensors, by their sender.
             after: tensors that are to be there before memory is set aside for what comes.
+            sizes: those that the sender does not send ahead, as it knows them itself.
         """
         with self._parts.on(part), tf.control_dependencies(list(after)):
-            shapes = self._shapes(source, described)
+            shapes = self._shapes(source, described, sizes or {})
             received: dict[int, tf.Tensor] = {}
             for dtype, members in _bundles(described):
                 own = [shapes[i] for i in members]
@@ -165,21 +189,25 @@ class StageMessages:
                 if len(members) == 1:
                     pieces = channel.recv([_as_shape(own[0])], wire)
                 else:
-                    sizes = [math.prod(shape) for shape in own]
-                    [whole] = channel.recv([_as_shape([sum(sizes)])], wire)
-                    pieces = tf.split(whole, sizes)
+                    lengths = [math.prod(shape) for shape in own]
+                    [whole] = channel.recv([_as_shape([sum(lengths)])], wire)
+                    pieces = tf.split(whole, lengths)
                 for i, piece, shape in zip(members, pieces, own, strict=True):
                     received[i] = tf.reshape(piece, _as_shape(shape))
         return [_restored(received[i], each) for i, each in enumerate(described)]
 
-    def _shapes(self, source: int, described: Sequence[Description]) -> list[list[Any]]:
-        """The shapes of tensors that come: of integers, and of int32 scalars for what the sender does not know yet."""
-        number = sum(size is None for each in described for size in each.shape)
+    def _shapes(self, source: int, described: Sequence[Description], sizes: Sizes) -> list[list[Any]]:
+        """The shapes of tensors that come: of integers, and of int32 scalars for what is known when they come."""
+        shapes = [
+            [sizes.get((n, dim)) if size is None else size for dim, size in enumerate(each.shape)]
+            for n, each in enumerate(described)
+        ]
+        number = sum(size is None for shape in shapes for size in shape)
         if not number:
-            return [list(each.shape) for each in described]
+            return shapes
         [header] = self._channel(source, self.position).recv([[number]], tf.int32)
         unknown = iter(tf.unstack(header, number))
-        return [[next(unknown) if size is None else size for size in each.shape] for each in described]
+        return [[next(unknown) if size is None else size for size in shape] for shape in shapes]
 
     def _channel(self, source: int, target: int) -> Channel:
         collectives = self._parts.groups.collectives

@@ -117,10 +117,12 @@ def main(path: Path, engine: str | None = None, world: str | None = None) -> Non
             continue
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            with started(each, num_ranks, num_local, folder) as programs:
+            # All ranks fail together, and so can go on.
+            with started(each, num_ranks, num_local, folder, options=["--maxfail=1000"]) as programs:
                 codes = programs.wait(LIMIT_SECONDS)
                 if any(codes):
-                    print(f"{each} on {num_ranks} x {num_local}: {codes}\n{programs.output()}", file=sys.stderr)
+                    output = programs.output(limit=2000)
+                    print(f"{each} on {num_ranks} x {num_local}: {codes}\n{output}", file=sys.stderr)
             if (folder / "rows.jsonl").exists():
                 rows += [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
         path.write_text(page(rows))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from keras import layers, ops
 import keras_ext
 import strategies
 from keras_ext.pipeline import executor
+from keras_ext.pipeline.schedule import Action, Kind
 from strategies import layer_api
 from tests.graphs import forget_gradients
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, fit_arrays
@@ -92,6 +94,38 @@ def test_schedules_and_functions(schedule: str, in_line: bool, monkeypatch: pyte
     remat = "all_but_last" if schedule == "gpipe" else None
     run = fit_arrays(ROWS, NUMBERS, batch_size=10, epochs=1, predict=False)
     assert_parity(mlp, run, num_microbatches=3, schedule=schedule, remat=remat)
+
+
+def test_numbers_of_rows_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They follow from the batch; the length of sequences that a layer has cut does not."""
+    used = []
+    channel = layer_api.StageMessages._channel
+
+    def counted(*args: Any) -> Any:
+        used.append(args)
+        return channel(*args)
+
+    def pooled() -> keras.Model:
+        inputs = keras.Input((None, 6))
+        x = layers.MaxPooling1D(2)(inputs)
+        return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(layers.Dense(8, "tanh")(x))))
+
+    monkeypatch.setattr(layer_api.StageMessages, "_channel", counted)
+    for make, x, expected in ((mlp, ROWS, 2), (pooled, np.repeat(ROWS[:, None], 5, 1), 3)):
+        with strategy().scope():
+            model = keras_ext.PipelineModel(make(), partition="uniform", num_microbatches=3)
+            model.compile("sgd", "mse")
+        used.clear()
+        # A batch of 10 rows, and one of 6.
+        spec = tf.TensorSpec([None] * (x.ndim - 1) + [6]), tf.TensorSpec([None, 1])
+        batches = [(x[:10], NUMBERS[:10]), (x[10:16], NUMBERS[10:16])]
+        dataset = tf.data.Dataset.from_generator(lambda batches=batches: iter(batches), output_signature=spec)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(2))
+        model.fit(dataset, shuffle=False, verbose=0)
+        assert on_all_ranks(abs(len(used) - expected * 3)) == 0
+        used.clear()
+        model.evaluate(dataset, verbose=0)
+        assert on_all_ranks(abs(len(used) - (expected - 1) * 3)) == 0
 
 
 def with_skips() -> keras.Model:
@@ -238,6 +272,24 @@ def test_a_call_returns_the_outputs_on_every_rank() -> None:
     for rows in (4, 4, 5):
         found = np.abs(np.asarray(model(ROWS[:rows])) - np.asarray(plain(ROWS[:rows]))).max()
         assert on_all_ranks(float(found)) <= TOLERANCE
+
+
+def test_one_timeline_of_all_ranks(tmp_path: Path) -> None:
+    """By one clock: no pass begins before what it takes has been made, wherever that was."""
+    with strategy().scope():
+        model = keras_ext.PipelineModel(mlp(), num_microbatches=3, partition="uniform")
+        model.compile("adam", "mse")
+    before = model.get_weights()
+    dataset = tf.data.Dataset.from_tensor_slices((ROWS, NUMBERS)).batch(9, drop_remainder=True).repeat(2)
+    timeline = model.pipeline_timeline(dataset, tmp_path / "step.svg")
+    assert [(tmp_path / name).exists() for name in ("step.svg", "step.json")] == [job().rank == 0] * 2
+    np.testing.assert_equal(model.get_weights(), before)
+    assert timeline.device_names == ("rank 0 CPU:0", "rank 1 CPU:0")
+    assert 0 < timeline.clock_error < 1
+    needed = [(Action(0, Kind.FORWARD, i), Action(1, Kind.FORWARD, i)) for i in range(3)]
+    needed += [(Action(1, Kind.BACKWARD, i), Action(0, Kind.BACKWARD, i)) for i in range(3)]
+    early = max(timeline.times[made][1] - timeline.times[taken][0] for made, taken in needed)
+    assert on_all_ranks(early - timeline.clock_error) <= 0
 
 
 def test_what_would_not_work_is_refused() -> None:

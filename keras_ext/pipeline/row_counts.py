@@ -1,0 +1,95 @@
+"""Dimensions of what stages make that are multiples of the number of rows of a micro-batch.
+
+The receiver of a message has to know the shape of what comes. Where it is not known when a function is traced, because
+batches differ in their rows, it mostly follows from the number of rows, which every process knows. So it need not be
+sent, for which the receiver would wait once more.
+
+The stages are traced for a number of rows that is a large prime: a dimension that is a multiple of it is that multiple
+of the rows. Nothing is computed. Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_ext.pipeline.stage import Stage
+from keras_ext.pipeline.tensor_metadata import MASK, metadata_of
+
+_ROWS = 7919
+
+#: Of each dimension of a tensor how many times the number of rows it is; None if it is something else.
+Multiples = tuple[int | None, ...]
+
+
+class RowCounts:
+    """Multiples of the rows of a micro-batch among the dimensions of what stages make.
+
+    Args:
+        stages: of the model, all of them.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._found: dict[Any, Mapping[tuple[str, int], Multiples]] = {}
+
+    def of(self, inputs: Mapping[int, Any], training: bool | None) -> Mapping[tuple[str, int], Multiples]:
+        """Returns them by "outputs" or "masks" and the `id` of Keras' tensors; none of what is not known.
+
+        Args:
+            inputs: of the model, by the `id` of Keras' tensors: those of a micro-batch, or None.
+            training: as layers take it.
+        """
+        shapes = {key: tuple(value.shape) for key, value in inputs.items() if value is not None}
+        key = training, tuple(shapes.items())
+        if key not in self._found:
+            try:
+                self._found[key] = self._traced(inputs, training)
+            except Exception:
+                # A layer may take certain numbers of rows only. Then shapes are sent.
+                self._found[key] = {}
+        return self._found[key]
+
+    def _traced(self, inputs: Mapping[int, Any], training: bool | None) -> dict[tuple[str, int], Multiples]:
+        given = {key: _of_many_rows(value) for key, value in inputs.items() if value is not None}
+        keys: list[tuple[str, int]] = []
+
+        def call(*flat: Any) -> list[Any]:
+            keys.clear()
+            found: list[Any] = []
+            values: dict[int, Any] = {**dict.fromkeys(inputs), **dict(zip(given, flat, strict=True))}
+            for stage in self._stages:
+                made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training, [])
+                values.update(zip(map(id, stage.outputs), made, strict=True))
+                for name, own in (("outputs", made), ("masks", metadata_of(made, MASK))):
+                    there = [
+                        (tensor, each) for tensor, each in zip(stage.outputs, own, strict=True) if each is not None
+                    ]
+                    keys.extend((name, id(tensor)) for tensor, _ in there)
+                    found.extend(each for _, each in there)
+            return found
+
+        specs = _Calling(call).compute_output_spec(*given.values())
+        return {key: tuple(map(_multiple, spec.shape)) for key, spec in zip(keys, specs, strict=True)}
+
+
+class _Calling(keras.Operation):
+    """A function as an operation, of which Keras finds out the shapes."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(name="stages")
+        self._function = function
+
+    def call(self, *flat: Any) -> Any:
+        return self._function(*flat)
+
+
+def _of_many_rows(value: Any) -> Any:
+    rows, *rest = value.shape
+    return keras.KerasTensor((_ROWS if rows is None else rows, *rest), keras.backend.standardize_dtype(value.dtype))
+
+
+def _multiple(size: int | None) -> int | None:
+    return size // _ROWS if size is not None and size % _ROWS == 0 and 0 < size < _ROWS**2 else None
