@@ -40,11 +40,15 @@ def fetched(variable: Any) -> np.ndarray:
 def give_to_all(variable: Any, job: ProcessGroup) -> None:
     """Sets a Keras variable, on all processes that hold it, to what rank 0 has, which holds it, too."""
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
-    sent = slices(job, 0, shape, dtype, lambda: local_value(variable))
-    if is_remote(variable):
-        drop(sent)
-    else:
+    mine = local_value(variable) if job.rank == 0 else None
+    sent = slices(job, 0, shape, dtype, lambda: mine)
+    if job.rank and not is_remote(variable):
         take(variable, sent)
+        return
+    drop(sent)
+    if getattr(component_of(variable), "draw", None) is not None:
+        # Not drawn again: the others have this draw.
+        variable.assign(mine)
 
 
 def local_value(variable: Any) -> tf.Tensor:
@@ -135,14 +139,18 @@ def take(variable: Any, value: Iterable[tf.Tensor] | StoredArray) -> None:
 
     Args:
         variable: has one component.
-        value: in flat slices, or what they are read from.
+        value: in flat slices, or what they are read from: not from the variable.
     """
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     component = component_of(variable)
-    if isinstance(component, DeferredVariable) and shape.rank:
-        # Should a slice fail to come, it is zeros.
-        component.forget(functools.partial(tf.zeros, shape, dtype))
-    variable.assign(assembled(shape, dtype, _ranges(value, dtype) if isinstance(value, StoredArray) else value))
+    parts = _ranges(value, dtype) if isinstance(value, StoredArray) else value
+    if not isinstance(component, DeferredVariable):
+        variable.assign(assembled(shape, dtype, parts))
+        return
+    # Should a slice fail to come, it is zeros.
+    component.forget(functools.partial(tf.zeros, shape, dtype))
+    # Not by the distributed variable, which would copy the value.
+    component.assign(assembled(shape, dtype, parts))
 
 
 def _ranges(value: Any, dtype: tf.DType) -> Iterator[tf.Tensor]:

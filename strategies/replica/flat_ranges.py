@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 #: What is held at a time: long enough for latencies not to matter, short beside a weight that is worth splitting.
-SLICE_BYTES = 8 * 2**20
+SLICE_BYTES = 4 * 2**20
 
 Box = tuple[slice, ...]
 
