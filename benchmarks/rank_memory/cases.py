@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +10,6 @@ from dataclasses import dataclass
 FLOAT_BYTES = 4
 #: In the order in which they are measured. The first pass draws the weights: nothing before it needs them.
 PHASES = ("build", "first pass", "save_weights", "load_weights", "train", "save")
-#: A model that takes no memory to speak of: the base.
-TINY_WIDTH = 8
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Case:
     Attributes:
         mesh: sizes of the axes "pipe" and "tensor"; a rank for each device.
         num_layers: layers of `width` units, without biases; a multiple of the stages.
-        width: a multiple of the shards.
+        width: twice a multiple of the shards.
     """
 
     mesh: Mapping[str, int]
@@ -51,6 +50,11 @@ class Case:
     def part_bytes(self) -> int:
         """The size of the weights of one rank."""
         return self.num_layers * self.tensor_bytes // self.num_ranks
+
+    @property
+    def smaller(self) -> Case:
+        """The same model with half the width: a quarter of the memory, beside the same base."""
+        return dataclasses.replace(self, width=self.width // 2)
 
     @property
     def cuts(self) -> list[str]:

@@ -23,7 +23,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("mesh", _OF_FOUR, list(_MESHES), "A process for each device of it; repeatable.")
 flags.DEFINE_enum("strategy", "multi_worker", list(_CLUSTERS), "What joins the processes.")
 flags.DEFINE_integer("layers", 16, "Layers of the model; a multiple of the stages.", lower_bound=1)
-flags.DEFINE_integer("width", 4096, "Units of each layer; a multiple of the shards.", lower_bound=1)
+flags.DEFINE_integer("width", 4096, "Units of each layer; twice a multiple of the shards.", lower_bound=1)
 flags.DEFINE_bool("frees_at_once", False, "Let allocators return memory that is freed, instead of keeping it.")
 program.define_timeout()
 
@@ -33,10 +33,10 @@ def main() -> None:
     cases = [Case(_MESHES[mesh], FLAGS.layers, FLAGS.width) for mesh in dict.fromkeys(FLAGS.mesh)]
     for case in cases:
         shards = case.mesh.get("tensor", 1)
-        if case.num_layers % case.num_stages or case.width % shards:
+        if case.num_layers % case.num_stages or case.width % (2 * shards):
             raise app.UsageError(
                 f"The ranks of {case.label} cannot hold equal parts: make --layers a multiple of {case.num_stages}, "
-                f"--width one of {shards}. Received: {case.num_layers} layers of {case.width} units."
+                f"--width one of {2 * shards}. Received: {case.num_layers} layers of {case.width} units."
             )
     print(environment.describe(("tensorflow", "keras", "numpy", "horovod")), flush=True)
     for case in cases:

@@ -11,9 +11,9 @@ from harness import clusters
 from harness.workers import Report, Workers
 from pipeline.contenders import FREES_AT_ONCE
 
-from rank_memory.cases import PHASES, TINY_WIDTH, Case
+from rank_memory.cases import PHASES, Case
 
-#: By phase the bytes of each rank: of the tiny model, and of the large one.
+#: By phase the bytes of each rank: with the smaller model, and with the large one.
 Measured = Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
 
 
@@ -33,7 +33,7 @@ def measure(
         WorkerError: if a process fails, dies or takes too long. All processes are ended then.
     """
     found = []
-    for each in (dataclasses.replace(case, width=TINY_WIDTH), case):
+    for each in (case.smaller, case):
         with tempfile.TemporaryDirectory() as folder:
             run = functools.partial(_run, each, cluster, folder)
             made = clusters.contender(f"{cluster}, {case.label}", run, cluster, case.num_ranks, slots)

@@ -1,4 +1,4 @@
-"""From peaks to a table: what each rank holds beyond a tiny model's, in its own part and in tensors. Pure."""
+"""From peaks to a table: what each rank holds beside a fixed base, in its own part and in tensors. Pure."""
 
 from __future__ import annotations
 
@@ -11,26 +11,40 @@ from rank_memory.measuring import Measured
 TARGET_TENSORS = 1.0
 
 
-def beyond(case: Case, phase: str, measured: Measured) -> list[tuple[float, float]]:
-    """Returns, by rank, its peak beyond the base in own parts, and by how many tensors that exceeds what it holds."""
-    base, found = measured[phase]
-    peaks = [own - tiny for own, tiny in zip(found, base, strict=True)]
-    held = parts_held(phase) * case.part_bytes
-    return [(peak / case.part_bytes, (peak - held) / case.tensor_bytes) for peak in peaks]
+def held(case: Case, phase: str, measured: Measured) -> list[tuple[float, float]]:
+    """Returns, by rank, the tensors that it holds at most in a phase, and the bytes of its base.
+
+    Two models that differ in the size of their tensors only tell both: what grows with a tensor is held, the rest is
+    the base.
+    """
+    grown = case.tensor_bytes - case.smaller.tensor_bytes
+    tensors = [(large - small) / grown for small, large in zip(*measured[phase], strict=True)]
+    return [
+        (count, large - count * case.tensor_bytes) for count, large in zip(tensors, measured[phase][1], strict=True)
+    ]
 
 
 def table(case: Case, measured: Measured) -> str:
     """One row for each phase."""
-    header = ("phase", "holds, own parts", *(f"rank {rank}" for rank in range(case.num_ranks)), "most, tensors", "met")
+    part = case.part_bytes / case.tensor_bytes
+    header = (
+        "phase",
+        "needs, own parts",
+        *(f"rank {rank}: parts (tensors beyond)" for rank in range(case.num_ranks)),
+        "base, MB",
+        "most, tensors beyond",
+        "met",
+    )
     rows = []
     for phase in PHASES:
-        found = beyond(case, phase, measured)
-        most = max(tensors for _, tensors in found)
-        cells = [f"{parts:.2f} ({tensors:+.2f})" for parts, tensors in found]
-        met = "yes" if round(most, 2) <= TARGET_TENSORS else "no"
-        rows.append((phase, str(parts_held(phase)), *cells, f"{most:+.2f}", met))
-    base = [min(measured[phase][0]) / 1e6 for phase in PHASES], [max(measured[phase][0]) / 1e6 for phase in PHASES]
+        needed, found = parts_held(phase), held(case, phase, measured)
+        beyond = [tensors - needed * part for tensors, _ in found]
+        cells = [f"{tensors / part:.2f} ({more:+.2f})" for (tensors, _), more in zip(found, beyond, strict=True)]
+        base = max(own for _, own in found) / 1e6
+        # Compared as printed.
+        met = "yes" if round(max(beyond), 2) <= TARGET_TENSORS else "no"
+        rows.append((phase, str(needed), *cells, f"{base:.0f}", f"{max(beyond):+.2f}", met))
     return (
-        f"A rank's part: {case.part_bytes / 1e6:.4g} MB, a tensor: {case.tensor_bytes / 1e6:.4g} MB; the base: "
-        f"{min(base[0]):.0f} to {max(base[1]):.0f} MB.\n\n{ratios.markdown(header, rows)}"
+        f"A rank's part: {case.part_bytes / 1e6:.4g} MB, a tensor: {case.tensor_bytes / 1e6:.4g} MB.\n\n"
+        f"{ratios.markdown(header, rows)}"
     )

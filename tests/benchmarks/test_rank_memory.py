@@ -40,15 +40,16 @@ def test_what_a_rank_holds() -> None:
     assert [parts_held(phase) for phase in ("build", "load_weights", "train")] == [0, 1, 2]
 
 
-def test_a_peak_is_told_beyond_the_base_and_beyond_what_is_held() -> None:
+def test_what_grows_with_a_tensor_is_held_and_the_rest_is_the_base() -> None:
     from rank_memory import tables
     from rank_memory.cases import PHASES, Case
 
     case = Case({"pipe": 2}, 4, 16)
-    own, tensor = case.part_bytes, case.tensor_bytes
-    measured = dict.fromkeys(PHASES, ((100.0, 200.0), (100.0 + own, 200.0 + own + 1.5 * tensor)))
-    assert tables.beyond(case, "save", measured) == [(1.0, 0.0), (1.75, 1.5)]
-    assert tables.beyond(case, "train", measured) == [(1.0, -2.0), (1.75, -0.5)]
+    small, large = case.smaller.tensor_bytes, case.tensor_bytes
+    assert (small, large) == (256, 1024)
+    # Two tensors are a rank's part.
+    measured = dict.fromkeys(PHASES, ((50.0 + 2 * small, 70.0 + 3.5 * small), (50.0 + 2 * large, 70.0 + 3.5 * large)))
+    assert tables.held(case, "save", measured) == [(2.0, 50.0), (3.5, 70.0)]
     rows = {row.split(" | ")[0]: row.split(" | ")[1:] for row in tables.table(case, measured).splitlines()[2:]}
-    assert rows["| save"] == ["1", "1.00 (+0.00)", "1.75 (+1.50)", "+1.50", "no |"]
-    assert rows["| train"] == ["2", "1.00 (-2.00)", "1.75 (-0.50)", "-0.50", "yes |"]
+    assert rows["| save"] == ["1", "1.00 (+0.00)", "1.75 (+1.50)", "0", "+1.50", "no |"]
+    assert rows["| train"] == ["2", "1.00 (-2.00)", "1.75 (-0.50)", "0", "-0.50", "yes |"]
