@@ -55,6 +55,7 @@ class StoredArray(np.lib.mixins.NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*read, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            # TensorFlow asks for names of its own, for which nothing is to be read.
             raise AttributeError(name)
         return getattr(np.asarray(self), name)

@@ -34,6 +34,8 @@ def test_nothing_is_read_before_it_is_looked_at() -> None:
     array, dataset, stored = made()
     part = stored.part((slice(0, 4), slice(2, 4)))
     assert (stored.shape, stored.ndim, stored.size, len(stored), part.shape) == ((4, 6), 2, 24, 4, (4, 2))
+    assert not tf.is_tensor(stored)
+    assert not hasattr(stored, "is_tensor_like")
     assert dataset.read == []
     np.testing.assert_array_equal(part.flat(1, 6), array[:, 2:4].reshape(-1)[1:6])
     assert sum(dataset.read) == 5
