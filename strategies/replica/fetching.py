@@ -9,7 +9,7 @@ Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def slices(
         raise error
 
 
-def local_slices(variable: Any) -> Iterator[tf.Tensor]:
+def local_slices(variable: Any) -> Generator[tf.Tensor, None, None]:
     """Yields the value of a variable that this process can read by itself, in flat slices."""
     driver, dtype = current_driver(), tf.as_dtype(variable.dtype)
     if driver is not None and is_remote(variable):

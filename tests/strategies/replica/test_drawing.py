@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from strategies import layer_api
 from strategies.replica import drawing
@@ -38,7 +39,12 @@ def test_the_numbers_are_those_of_eager_drawing(
     monkeypatch.setattr(drawing, "_LEAST_BYTES", 1)
     calls: list[str] = []
     traced = drawing.draw
-    monkeypatch.setattr(drawing, "draw", lambda kind, *args: (calls.append(kind), traced(kind, *args))[1])
+
+    def counted(kind: str, *args: Any) -> Any:
+        calls.append(kind)
+        return traced(kind, *args)
+
+    monkeypatch.setattr(drawing, "draw", counted)
     eager = make(seed=3)(SHAPE, dtype=dtype)
     assert not calls
     with drawing.in_place():
@@ -59,8 +65,6 @@ def test_a_generator_of_seeds_goes_on() -> None:
 
 
 def test_small_values_are_drawn_eagerly() -> None:
-    import tensorflow as tf
-
     with drawing.in_place():
         assert drawing.is_in_place((512, 512), tf.float32)
         assert not drawing.is_in_place((8, 8), tf.float32)
