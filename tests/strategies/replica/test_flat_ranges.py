@@ -18,8 +18,8 @@ def test_ranges_are_equal_and_no_larger_than_a_slice() -> None:
 
 
 def test_what_has_no_equal_ranges_has_a_shorter_one() -> None:
-    prime = 2_750_159
-    assert list(ranges(prime, 4)) == [(0, SLICE_BYTES // 4), (SLICE_BYTES // 4, prime)]
+    step, prime = SLICE_BYTES // 4, 2_750_159
+    assert list(ranges(prime, 4)) == [(0, step), (step, 2 * step), (2 * step, prime)]
 
 
 def test_boxes_of_a_table() -> None:
