@@ -23,7 +23,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt test gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-reading lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt test gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -68,6 +68,9 @@ bench-pipeline: $(READY_RUN) ## measure what models in stages gain in time and i
 
 bench-model-parallel: $(READY_HOROVOD) ## measure a model over two processes, in stages and in shards, beside torch
 	$(BIN)/python benchmarks/model_parallel/main.py $(ARGS)
+
+bench-rank-memory: $(READY_HOROVOD) ## measure each rank's memory while a model over four processes builds, loads and trains
+	$(BIN)/python benchmarks/rank_memory/main.py $(ARGS)
 
 bench-reading: $(READY_RUN) ## measure images/s and core of reading images from files and TFRecords, beside Keras
 	$(BIN)/python benchmarks/reading/main.py $(ARGS)

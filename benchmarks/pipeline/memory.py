@@ -1,14 +1,10 @@
-"""The peak increase of a process' memory while it does something. Linux only, standard library only."""
+"""The peak increase of a process' memory during steps. Linux only, standard library only."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
-import re
 from collections.abc import Callable
-from pathlib import Path
 
+from harness import memory
 from harness.turns import turns
 from harness.workers import Report
 
@@ -32,20 +28,10 @@ def measure(workload: Workload, make_step: Callable[[Case], Step], report: Repor
 
 def increase(step: Step, num_steps: int) -> int:
     """Returns the bytes by which resident memory at its highest, during the steps, exceeds what it was before."""
-    gc.collect()
-    with contextlib.suppress(AttributeError):
-        # Of glibc: what is free goes back to the system.
-        ctypes.CDLL(None).malloc_trim(0)
-    # The kernel forgets the highest value.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    for _ in range(num_steps):
-        step()
-    return _status("VmHWM") - before
 
+    def steps() -> None:
+        for _ in range(num_steps):
+            step()
 
-def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found is None:
-        raise OSError(f"This system does not say {name} in /proc/self/status.")
-    return 1024 * int(found[1])
+    before, highest = memory.peak(steps)
+    return highest - before

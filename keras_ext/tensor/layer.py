@@ -112,7 +112,7 @@ class SplitLayer(keras.Layer):
     def save_own_variables(self, store: Any) -> None:
         """Writes the plain layer's variables."""
         for i, variable in enumerate(self._whole_variables()):
-            store[f"{i}"] = variable.numpy()
+            store[f"{i}"] = variable
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the plain layer's variables.

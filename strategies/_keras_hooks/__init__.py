@@ -27,6 +27,7 @@ from strategies._keras_hooks import (
     random,
     remat,
     replica_attributes,
+    stored_values,
     synchronized_norms,
     train_steps,
     trainer,
@@ -55,6 +56,7 @@ def install() -> None:
     random.install()
     remat.install()
     replica_attributes.install()
+    stored_values.install()
     synchronized_norms.install()
     train_steps.install()
     trainer.install()

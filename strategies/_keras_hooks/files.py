@@ -6,6 +6,7 @@ that another process made in the meantime is as good as one's own.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Callable
 from typing import Concatenate
@@ -17,6 +18,7 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
 from keras.src.utils import file_utils
 
+from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import accumulators_of, check_known
@@ -43,6 +45,11 @@ def _engine(model: keras.Model | None) -> ReplicatedExtended | None:
     """Returns the model's engine if other processes take part in it."""
     engine = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
     return None if engine is None or engine.process_group is None else engine
+
+
+def _reading(engine: ReplicatedExtended | None) -> contextlib.AbstractContextManager[None]:
+    spans = engine is not None and engine.parts.spans_processes
+    return reading_in_ranges() if spans else contextlib.nullcontext()
 
 
 def _save(
@@ -101,14 +108,16 @@ def _load_weights(
     **kwargs: Rest.kwargs,
 ) -> Result:
     wait_until_written(_engine(model), filepath)
-    return original(model, filepath, *args, **kwargs)
+    with _reading(_engine(model)):
+        return original(model, filepath, *args, **kwargs)
 
 
 def _load_model(
     original: Callable[Concatenate[object, Rest], Result], filepath: object, *args: Rest.args, **kwargs: Rest.kwargs
 ) -> Result:
     wait_until_written(_engine(None), filepath)
-    return original(filepath, *args, **kwargs)
+    with _reading(_engine(None)):
+        return original(filepath, *args, **kwargs)
 
 
 def _load_layer(

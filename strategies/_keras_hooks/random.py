@@ -12,19 +12,26 @@ from typing import Any, Concatenate
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow import random as backend_random
 from keras.src.random import seed_generator
 
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
+from strategies.replica import drawing
 
 # Far apart, so that neighbouring replicas do not draw what neighbouring seeds draw: 2**32 / golden ratio.
 _STRIDE = 0x9E3779B9
 
+_Draw = Callable[..., tf.Tensor]
+
 
 def install() -> None:
-    """Wraps the drawing of a seed, and the generator that serves draws without one."""
+    """Wraps the drawing of a seed, the generator that serves draws without one, and the draws of initial values."""
     wrap(seed_generator.SeedGenerator, "next", _next)
     wrap(seed_generator, "global_seed_generator", _global_seed_generator)
+    wrap(backend_random, "normal", _normal)
+    wrap(backend_random, "truncated_normal", _truncated_normal)
+    wrap(backend_random, "uniform", _uniform)
 
 
 def _next(
@@ -59,3 +66,29 @@ def _mirrored_seed_generator(strategy: tf.distribute.Strategy) -> keras.random.S
         if extended.parts.spans_processes:
             python_random.setstate(state)
     return extended.seed_generator
+
+
+def _normal(
+    original: _Draw, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> tf.Tensor:
+    return _drawn("normal", original, shape, (mean, stddev), dtype, seed)
+
+
+def _truncated_normal(
+    original: _Draw, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> tf.Tensor:
+    return _drawn("truncated_normal", original, shape, (mean, stddev), dtype, seed)
+
+
+def _uniform(
+    original: _Draw, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> tf.Tensor:
+    return _drawn("uniform", original, shape, (minval, maxval), dtype, seed)
+
+
+def _drawn(kind: str, original: _Draw, shape: Any, numbers: tuple[Any, Any], dtype: Any, seed: Any) -> tf.Tensor:
+    kept = tf.as_dtype(dtype or keras.config.floatx())
+    if not drawing.is_in_place(shape, kept):
+        return original(shape, *numbers, dtype, seed)
+    cast = backend_random._cast_seed(seed_generator.draw_seed(seed))
+    return drawing.draw(kind, shape, numbers, kept, cast)

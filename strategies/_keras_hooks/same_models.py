@@ -134,5 +134,6 @@ def _compare_values(model: keras.Model, job: ProcessGroup) -> None:
 
 
 def _checksum(variable: Any) -> int:
-    value = np.ascontiguousarray(component_of(variable).numpy())
+    # Not `numpy()`, which copies.
+    value = np.ascontiguousarray(tf.convert_to_tensor(component_of(variable)))
     return zlib.crc32(value.reshape(-1).view(np.uint8).data)

@@ -68,7 +68,7 @@ def _save_slots(original: Callable[..., Any], optimizer: keras.Optimizer, store:
         original(optimizer, store)
         return
     for i, variable in enumerate(whole):
-        store[str(i)] = value_of(variable)
+        store[str(i)] = variable
 
 
 def _load_slots(original: Callable[..., Any], optimizer: keras.Optimizer, store: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.replica.deferred import DeferredVariable, component_of, is_remote
-from strategies.replica.fetching import local_value, slices, together
+from strategies.replica.fetching import assembled, local_value, slices
 from strategies.replica.holders import holders_of, job_of, spans_processes
 from strategies.replica.splitting import SplitWeight, value_of
 
@@ -61,7 +61,7 @@ def _from_others(source: Any, part: Any) -> Any:
     if spans_processes(_shards(source)[0]):
         return value_of(source)
     shape, dtype = tf.TensorShape(source.shape), tf.as_dtype(source.dtype)
-    return together(shape, dtype, slices(job_of(part), 0, shape, dtype, lambda: tf.constant(value_of(source))))
+    return assembled(shape, dtype, slices(job_of(part), 0, shape, dtype, lambda: tf.constant(value_of(source))))
 
 
 def _take(source: Any, weight: SplitWeight | None, part: Any, index: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import UninitializedVariable
+from strategies.replica.drawing import in_place
 from strategies.replica.driving import current_driver
 
 #: The beginning of the names of graphs in which Keras finds out shapes, and never computes.
@@ -78,8 +79,8 @@ class DeferredVariable(UninitializedVariable):
         """The handle of a variable that has its value, unless it is used in a graph that finds out shapes."""
         if self.draw is not None and not in_shapes_only():
             draw, self.draw = self.draw, None
-            with tf.init_scope(), tf.device(self._handle.device):
-                super().assign(tf.cast(draw(), self.dtype))
+            with tf.init_scope(), tf.device(self._handle.device), in_place():
+                self._fill(draw())
         return super().handle
 
     def forget(self, draw: Callable[[], Any]) -> None:
@@ -90,9 +91,19 @@ class DeferredVariable(UninitializedVariable):
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a value; the initial one is never drawn."""
-        if tf.executing_eagerly():
-            self.draw = None
-        return super().assign(value, *args, **kwargs)
+        if self.draw is None or not tf.executing_eagerly():
+            return super().assign(value, *args, **kwargs)
+        self.draw = None
+        with tf.device(self._handle.device):
+            self._fill(value)
+        return self
+
+    def _fill(self, value: Any) -> None:
+        """Gives a value to the variable, which has none, or an empty one that is not of its shape."""
+        tensor = tf.cast(value, self.dtype)
+        if not self.shape.is_compatible_with(tensor.shape):
+            raise ValueError(f"{self.name!r} has shape {self.shape}. Received: a value of shape {tensor.shape}.")
+        tf.raw_ops.AssignVariableOp(resource=self._handle, value=tensor, validate_shape=False)
 
 
 @contextlib.contextmanager
@@ -115,7 +126,7 @@ def peek(variable: Any) -> Any:
     """Returns the value of a variable of Keras or TensorFlow; one that is deferred is drawn, and stays deferred."""
     component = component_of(variable)
     if isinstance(component, DeferredVariable) and component.draw is not None:
-        with tf.init_scope():
+        with tf.init_scope(), in_place():
             return component.draw()
     return tf.convert_to_tensor(getattr(variable, "value", variable) if component is None else component)
 

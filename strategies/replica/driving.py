@@ -17,8 +17,11 @@ class Driver(Protocol):
     def read(self, component: Any) -> Any:
         """Returns the value, a tensor, that the first process which holds the variable has."""
 
+    def slices(self, component: Any) -> Iterator[Any]:
+        """Yields that value in flat slices, which the others send whether they are taken or not."""
+
     def assign(self, component: Any, value: Any) -> None:
-        """Sets the variable on all processes that hold it."""
+        """Sets the variable on all processes that hold it, to a tensor or a ``StoredArray``."""
 
 
 _driver: contextvars.ContextVar[Driver | None] = contextvars.ContextVar("keras_strategies_driver", default=None)

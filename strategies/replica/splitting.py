@@ -18,6 +18,7 @@ from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.deferred import is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import fetched
+from strategies.replica.stored_array import StoredArray
 
 _ATTRIBUTE = "_keras_strategies_weight"
 
@@ -71,21 +72,21 @@ class SplitWeight:
 
         That is drawn once, on the host, and dropped when the `owned` shards, all if None, have had their parts.
         """
-        drawn: list[np.ndarray] = []
+        drawn: list[tf.Tensor] = []
         missing: set[int] = set()
 
         def of_shard(index: int) -> Callable[..., tf.Tensor]:
             def draw(shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
-                if not drawn:
-                    # Eagerly, wherever the layer is built: a graph would hold the weight for good.
-                    with tf.init_scope(), tf.device("CPU:0"):
-                        drawn.append(np.asarray(initializer(self.shape, dtype=dtype)))
-                    missing.update(range(len(self.sizes)) if owned is None else owned)
-                part = self.part_of(drawn[0], index)
+                # Eagerly, wherever the layer is built: a graph would hold the weight for good.
+                with tf.init_scope(), tf.device("CPU:0"):
+                    if not drawn:
+                        drawn.append(tf.convert_to_tensor(initializer(self.shape, dtype=dtype), dtype))
+                        missing.update(range(len(self.sizes)) if owned is None else owned)
+                    part = self.part_of(drawn[0], index)
                 missing.discard(index)
                 if not missing:
                     drawn.clear()
-                return tf.convert_to_tensor(part, dtype=dtype)
+                return part if tf.executing_eagerly() else tf.convert_to_tensor(part.numpy(), dtype=dtype)
 
             return draw
 
@@ -124,9 +125,15 @@ class SplitWeight:
     def part_of(self, value: Any, index: int) -> Any:
         """Returns what shard `index` holds of ``value``, which has the weight's shape."""
         bounds = [0, *itertools.accumulate(self.sizes)]
-        where: list[Any] = [slice(None)] * self.ndim
+        where = [slice(0, size) for size in self.shape]
         where[self.dim] = slice(bounds[index], bounds[index + 1])
-        return value[tuple(where)]
+        if isinstance(value, StoredArray):
+            return value.part(tuple(where))
+        part = value[tuple(where)]
+        if self.dim == 0 and tf.is_tensor(part) and tf.executing_eagerly():
+            # Rows are a view, which would hold all of the value for as long as a shard has them.
+            return tf.raw_ops.DeepCopy(x=part)
+        return part
 
     def assign(self, value: Any) -> None:
         """Sets the weight.
@@ -134,7 +141,7 @@ class SplitWeight:
         Raises:
             ValueError: ``value`` has another shape.
         """
-        if not tf.is_tensor(value):
+        if not tf.is_tensor(value) and not isinstance(value, StoredArray):
             value = np.asarray(value)
         if tuple(value.shape) != self.shape:
             raise ValueError(f"The weight {self.name!r} has shape {self.shape}. Received: a value of {value.shape}.")

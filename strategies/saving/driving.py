@@ -11,7 +11,7 @@ Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -21,7 +21,7 @@ from strategies.collectives.texts import broadcast_text
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.deferred import component_of
 from strategies.replica.driving import current_driver, driving
-from strategies.replica.fetching import drop, give_to_all, local_value, slices, together
+from strategies.replica.fetching import assembled, drop, give_to_all, local_value, slices
 from strategies.replica.holders import holders_of
 
 _Result = TypeVar("_Result")
@@ -81,18 +81,25 @@ class _Rank0:
 
     def read(self, component: Any) -> tf.Tensor:
         """Returns the value that the first process which holds the variable has."""
+        return assembled(component.shape, component.dtype, self.slices(component))
+
+    def slices(self, component: Any) -> Iterator[tf.Tensor]:
+        """Yields that value in flat slices, which the others send whether they are taken or not."""
         index = self._index(component)
         _say(self._job, _READ, index)
-        shape, dtype = component.shape, component.dtype
         root = holders_of(self._variables[index])[0]
-        return tf.constant(together(shape, dtype, slices(self._job, root, shape, dtype, lambda: None)))
+        sent = slices(self._job, root, component.shape, component.dtype, lambda: None)
+        try:
+            for part in sent:  # noqa: UP028 (closed early, `yield from` would close what is sent, too)
+                yield part
+        finally:
+            drop(sent)
 
     def assign(self, component: Any, value: Any) -> None:
-        """Sets the variable on all processes that hold it."""
+        """Sets the variable on all processes that hold it, to a tensor or a ``StoredArray``."""
         index = self._index(component)
         _say(self._job, _ASSIGN, index)
-        sent = tf.cast(value, component.dtype)
-        drop(slices(self._job, 0, component.shape, component.dtype, lambda: sent))
+        drop(slices(self._job, 0, component.shape, component.dtype, lambda: value))
 
     def _index(self, component: Any) -> int:
         index = self._indices.get(id(component))

@@ -15,7 +15,7 @@ import tensorflow as tf
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.texts import broadcast_text
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
-from strategies.replica.fetching import give_to_all, slices, together
+from strategies.replica.fetching import assembled, give_to_all, slices
 from strategies.replica.holders import holders_of
 from strategies.saving.driving import drive
 
@@ -110,7 +110,7 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
             # Rank 0 holds its own part of the sum that it has set, and the others' are alike.
             shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
             for part in value.values:
-                part.assign(together(shape, dtype, slices(process_group, 0, shape, dtype, part.read_value)))
+                part.assign(assembled(shape, dtype, slices(process_group, 0, shape, dtype, part.read_value)))
         else:
             give_to_all(variable, process_group)
     return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import json
 import os
 import subprocess
@@ -16,8 +17,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow import random as backend_random
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.saving import saving_lib
 
 from strategies import _keras_hooks, _tf_internals
 from strategies._keras_hooks import norms, wrapping
@@ -163,6 +166,8 @@ def _objects() -> dict[str, Any]:
         "replica context": tf.distribute.get_replica_context(),
         "eager context": _tf_internals.eager_context.context(),
         "graph": graph,
+        "random numbers": backend_random,
+        "store of weights": saving_lib.H5IOStore(io.BytesIO(), mode="w"),
         "mirrored variable": _tf_internals.MirroredVariable,
         "extended strategy": tf.distribute.MirroredStrategy(["CPU:0"]).extended,
     }

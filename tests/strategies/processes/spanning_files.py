@@ -10,6 +10,7 @@ import functools
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies import layer_api
+from strategies._keras_hooks import stored_values
+from strategies.replica import fetching, flat_ranges
+from strategies.replica.stored_array import StoredArray
+from strategies.saving import driving
+from strategies.saving import ranges as saving_ranges
 from tests.graphs import forget_gradients
 from tests.strategies.processes.ranks import shared_folder
 
@@ -224,6 +230,88 @@ class TestFiles:
             loaded = keras.models.load_model(shared / "model.keras")
         assert_equal(loaded.get_weights(), model.get_weights())
 
+    def test_each_rank_reads_its_part_and_no_weight_is_held_whole(
+        self, axes: Mapping[str, int], shared: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Counted in numbers, with slices of a few: a weight of the model has 48 at most."""
+        monkeypatch.setattr(flat_ranges, "SLICE_BYTES", 16)
+        read: list[int] = []
+        model = spread(axes)
+        set_to_numbers(model)
+        path = shared / "model.weights.h5"
+        with monkeypatch.context() as patched:
+            # What is read of other ranks comes in slices to who writes.
+            patched.setattr(driving, "assembled", None)
+            patched.setattr(fetching, "together", None)
+            model.save_weights(path)
+        before = state(model)
+        for weight in model.weights:
+            weight.assign(tf.zeros(weight.shape, weight.dtype))
+
+        array = StoredArray.__array__
+        with monkeypatch.context() as patched:
+            patched.setattr(StoredArray, "__array__", lambda *args, **kwargs: _counted(read, array(*args, **kwargs)))
+            model.load_weights(path)
+        assert_equal(state(model), before)
+        variables = [*model.weights, *model.optimizer.variables]
+        own = sum(int(np.prod(each.shape)) for each in variables if not layer_api.is_remote(each))
+        assert max(read) <= 4
+        assert sum(read) == own
+        assert own < 0.8 * sum(value.size for value in before)
+
+    @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+    def test_the_bytes_are_those_of_whole_arrays(
+        self, axes: Mapping[str, int], name: str, shared: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = spread(axes)
+        set_to_numbers(model)
+        save = model.save if name == "model.keras" else model.save_weights
+        written = []
+        for whole in (False, True):
+            folder = shared / str(whole)
+            folder.mkdir(exist_ok=True)
+            with monkeypatch.context() as patched:
+                if whole:
+                    patched.setattr(stored_values, "_is_placed", lambda value: False)
+                save(folder / name)
+            job().barrier()
+            written.append(_datasets(folder / name))
+        assert written[0] == written[1]
+
+    @pytest.mark.parametrize("side", ["write", "read"])
+    def test_an_error_in_the_middle_of_a_weight_leaves_nobody_waiting(
+        self, axes: Mapping[str, int], side: str, shared: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(flat_ranges, "SLICE_BYTES", 16)
+        model = spread(axes)
+        path = shared / "model.weights.h5"
+        model.save_weights(path)
+        calls: list[int] = []
+
+        def full(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 40:
+                raise OSError("No space left on device")
+            return original(*args, **kwargs)
+
+        def act() -> None:
+            if side == "write":
+                model.save_weights(path)
+            else:
+                strategies.load_on_all(on(axes), lambda: model.load_weights(path) or "", layer_api.state_of(model))
+
+        owner: Any = saving_ranges if side == "write" else StoredArray
+        name = "boxes" if side == "write" else "flat"
+        original = getattr(owner, name)
+        job().barrier()
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, full)
+            with pytest.raises((OSError, ValueError), match="No space left on device"):
+                act()
+        # The processes are in step.
+        model.load_weights(path)
+        assert_equal(model.get_weights(), plain_model().get_weights())
+
     def test_an_error_of_rank_0_is_everybodys_and_leaves_the_old_file(
         self, axes: Mapping[str, int], shared: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -244,6 +332,19 @@ class TestFiles:
         assert path.stat().st_mtime_ns == before
         # The processes are in step.
         assert_equal(model.get_weights(), plain_model().get_weights())
+
+
+def _counted(read: list[int], array: np.ndarray) -> np.ndarray:
+    read.append(array.size)
+    return array
+
+
+def _datasets(path: Path) -> bytes | dict[str, bytes]:
+    """The bytes of a file; of an archive, those of its members but the one with the time in it."""
+    if path.suffix != ".keras":
+        return path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if name != "metadata.json"}
 
 
 class _Dies(keras.callbacks.Callback):

@@ -43,6 +43,21 @@ class TestDeferred:
         assert variable.draw is not None
         assert not is_remote(variable)
 
+    def test_what_it_has_can_be_forgotten(self) -> None:
+        variable, drawn = self.made()
+        variable.assign([3.0, 4.0])
+        for value in ([5.0, 6.0], [7.0, 8.0]):
+            variable.forget(lambda: tf.zeros([2]))
+            variable.assign(value)
+            assert variable.numpy().tolist() == value
+        variable.forget(lambda: tf.zeros([2]))
+        assert (variable.numpy().tolist(), drawn) == ([0.0, 0.0], [])
+
+    def test_a_value_of_another_shape_is_refused(self) -> None:
+        variable, _ = self.made()
+        with pytest.raises(ValueError, match="Received: a value of shape"):
+            variable.assign([1.0, 2.0, 3.0])
+
 
 class TestRemote:
     def test_it_has_a_shape_and_no_value(self) -> None:

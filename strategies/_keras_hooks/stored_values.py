@@ -1,0 +1,82 @@
+"""Values of files of weights, range by range, where a replica spans processes.
+
+Keras reads and writes one weight after the other, each as an array. Of a weight that other processes hold, none should
+read the array; of one that this process holds, it should not hold the array beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.backend.common import variables
+from keras.src.saving import saving_lib
+
+from strategies._keras_hooks.wrapping import wrap
+from strategies.replica.deferred import component_of, is_remote
+from strategies.replica.driving import current_driver
+from strategies.replica.fetching import take
+from strategies.replica.holders import spans_processes
+from strategies.replica.splitting import SplitWeight
+from strategies.replica.stored_array import StoredArray
+from strategies.saving import ranges
+
+_reading: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_reads_in_ranges", default=False)
+
+
+def install() -> None:
+    """Wraps the store of a file, and the setting of a variable."""
+    wrap(saving_lib.H5IOStore, "__getitem__", _read, in_step=False)
+    wrap(saving_lib.H5IOStore, "__setitem__", _write, in_step=False)
+    wrap(variables.Variable, "assign", _assign)
+
+
+@contextlib.contextmanager
+def reading_in_ranges() -> Iterator[None]:
+    """Inside, each process reads of a file what it holds."""
+    token = _reading.set(True)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+def _read(original: Callable[..., Any], store: Any, key: str) -> Any:
+    if not _reading.get() and current_driver() is None:
+        return original(store, key)
+    dataset = saving_lib.safe_get_h5_dataset(store._h5_entry_group, key)
+    # Keras writes bfloat16, which h5py does not know, as bytes.
+    return original(store, key) if "dtype" in dataset.attrs else StoredArray(dataset)
+
+
+def _write(original: Callable[..., None], store: Any, key: str, value: Any) -> None:
+    if current_driver() is None or not _is_placed(value) or not value.shape or value.dtype == "bfloat16":
+        original(store, key, value)
+        return
+    if not store._h5_entry_initialized:
+        store._create_h5_group(store._h5_entry_path)
+    # As h5py does with an array: the dataset gets its name when it is written.
+    dataset = store._h5_entry_group.create_dataset(None, tuple(value.shape), value.dtype)
+    ranges.write(dataset, value)
+    store._h5_entry_group[key] = dataset
+
+
+def _is_placed(value: Any) -> bool:
+    return isinstance(value, SplitWeight) or (isinstance(value, keras.Variable) and spans_processes(value))
+
+
+def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    if not isinstance(value, StoredArray):
+        return original(variable, value)
+    if not spans_processes(variable) or tuple(value.shape) != tuple(variable.shape):
+        return original(variable, np.asarray(value))
+    driver = current_driver()
+    if not is_remote(variable):
+        take(variable, value)
+    elif driver is not None:
+        driver.assign(component_of(variable), value)
+    return value

@@ -1,0 +1,61 @@
+"""An array in a file, of which each process reads what it needs, when it needs it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from strategies.replica.flat_ranges import Box, boxes
+
+
+class StoredArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """Stands for the array that Keras reads from a file, and reads nothing until it is looked at.
+
+    A variable that is set to it takes it range by range; one that other processes hold does not read it at all. To
+    all others it is an array, which is read each time that it is looked at.
+
+    Args:
+        dataset: of h5py, or what else has a shape, a dtype and is read by slices.
+        where: the box that the array is; all of the dataset if None.
+    """
+
+    def __init__(self, dataset: Any, where: Box | None = None) -> None:
+        self._dataset = dataset
+        self._where = tuple(slice(0, size) for size in dataset.shape) if where is None else where
+        self.shape = tuple(each.stop - each.start for each in self._where)
+        self.dtype: np.dtype[Any] = np.dtype(dataset.dtype)
+        self.ndim = len(self.shape)
+        self.size = math.prod(self.shape)
+
+    def part(self, where: Box) -> StoredArray:
+        """Returns a box of it, which is not read yet either."""
+        starts = [own.start for own in self._where]
+        moved = (slice(s + own.start, s + own.stop) for s, own in zip(starts, where, strict=True))
+        return StoredArray(self._dataset, tuple(moved))
+
+    def flat(self, begin: int, end: int) -> np.ndarray:
+        """Reads items of the array laid out flat."""
+        read = [np.asarray(self.part(box)).reshape(-1) for box in boxes(self.shape, begin, end)]
+        return read[0] if len(read) == 1 else np.concatenate(read)
+
+    def __getitem__(self, key: Any) -> Any:
+        return np.asarray(self)[key]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = np.asarray(self._dataset[self._where])
+        return value if dtype is None else value.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        read = (np.asarray(each) if isinstance(each, StoredArray) else each for each in inputs)
+        return getattr(ufunc, method)(*read, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            # TensorFlow asks for names of its own, for which nothing is to be read.
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
