@@ -13,6 +13,8 @@ LEFT_OUT = (
     "[files-HorovodStrategy]",
     "[spanning-MultiWorkerMirroredStrategy]",
     "[spanning-HorovodStrategy]",
+    "[spanning-refusals-MultiWorkerMirroredStrategy]",
+    "[spanning-refusals-HorovodStrategy]",
     "[spanning-files-MultiWorkerMirroredStrategy]",
     "[spanning-files-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
