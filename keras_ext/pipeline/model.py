@@ -14,7 +14,7 @@ from keras import ops
 from keras_ext.cloning import put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback, Run
-from keras_ext.pipeline.flow import across, masks_across, refused_gradients, weighed_sums
+from keras_ext.pipeline.forward import ForwardPasses
 from keras_ext.pipeline.gradients import whole_gradients
 from keras_ext.pipeline.graph_partition import Wanted, num_stages_of, partition_of
 from keras_ext.pipeline.losses import BatchLoss, check_on_all_ranks
@@ -24,7 +24,7 @@ from keras_ext.pipeline.model_graph import copied, graph_of
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage import cut, penalties_of, stages_of_operations
-from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
+from keras_ext.pipeline.tensor_metadata import MASK, set_metadata
 from keras_ext.pipeline.timeline import Timeline, picture_path
 from strategies import layer_api
 
@@ -110,6 +110,7 @@ class PipelineModel(keras.Model):
         positions = [k % len(along) for k in range(num_stages)]
         self._placed = PlacedStages(self._stages, self.outputs, parts, positions)
         self._placed.check()
+        self._forward = ForwardPasses(self._placed, self.inputs)
         self._num_devices = len(along)
         self._schedule_name = schedule
         self._remat = again
@@ -201,67 +202,23 @@ class PipelineModel(keras.Model):
         if mask is not None:
             set_metadata(flat, MASK, keras.tree.flatten(mask))
         self._local.added = []
-        if self._placed.crosses and not layer_api.in_shapes_only():
-            return self._packed(self._called_across(flat, training))
-        flows = getattr(self._local, "flows", False) and not training
-        return self._packed(self._flow(flat) if flows else self._computed(flat, training))
+        outputs, self._local.added = self._called(flat, training)
+        return self._packed(outputs)
 
-    def _computed(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
-        """The outputs."""
-        values = dict(zip(map(id, self.inputs), flat, strict=True))
-        for stage, part in zip(self._stages, self._placed.devices, strict=True):
-            # Stages of other processes are traced for their shapes.
-            with contextlib.nullcontext() if part is None else self._parts.on(part):
-                made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training)
-            values.update(zip(map(id, stage.outputs), made, strict=True))
-        return [values[id(tensor)] for tensor in self.outputs]
+    def _called(self, flat: Sequence[Any], training: bool | None) -> tuple[list[Any], list[Any]]:
+        """The outputs, and the losses that layers add beside those that stay with them."""
+        forward, number = self._forward, self.num_microbatches
+        flows = getattr(self._local, "flows", False)
+        if self._placed.crosses and not layer_api.in_shapes_only():
+            if flows:
+                return forward.across(flat, number, training, not getattr(self._local, "tests", False))
+            return forward.called_across(flat, number, training, self.name, self.trainable_variables)
+        return forward.flowing(flat, number) if flows and not training else (forward.computed(flat, training), [])
 
     def computed_with_losses(self, flat: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Returns the outputs, and what layers add to the loss, penalties of weights included."""
-        with keras.StatelessScope(collect_losses=True):
-            outputs = self._packed(self._computed(flat, training=False))
-            added = self._take_added_losses()
-            penalties = [each for penalties in penalties_of(self._stages) for each in penalties()]
-        return outputs, [*added, *penalties]
-
-    def _flow(self, flat: Sequence[Any]) -> list[Any]:
-        """The outputs, computed forward only, micro-batch by micro-batch: devices compute at the same time."""
-        cut_up = Microbatches.of(flat, self.num_microbatches)
-        made, added = [], []
-        shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
-        for i, piece in enumerate(cut_up.split(list(flat))):
-            made.append(self._computed(piece, training=False))
-            added.append([self._parts.as_mean(loss, shares[i]) for loss in self._take_added_losses()])
-        self._local.added = weighed_sums(added, shares)
-        joined: list[Any] = cut_up.join(made)
-        return joined
-
-    def _called_across(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
-        """The outputs, of stages in several processes; the gradients of a call by others are refused."""
-        if getattr(self._local, "flows", False):
-            return self._across(flat, training, not getattr(self._local, "tests", False))
-        with layer_api.unrecorded():
-            outputs = self._across(flat, training)
-        made = refused_gradients(self.name, [*outputs, *self._local.added], flat, self.trainable_variables)
-        set_metadata(made, MASK, metadata_of(outputs, MASK))
-        self._local.added = made[len(outputs) :]
-        return made[: len(outputs)]
-
-    def _across(self, flat: Sequence[Any], training: bool | None, outputs_to_all: bool = True) -> list[Any]:
-        """The outputs, of stages in several processes, all of which call this; there or in that of the last stage."""
-        functions = self._local.__dict__.setdefault("functions", {})
-        key = training, outputs_to_all
-        if key not in functions:
-            number = 1 if training else self.num_microbatches
-            functions[key] = self._parts.in_graph(
-                lambda *flat: across(self._placed, self.inputs, flat, number, training, outputs_to_all)
-            )
-        outputs, masks, self._local.added = functions[key](*flat)
-        set_metadata(outputs, MASK, masks)
-        return outputs
-
-    def _take_added_losses(self) -> list[Any]:
-        return [loss for stage in self._stages for loss in stage.take_added_losses()]
+        outputs, added = self._forward.computed_with_losses(flat)
+        return self._packed(outputs), added
 
     def check_batch(self, data: Any) -> None:
         """Refuses what the process of the last stage could not compute, on all of them, before a step is made for it.
@@ -288,7 +245,7 @@ class PipelineModel(keras.Model):
             if self._placed.has_last:
                 return super().test_step(data)
             # The loss is computed by others. All processes read the metrics of the last stage together.
-            self._across(self._standardize_inputs(x), False, outputs_to_all=False)
+            self._forward.across(self._standardize_inputs(x), self.num_microbatches, False, outputs_to_all=False)
             return self.get_metrics_result()
 
     def predict_step(self, data: Any) -> Any:
@@ -313,9 +270,9 @@ class PipelineModel(keras.Model):
             check_on_all_ranks(self, (x, y, sample_weight), training=True)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
         loss = BatchLoss(self, self._parts, cut_up, (x, y, sample_weight)) if self._placed.has_last else None
-        masks = self._masks_of_outputs(flat)
+        masks = self._forward.masks(flat, self.num_microbatches)
         if loss is not None:
-            loss.begin(masks)
+            loss.begin(None if masks is None else self._packed(masks))
         weights = [stage.trainable_variables for stage in self._stages]
         run = Run(
             self._placed,
@@ -340,21 +297,6 @@ class PipelineModel(keras.Model):
             # Those of the last stage, which all processes read together.
             logs = self.get_metrics_result()
         return logs if self._on_action is None else {**logs, "recorded": sum(run.recorded, ops.zeros(()))}
-
-    def _masks_of_outputs(self, flat: Sequence[Any]) -> Any:
-        """Those of the whole batch, in the structure of the outputs; None if there are none.
-
-        A loss is a mean over what is not masked in all of the batch, so that is counted before the first micro-batch
-        has gone through. Of this forward pass a graph keeps what masks are computed of, which is next to nothing.
-        """
-        if all(mask is None for mask in metadata_of(self.outputs, MASK)):
-            return None
-        if self._placed.crosses:
-            return self._packed(masks_across(self._placed, self.inputs, flat, self._computed, self.num_microbatches))
-        with keras.StatelessScope():
-            masks = metadata_of(self._computed(flat, training=False), MASK)
-        self._take_added_losses()
-        return self._packed(masks)
 
     def _packed(self, outputs: Sequence[Any]) -> Any:
         return keras.tree.pack_sequence_as(self.output, list(outputs))
