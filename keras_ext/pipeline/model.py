@@ -202,10 +202,10 @@ class PipelineModel(keras.Model):
         if mask is not None:
             set_metadata(flat, MASK, keras.tree.flatten(mask))
         self._local.added = []
-        outputs, self._local.added = self._called(flat, training)
+        outputs, self._local.added = self._outputs_and_losses(flat, training)
         return self._packed(outputs)
 
-    def _called(self, flat: Sequence[Any], training: bool | None) -> tuple[list[Any], list[Any]]:
+    def _outputs_and_losses(self, flat: Sequence[Any], training: bool | None) -> tuple[list[Any], list[Any]]:
         """The outputs, and the losses that layers add beside those that stay with them."""
         forward, number = self._forward, self.num_microbatches
         flows = getattr(self._local, "flows", False)
