@@ -14,7 +14,6 @@ LEFT_OUT = (
     "[spanning-MultiWorkerMirroredStrategy]",
     "[spanning-HorovodStrategy]",
     "[spanning-refusals-MultiWorkerMirroredStrategy]",
-    "[spanning-refusals-HorovodStrategy]",
     "[spanning-files-MultiWorkerMirroredStrategy]",
     "[spanning-files-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
