@@ -14,6 +14,7 @@ LEFT_OUT = (
     "[spanning-MultiWorkerMirroredStrategy]",
     "[spanning-HorovodStrategy]",
     "[spanning-refusals-MultiWorkerMirroredStrategy]",
+    "[spanning-refusals-HorovodStrategy]",
     "[spanning-files-MultiWorkerMirroredStrategy]",
     "[spanning-files-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
