@@ -69,7 +69,7 @@ from tensorflow.python.distribute.values_util import get_current_replica_id_as_i
 # Tells if TensorFlow's runtime has started: the options that join processes must be set before.
 from tensorflow.python.eager import context as eager_context
 
-# What tapes record: an operation of one's own, on variables that are not read. The public names need the tape
+# Has tapes record an operation of one's own, on variables that are not read. The public names need the tape
 # (its stop_recording), and the values of the variables (tf.custom_gradient).
 from tensorflow.python.eager import record as gradient_record
 

@@ -5,7 +5,7 @@ from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.settled_initializers import settled
-from strategies._keras_hooks.shapes import shapes_of
+from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
@@ -34,6 +34,7 @@ def replica_parts() -> ReplicaParts:
 
 
 __all__ = [
+    "SYMBOLIC_ROWS",
     "AxisMappings",
     "Description",
     "GradientParcel",

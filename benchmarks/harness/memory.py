@@ -9,6 +9,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+#: With these, blocks of memory that are freed go back to the system at once, and are not counted any more.
+FREES_AT_ONCE = {
+    # oneDNN's allocator keeps what it has had.
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    # glibc raises its threshold, above which blocks are pages of their own, unless it is told one.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+
 
 def peak(call: Callable[[], object]) -> tuple[int, int]:
     """Returns the bytes that are resident before the call, and at their highest during it."""

@@ -5,21 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from harness import clusters
+from harness import clusters, memory
 from harness.clusters import Environments
 from harness.workers import Contender, Report
 
 from pipeline.cases import Workload
 from pipeline.kinds import KINDS
-
-#: With these, blocks of memory that are freed go back to the system at once, and are not counted any more.
-FREES_AT_ONCE = {
-    # oneDNN's allocator keeps what it has had.
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    # glibc raises its threshold, above which blocks are pages of their own, unless it is told one.
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-}
 
 
 def contenders(names: Sequence[str], workload: Workload) -> list[Contender]:
@@ -46,7 +37,7 @@ def _environment(part: str, num_devices: int) -> Environments:
             # A thread for each stage: one that sleeps holds its own.
             "TF_NUM_INTEROP_THREADS": str(max(2, num_devices)),
             "KERAS_BACKEND": "tensorflow",
-            **(FREES_AT_ONCE if part == "memory" else {}),
+            **(memory.FREES_AT_ONCE if part == "memory" else {}),
         },
     )
 

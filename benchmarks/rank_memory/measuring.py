@@ -7,9 +7,8 @@ import functools
 import tempfile
 from collections.abc import Mapping
 
-from harness import clusters
+from harness import clusters, memory
 from harness.workers import Report, Workers
-from pipeline.contenders import FREES_AT_ONCE
 
 from rank_memory.cases import PHASES, Case
 
@@ -38,7 +37,7 @@ def measure(
             run = functools.partial(_run, each, cluster, folder)
             made = clusters.contender(f"{cluster}, {case.label}", run, cluster, case.num_ranks, slots)
             if frees_at_once:
-                environments = tuple({**environment, **FREES_AT_ONCE} for environment in made.environments)
+                environments = tuple({**environment, **memory.FREES_AT_ONCE} for environment in made.environments)
                 made = dataclasses.replace(made, environments=environments)
             # All ranks are measured at once: none is ever stopped.
             workers = Workers(dataclasses.replace(made, freezes=False), timeout_seconds)

@@ -42,7 +42,7 @@ class PlacedStages:
 
     @functools.cached_property
     def row_counts(self) -> RowCounts:
-        """What is known of the shapes that stages make when the rows of a batch are not."""
+        """The dimensions of what stages make that follow from the number of rows of a micro-batch."""
         return RowCounts(self.stages)
 
     @property

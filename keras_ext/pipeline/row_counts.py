@@ -13,12 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
-
 from keras_ext.pipeline.stage import Stage
 from keras_ext.pipeline.tensor_metadata import MASK, metadata_of
-
-_ROWS = 7919
+from strategies import layer_api
 
 #: Of each dimension of a tensor how many times the number of rows it is; None if it is something else.
 Multiples = tuple[int | None, ...]
@@ -48,48 +45,26 @@ class RowCounts:
             try:
                 self._found[key] = self._traced(inputs, training)
             except Exception:
-                # A layer may take certain numbers of rows only. Then shapes are sent.
+                # A layer may take certain numbers of rows only, and have any error of others. Then shapes are sent. An
+                # error that it has of the batch itself comes up where it is computed.
                 self._found[key] = {}
         return self._found[key]
 
     def _traced(self, inputs: Mapping[int, Any], training: bool | None) -> dict[tuple[str, int], Multiples]:
-        given = {key: _of_many_rows(value) for key, value in inputs.items() if value is not None}
-        keys: list[tuple[str, int]] = []
-
-        def call(*flat: Any) -> list[Any]:
-            keys.clear()
-            found: list[Any] = []
-            values: dict[int, Any] = {**dict.fromkeys(inputs), **dict(zip(given, flat, strict=True))}
+        def made_of(inputs: Mapping[int, Any]) -> dict[tuple[str, int], Any]:
+            values, found = dict(inputs), dict[tuple[str, int], Any]()
             for stage in self._stages:
                 made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training, [])
-                values.update(zip(map(id, stage.outputs), made, strict=True))
+                keys = [id(tensor) for tensor in stage.outputs]
+                values.update(zip(keys, made, strict=True))
                 for name, own in (("outputs", made), ("masks", metadata_of(made, MASK))):
-                    there = [
-                        (tensor, each) for tensor, each in zip(stage.outputs, own, strict=True) if each is not None
-                    ]
-                    keys.extend((name, id(tensor)) for tensor, _ in there)
-                    found.extend(each for _, each in there)
+                    found.update({(name, key): each for key, each in zip(keys, own, strict=True) if each is not None})
             return found
 
-        specs = _Calling(call).compute_output_spec(*given.values())
-        return {key: tuple(map(_multiple, spec.shape)) for key, spec in zip(keys, specs, strict=True)}
-
-
-class _Calling(keras.Operation):
-    """A function as an operation, of which Keras finds out the shapes."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__(name="stages")
-        self._function = function
-
-    def call(self, *flat: Any) -> Any:
-        return self._function(*flat)
-
-
-def _of_many_rows(value: Any) -> Any:
-    rows, *rest = value.shape
-    return keras.KerasTensor((_ROWS if rows is None else rows, *rest), keras.backend.standardize_dtype(value.dtype))
+        specs = layer_api.shapes_of(made_of, dict(inputs))
+        return {key: tuple(map(_multiple, spec.shape)) for key, spec in specs.items()}
 
 
 def _multiple(size: int | None) -> int | None:
-    return size // _ROWS if size is not None and size % _ROWS == 0 and 0 < size < _ROWS**2 else None
+    rows = layer_api.SYMBOLIC_ROWS
+    return size // rows if size is not None and size % rows == 0 and 0 < size < rows**2 else None

@@ -7,7 +7,7 @@ With p = 3 devices and m = 4 micro-batches, GPipe
 
 fills and drains once, and holds the activations of all micro-batches. 1F1B alternates as soon as it can, and holds
 those of p at most. Both idle for (p - 1) / (m + p - 1) of the time. With v stages on each device, interleaved, idle
-time is v times smaller, for v times the messages. Messages take time, for which 1F1B waits twice with each micro-batch;
+time is v times smaller, for v times the messages. Messages take time, for which 1F1B waits once with each micro-batch;
 eager 1F1B has about twice as many micro-batches under way, so that it does not wait, as long as a message takes less
 time than a pass.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-#: What is held at a time: long enough for latencies not to matter, short beside a weight that is worth splitting.
+#: Held at a time: long enough for latencies not to matter, short beside a weight that is worth splitting.
 SLICE_BYTES = 4 * 2**20
 
 Box = tuple[slice, ...]

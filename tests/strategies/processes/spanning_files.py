@@ -240,7 +240,7 @@ class TestFiles:
         set_to_numbers(model)
         path = shared / "model.weights.h5"
         with monkeypatch.context() as patched:
-            # What is read of other ranks comes in slices to who writes.
+            # Slices of what other ranks hold come to who writes; no whole value is put together.
             patched.setattr(driving, "assembled", None)
             patched.setattr(fetching, "together", None)
             model.save_weights(path)
