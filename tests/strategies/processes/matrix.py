@@ -31,8 +31,8 @@ _HEAD = [
     "# Parity of replicas that span processes",
     "",
     "Largest difference from plain Keras on one device, relative above 1: of all weights, optimizer slots, logs of",
-    "each batch and epoch, and on fewer than eight devices evaluation and predictions, after 3 epochs of `fit` with Adam",
-    "and `global_clipnorm`, in float32. All ranks have the same bits. Written by",
+    "each batch and epoch, and on fewer than eight devices evaluation and predictions, after 3 epochs of `fit` with",
+    "Adam and `global_clipnorm`, in float32. All ranks have the same bits. Written by",
     "`python -m tests.strategies.processes.matrix`.",
     "",
 ]
