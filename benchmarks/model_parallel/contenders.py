@@ -21,12 +21,14 @@ class Kind:
         alone: the name of its own library on one device; empty for that itself.
         cluster: how its processes are joined: "none" if it has one, "tensorflow", "horovod" or "torch".
         requires: the distribution that has to be installed beside ours.
+        axes: the mesh axes along which it spreads models.
     """
 
     row: str
     alone: str = ""
     cluster: str = "none"
     requires: str = "keras"
+    axes: tuple[str, ...] = ("pipe", "tensor")
 
     @property
     def num_processes(self) -> int:
@@ -41,6 +43,7 @@ KINDS: Mapping[str, Kind] = {
     "torch_split": Kind("torch.distributed, gloo, 2 processes", "torch", "torch", "torch"),
     "multi_worker": Kind("ours, MultiWorkerMirroredStrategy, 2 processes", "plain", "tensorflow"),
     "horovod": Kind("ours, HorovodStrategy, 2 processes", "plain", "horovod", "horovod"),
+    "raw": Kind("TensorFlow's operations by hand, 2 processes", "plain", "tensorflow", axes=("pipe",)),
 }
 
 
@@ -69,6 +72,10 @@ def _run(name: str, workload: Workload, report: Report) -> None:
         from model_parallel import torch_training
 
         torch_training.run(name == "torch_split", workload, report)
+    elif name == "raw":
+        from model_parallel import raw_tensorflow
+
+        raw_tensorflow.run(workload, report)
     else:
         from model_parallel import keras_training
 

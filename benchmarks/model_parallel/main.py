@@ -61,8 +61,9 @@ def main() -> None:
         Case("block", FLAGS.block_width, FLAGS.block_batch_size),
     ]
     print(environment.describe(("tensorflow", "keras", "numpy", "horovod", "torch")), flush=True)
-    names = program.installed(FLAGS.contender, contenders.KINDS)
+    installed = program.installed(FLAGS.contender, contenders.KINDS)
     for workload in workloads(FLAGS.model, cases, FLAGS.steps, FLAGS.rounds):
+        names = [name for name in installed if workload.cases[0].axis in contenders.KINDS[name].axes]
         with horovod_slots.rendezvous_of_each() as slots:
             turns = rounds.measure_in_turn(
                 contenders.contenders(names, workload, slots),

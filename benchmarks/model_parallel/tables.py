@@ -50,9 +50,11 @@ def comparisons(cases: Sequence[Case], names: Collection[str]) -> list[Compariso
     found = []
     for case in cases:
         row = {name: row_of(kind.row, Turn(case, "step")) for name, kind in KINDS.items()}
-        pairs = [(name, peer) for peer in ("torch_split", "one_process") for name in ours if name != peer]
+        peers = ("torch_split", "raw", "one_process")
+        pairs = [(name, peer) for peer in peers for name in ours if name != peer]
+        pairs.append(("raw", "torch_split"))
         for name, peer in pairs:
-            if peer in names:
+            if {name, peer} <= set(names):
                 target = TARGETS_OF_TIME.get(name) if (case.axis, peer) == ("pipe", "torch_split") else None
                 found.append(Comparison(f"time of {name} / {peer}: {case.label}", row[name], row[peer], target, True))
         if {"plain", "torch", "torch_split"} <= set(names):

@@ -46,6 +46,25 @@ def test_ours_trains_over_two_processes(name: str) -> None:
     assert all(float(row[column]) > 0 for row in rows for column in (4, 6, 7, 8))
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parity_all
+def test_raw_tensorflow_trains_stages_only() -> None:
+    done = run(*TINY, "--model=dense", "--model=mlp", "--contender=plain", "--contender=raw")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| TensorFlow's operations by hand, 2 processes |") == 1
+
+
+def test_passes_of_raw_tensorflow() -> None:
+    from model_parallel import raw_tensorflow
+
+    def of(rank: int, schedule: str) -> str:
+        return " ".join(f"{kind[0]}{index}" for kind, index in raw_tensorflow.passes(rank, 4, schedule))
+
+    assert of(0, "1f1b") == "f0 f1 b0 f2 b1 f3 b2 b3"
+    assert of(0, "eager_1f1b") == "f0 f1 f2 b0 f3 b1 b2 b3"
+    assert of(1, "1f1b") == of(1, "eager_1f1b") == "f0 b0 f1 b1 f2 b2 f3 b3"
+
+
 @pytest.mark.parametrize(
     "flag", ["--model=cnn", "--contender=mpi", "--rounds=0", "--dense_batch_size=9", "--block_width=192", "dense"]
 )

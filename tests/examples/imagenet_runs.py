@@ -1,6 +1,7 @@
 """Runs of the ImageNet example that tests compare: in their own process, or as a program that several processes run.
 
-As a program: `imagenet_runs.py STRATEGY FOLDER`, where FOLDER has the images.
+As a program: `imagenet_runs.py STRATEGY FOLDER [MESH ...]`, where FOLDER has the images. Without meshes, those of
+`MESHES` run, with two devices in each process; those that are named, with one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if __name__ == "__main__":
 from tests.examples import EXAMPLES  # noqa: F401  It puts the examples on the path.
 
 MESHES = ("data=-1", "data=-1,pipe=2", "data=-1,tensor=2")
+#: By the number of processes, of one device each: those in which a replica spans processes.
+SPANNING_MESHES = {2: ("pipe=2", "tensor=2"), 4: ("data=2,pipe=2", "data=2,tensor=2", "pipe=2,tensor=2")}
 
 
 def options(folder: Path, name: str, **changes: Any) -> Any:
@@ -70,8 +73,12 @@ def counted() -> list[int]:
     return seen
 
 
-def main(strategy: str, folder: Path) -> None:
+def main(strategy: str, folder: Path, *meshes: str) -> None:
     """Runs all meshes in this process, one of several; each leaves its curve in the folder of its run."""
+    for mesh in meshes:
+        run(folder, f"{strategy} {mesh}", strategy=strategy, mesh=mesh, devices=1)
+    if meshes:
+        return
     for mesh in MESHES[1:]:
         run(folder, f"{strategy} {mesh}", strategy=strategy, mesh=mesh, devices=2)
     seen = counted()
@@ -80,4 +87,4 @@ def main(strategy: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -58,23 +58,45 @@ def test_meshes_of_one_process(mesh: str, folder: Path, curve: dict[str, list[fl
 
 @pytest.mark.parametrize("strategy", [pytest.param("multi_worker", marks=pytest.mark.parity_all), "horovod"])
 def test_meshes_of_two_processes(strategy: str, folder: Path, curve: dict[str, list[float]], tmp_path: Path) -> None:
-    program = [*PROGRAM, strategy, str(folder)]
-    command = horovodrun(2, program)
-    if strategy == "multi_worker":
-        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *program]
-    with Programs(tmp_path, [command]) as programs:
-        codes = programs.wait(280)
-        output = programs.output(20000)
-    assert codes == [0], output
+    _run_on_several(strategy, 2, folder, tmp_path)
     for mesh in imagenet_runs.MESHES:
-        with (folder / f"{strategy} {mesh}" / "history.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        _assert_equal({name: [float(row[name]) for row in rows] for name in curve}, curve)
+        _assert_equal(_curve_of(folder / f"{strategy} {mesh}", curve), curve)
     # Of 4 batches of 13 rows in each of two epochs, the second with other numbers, and of 30 rows to evaluate twice,
     # each is decoded by one process only: 7 of a batch, or 6.
     decoded = [json.loads(path.read_text()) for path in folder.glob(f"{strategy} rows of *.json")]
     assert sorted(map(len, decoded)) == [76, 88]
     assert sorted(itertools.chain(*decoded)) == sorted([*range(104), *range(30), *range(30)])
+
+
+@pytest.mark.parity_all
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+@pytest.mark.parametrize("num_processes", imagenet_runs.SPANNING_MESHES)
+def test_replicas_that_span_processes(
+    num_processes: int, strategy: str, folder: Path, curve: dict[str, list[float]], tmp_path: Path
+) -> None:
+    meshes = imagenet_runs.SPANNING_MESHES[num_processes]
+    _run_on_several(strategy, num_processes, folder, tmp_path, *meshes)
+    for mesh in meshes:
+        _assert_equal(_curve_of(folder / f"{strategy} {mesh}", curve), curve)
+
+
+def _run_on_several(strategy: str, num_processes: int, folder: Path, logs: Path, *meshes: str) -> None:
+    program = [*PROGRAM, strategy, str(folder), *meshes]
+    command = horovodrun(num_processes, program)
+    if strategy == "multi_worker":
+        launcher = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", str(num_processes)]
+        command = [*launcher, *program]
+    with Programs(logs, [command]) as programs:
+        codes = programs.wait(280 * num_processes // 2)
+        output = programs.output(20000)
+    assert codes == [0], output
+
+
+def _curve_of(run_dir: Path, like: dict[str, list[float]]) -> dict[str, list[float]]:
+    with (run_dir / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name]) for row in rows] for name in like}
 
 
 def test_the_last_line_counts_what_the_last_epoch_left_out() -> None:

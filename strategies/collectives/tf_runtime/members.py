@@ -120,18 +120,18 @@ def all_to_all(value: tf.Tensor, group: CollectiveGroup, ordinal: int, split_dim
 
 def _split(value: tf.Tensor, dim: int, num_parts: int) -> tf.Tensor:
     """`[.., n * d, ..]` -> `[n, .., d, ..]`."""
-    shape = shape_of(value)
-    parted = tf.reshape(value, [*shape[:dim], num_parts, shape[dim] // num_parts, *shape[dim + 1 :]])
-    return tf.transpose(parted, [dim, *range(dim), *range(dim + 1, len(shape) + 1)]) if dim else parted
+    if dim:
+        return tf.stack(tf.split(value, num_parts, dim))
+    first, *rest = shape_of(value)
+    return tf.reshape(value, [num_parts, first // num_parts, *rest])
 
 
 def _join(rows: tf.Tensor, part: tf.Tensor, dim: int, num_parts: int) -> tf.Tensor:
     """`[n, k]`, each row a flattened value like `part` `[.., d, ..]` -> `[.., n * d, ..]`."""
     shape = shape_of(part)
-    parts = wire.restore(rows, [num_parts, *shape], part.dtype)
-    if dim:
-        parts = tf.transpose(parts, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
-    return tf.reshape(parts, [*shape[:dim], num_parts * shape[dim], *shape[dim + 1 :]])
+    if not dim:
+        return wire.restore(rows, [num_parts * shape[0], *shape[1:]], part.dtype)
+    return tf.concat(tf.unstack(wire.restore(rows, [num_parts, *shape], part.dtype)), dim)
 
 
 def _pad_dim(value: tf.Tensor, dim: int, size: tf.Tensor) -> tf.Tensor:

@@ -3,7 +3,7 @@
 Constraints of the ops (measured with TensorFlow 2.21 on CPU), and how this module meets them:
 
 - A key pair (group, instance) is bound for the life of the process to the tensor size it was first used
-  with. A vector whose size is not known statically is therefore padded up to one of 240 size classes, at most
+  with. A vector whose size is not known statically is therefore padded up to one of 231 size classes, at most
   an eighth larger, and the class is part of the instance key: `padded_length`.
 - An empty tensor crashes the process or hangs: one element is sent instead.
 - Broadcast and gather do not support bfloat16, and only broadcast supports bool: `flatten` changes the dtype.
@@ -35,6 +35,8 @@ from strategies.collectives.watchdog import Watchdog
 
 _NUM_SIZE_CLASSES = 256
 _MAX_KEY = 2**31 - 1
+#: The lengths to which vectors of unknown size are padded: 1 to 7, then ``m * 2**e`` with m from 8 to 15.
+_LENGTHS = [*range(1, 8), *(mantissa << exponent for exponent in range(28) for mantissa in range(8, 16))]
 
 
 @dataclass(frozen=True)
@@ -144,15 +146,18 @@ _REDUCED_ON_GPUS = {tf.int32: tf.int64, tf.bfloat16: tf.float32}
 
 def flatten(value: tf.Tensor) -> tf.Tensor:
     """Returns the value as a vector, with a dtype that every collective op supports."""
-    return flatten_rows(value[tf.newaxis])[0]
+    return _carried(tf.reshape(value, [-1]))
 
 
 def flatten_rows(rows: tf.Tensor) -> tf.Tensor:
     """`[n, ..]` -> `[n, k]`: `flatten` for each row."""
-    flat = tf.reshape(rows, [rows.shape[0], num_elements(shape_of(rows)[1:])])
-    if rows.dtype == tf.bool:
+    return _carried(tf.reshape(rows, [rows.shape[0], num_elements(shape_of(rows)[1:])]))
+
+
+def _carried(flat: tf.Tensor) -> tf.Tensor:
+    if flat.dtype == tf.bool:
         return tf.cast(flat, tf.int32)
-    return tf.bitcast(flat, tf.float16) if rows.dtype == tf.bfloat16 else flat
+    return tf.bitcast(flat, tf.float16) if flat.dtype == tf.bfloat16 else flat
 
 
 def restore(vector: tf.Tensor, shape: Shape | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -167,17 +172,14 @@ def restore(vector: tf.Tensor, shape: Shape | tf.Tensor, dtype: tf.DType) -> tf.
 def padded_length(length: int | tf.Tensor) -> tuple[int | tf.Tensor, int | tf.Tensor]:
     """Returns the padded length for `length` elements, and its size class.
 
-    A static length is not padded, and has class 0. A dynamic one becomes the next ``m * 2**e`` with m from 8
-    to 16 (or m below 8 and e = 0); its class ``8 * e + m`` is the same for both ways to write a power of two.
+    A static length is not padded, and has class 0. A dynamic one becomes the next of `_LENGTHS`, whose classes count from
+    1: in three operations, since programs with rows of unknown number do this for each message.
     """
     if isinstance(length, int):
         return max(1, length), 0
-    count = tf.cast(tf.maximum(length, 1), tf.int64)
-    log2 = tf.math.log(tf.cast(count, tf.float64)) / tf.math.log(tf.constant(2.0, tf.float64))
-    exponent = tf.maximum(tf.cast(tf.floor(log2), tf.int64) - 3, 0)
-    unit = tf.bitwise.left_shift(tf.ones_like(exponent), exponent)
-    mantissa = (count + unit - 1) // unit
-    return tf.cast(mantissa * unit, tf.int32), tf.cast(8 * exponent + mantissa, tf.int32)
+    # Compared as float64: of float32, in which all boundaries are exact, lengths above 2**24 are not.
+    place = tf.raw_ops.Bucketize(input=tf.cast(length, tf.float64) - 0.5, boundaries=_LENGTHS)
+    return tf.gather(_LENGTHS, place), place + 1
 
 
 def _pad(rows: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
@@ -195,7 +197,7 @@ def _sent(vector: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
     """`[k]` -> `[length]`, padded with zeros; without a copy if the vector has that length already."""
     if isinstance(length, int) and vector.shape[0] == length:
         return vector
-    return _pad(vector[tf.newaxis], length)[0]
+    return tf.pad(vector, [[0, length - tf.size(vector)]])
 
 
 def reduce(vector: tf.Tensor, group: CollectiveGroup, ordinal: int, merge_op: str) -> tf.Tensor:
