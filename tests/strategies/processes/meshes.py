@@ -19,25 +19,13 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies import layer_api, multi_worker_mirrored
+from tests.strategies.processes.mesh_strategies import ENGINE, new_strategy, on
 from tests.strategies.processes.ranks import shared_folder
 
 NUM_LOCAL = int(os.environ.get("SUITE_DEVICES", "1"))
 
 #: A mesh over both processes.
 MESH: Mapping[str, int] = {"data": 2, "pipe": 2} if NUM_LOCAL == 2 else {"data": 2, "pipe": 2, "tensor": 2}
-
-
-def new_strategy(axes: Mapping[str, int]) -> Any:
-    return getattr(strategies, os.environ["SUITE_STRATEGY"])(mesh=axes)
-
-
-@functools.cache
-def strategy_of(*axes: tuple[str, int]) -> Any:
-    return new_strategy(dict(axes))
-
-
-def on(axes: Mapping[str, int]) -> Any:
-    return strategy_of(*axes.items())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -167,7 +155,7 @@ class TestFourDevices:
         make = functools.partial(plain_model, normalized=True)
         assert_parity({"data": 4, "tensor": 2}, gathering, make, predict=False, steps_per_execution=2)
 
-    @pytest.mark.skipif(os.environ.get("SUITE_STRATEGY") == "HorovodStrategy", reason="joins processes only")
+    @pytest.mark.skipif(ENGINE == "HorovodStrategy", reason="joins processes only")
     def test_sums_between_the_devices_of_all_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As NCCL makes them between GPUs."""
         monkeypatch.setattr(multi_worker_mirrored, "_sum_between_devices", lambda devices: len(devices) > 1)

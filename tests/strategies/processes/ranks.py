@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from tests.graphs import forget_gradients
 
 FOLDER = Path(os.environ.get("SUITE_FOLDER", "."))
 Policy = tf.data.experimental.AutoShardPolicy
@@ -45,12 +43,6 @@ def rank() -> int:
 def all_ranks(value: Any) -> list[Any]:
     """Returns the value of each rank; numbers only."""
     return list(process_group().gather(tf.convert_to_tensor([value])).numpy().tolist())
-
-
-@pytest.fixture(autouse=True)
-def _graphs_are_let_go() -> Iterator[None]:
-    yield
-    forget_gradients()
 
 
 def shared_folder(test: str, process_group: Any) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ import tensorflow as tf
 from keras import layers
 
 import keras_ext
-import strategies
-from tests.graphs import forget_gradients
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, fit_arrays
 from tests.strategies.processes.matrix import chosen_meshes
+from tests.strategies.processes.mesh_strategies import ENGINE, on
 
 NUM_RANKS, NUM_LOCAL = int(os.environ.get("SUITE_RANKS", "2")), int(os.environ.get("SUITE_DEVICES", "1"))
 NUM_MICROBATCHES = 3
@@ -32,24 +31,9 @@ NUM_MICROBATCHES = 3
 Run = Callable[[Any, Any], Mapping[str, Any]]
 
 
-@functools.cache
-def strategy_of(*axes: tuple[str, int]) -> Any:
-    return getattr(strategies, os.environ["SUITE_STRATEGY"])(mesh=dict(axes))
-
-
-def on(axes: Mapping[str, int]) -> Any:
-    return strategy_of(*axes.items())
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _made_first() -> None:
     on(MESHES[0])
-
-
-@pytest.fixture(autouse=True)
-def _graphs_are_let_go() -> Iterator[None]:
-    yield
-    forget_gradients()
 
 
 def mlp() -> keras.Model:
@@ -156,7 +140,6 @@ def test_the_numbers_are_those_of_one_device(axes: Mapping[str, int], name: str)
     largest = float(job.broadcast(tf.constant(largest, tf.float64)))
     if job.rank == 0:
         with Path(os.environ["SUITE_ROWS"]).open("a") as rows:
-            engine = os.environ["SUITE_STRATEGY"]
-            row = {"engine": engine, "ranks": NUM_RANKS, "devices": NUM_LOCAL, "axes": dict(axes), "model": name}
+            row = {"engine": ENGINE, "ranks": NUM_RANKS, "devices": NUM_LOCAL, "axes": dict(axes), "model": name}
             rows.write(json.dumps({**row, "largest": largest}) + "\n")
     assert largest <= TOLERANCE

@@ -7,11 +7,10 @@ compare what both know: if one fails, the other fails, too.
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from strategies.replica import fetching, flat_ranges
 from strategies.replica.stored_array import StoredArray
 from strategies.saving import driving
 from strategies.saving import ranges as saving_ranges
-from tests.graphs import forget_gradients
+from tests.strategies.processes.mesh_strategies import on
 from tests.strategies.processes.ranks import shared_folder
 
 TENSOR: Mapping[str, int] = {"tensor": 2}
@@ -36,25 +35,10 @@ PIPE: Mapping[str, int] = {"pipe": 2}
 MESHES = [pytest.param(TENSOR, id="tensor"), pytest.param(PIPE, id="pipe")]
 
 
-@functools.cache
-def _strategy(*axes: tuple[str, int]) -> Any:
-    return getattr(strategies, os.environ["SUITE_STRATEGY"])(mesh=dict(axes))
-
-
-def on(axes: Mapping[str, int]) -> Any:
-    return _strategy(*axes.items())
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _made_first() -> None:
     on(TENSOR)
     on(PIPE)
-
-
-@pytest.fixture(autouse=True)
-def _graphs_are_let_go() -> Iterator[None]:
-    yield
-    forget_gradients()
 
 
 def job() -> Any:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -21,30 +20,19 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies import layer_api
-from tests.graphs import forget_gradients
+from tests.strategies.processes import mesh_strategies
+from tests.strategies.processes.mesh_strategies import ENGINE, new_strategy
 
-ENGINE = os.environ.get("SUITE_STRATEGY", "MultiWorkerMirroredStrategy")
 TOLERANCE = 1e-6
 
 
-def new_strategy(axes: Any, **options: Any) -> Any:
-    return getattr(strategies, ENGINE)(mesh=axes, **options)
-
-
-@functools.cache
 def on(axis: str) -> Any:
-    return new_strategy({axis: 2})
+    return mesh_strategies.on({axis: 2})
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_first() -> None:
     on("tensor")
-
-
-@pytest.fixture(autouse=True)
-def _graphs_are_let_go() -> Iterator[None]:
-    yield
-    forget_gradients()
 
 
 def job() -> Any:

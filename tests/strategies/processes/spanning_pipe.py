@@ -18,12 +18,11 @@ import tensorflow as tf
 from keras import layers, ops
 
 import keras_ext
-import strategies
 from keras_ext.pipeline import executor
 from keras_ext.pipeline.schedule import Action, Kind
 from strategies import layer_api
-from tests.graphs import forget_gradients
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, fit_arrays
+from tests.strategies.processes.mesh_strategies import on
 
 NUM_LOCAL = int(os.environ.get("SUITE_DEVICES", "1"))
 NUM_STAGES = 2 * NUM_LOCAL
@@ -31,20 +30,13 @@ ROWS = np.random.default_rng(0).standard_normal((22, 6)).astype("float32")
 NUMBERS = ROWS[:, :1] * ROWS[:, 1:2]
 
 
-@functools.cache
 def strategy() -> Any:
-    return getattr(strategies, os.environ["SUITE_STRATEGY"])(mesh={"pipe": NUM_STAGES})
+    return on({"pipe": NUM_STAGES})
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_first() -> None:
     strategy()
-
-
-@pytest.fixture(autouse=True)
-def _graphs_are_let_go() -> Iterator[None]:
-    yield
-    forget_gradients()
 
 
 def job() -> Any:

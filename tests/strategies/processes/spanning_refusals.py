@@ -6,7 +6,7 @@ Each is raised on both ranks, and nobody waits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,19 +15,12 @@ import pytest
 import tensorflow as tf
 
 import keras_ext
-from tests.graphs import forget_gradients
 from tests.strategies.processes.spanning_optimizers import TOLERANCE, X, Y, job, on, plain, rank
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_first() -> None:
     on("pipe")
-
-
-@pytest.fixture(autouse=True)
-def _graphs_are_let_go() -> Iterator[None]:
-    yield
-    forget_gradients()
 
 
 def pipeline(cls: type = keras_ext.PipelineModel, make: Callable[[], keras.Model] = plain) -> Any:

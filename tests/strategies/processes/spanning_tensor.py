@@ -6,7 +6,7 @@ Models are compared with plain Keras on one device, as in `spanning.py`; mapping
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -19,10 +19,10 @@ from keras_ext.tensor.channelwise import ShardwiseDropout
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
-from tests.graphs import forget_gradients
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute
 from tests.strategies.processes.matrix import chosen_meshes
-from tests.strategies.processes.spanning import NUM_LOCAL, NUM_RANKS, assert_same_on_all_ranks, on
+from tests.strategies.processes.mesh_strategies import on
+from tests.strategies.processes.spanning import NUM_LOCAL, NUM_RANKS, assert_same_on_all_ranks
 from tests.strategies.processes.tensor_models import MODELS
 
 AXES = chosen_meshes(NUM_RANKS, NUM_LOCAL, os.environ.get("SUITE_MESHES"))[0]
@@ -32,12 +32,6 @@ COUNT = AXES["tensor"]
 @pytest.fixture(scope="session", autouse=True)
 def _made_first() -> None:
     on(AXES)
-
-
-@pytest.fixture(autouse=True)
-def _graphs_are_let_go() -> Iterator[None]:
-    yield
-    forget_gradients()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,12 +2,23 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from tests.graphs import collect_seldom
+from tests.graphs import collect_seldom, forget_gradients
+
+
+class LetsGraphsGo:
+    """A plugin of pytest's, for all suites."""
+
+    @pytest.fixture(autouse=True)
+    def _graphs_are_let_go(self) -> Iterator[None]:
+        yield
+        forget_gradients()
+
 
 if __name__ == "__main__":
     arguments = [str(Path(__file__).with_name(word)) if word.endswith(".py") else word for word in sys.argv[1:]]
@@ -17,4 +28,5 @@ if __name__ == "__main__":
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
     collect_seldom()
     # Not the conftest's: it makes eight devices.
-    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--noconftest", *arguments]))
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--noconftest"]
+    sys.exit(pytest.main([*options, *arguments], plugins=[LetsGraphsGo()]))
