@@ -9,6 +9,8 @@ There are two plans; one log line of rank 0 says which was taken:
   TensorFlow's auto-sharding, or whatever the user's function made). Parts may have any number of rows and datasets any
   length: processes exchange their numbers of rows at every step, and one that has none left takes part with none
   until all have ended. Every example counts exactly once.
+
+Where a replica spans processes, "process" here is all of them that hold its parts: they are given the same dataset.
 """
 
 from __future__ import annotations
@@ -22,84 +24,98 @@ import tensorflow as tf
 
 from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica, PerReplicaSpec
 from strategies.batches import early_selection, inputs
+from strategies.batches.agreement import Agreement
 from strategies.batches.portions import Portion, PortionSpec
 from strategies.batches.rows import take_rows
-from strategies.collectives.process_group import ProcessGroup
 
 _logger = logging.getLogger(__name__)
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-def distribute(dataset: Any, process_group: ProcessGroup, num_local: int) -> Any:
+def distribute(dataset: Any, agreement: Agreement, num_local: int) -> Any:
     """Shares a dataset of global batches out among processes, by the policy in its options.
 
     Args:
         dataset: the same on all processes. Its ``options().experimental_distribute.auto_shard_policy`` decides: AUTO
             and DATA, by row; FILE and HINT, its own, as TensorFlow shards it; OFF, its own, as it is.
-        process_group: joins the processes.
+        agreement: of the processes.
         num_local: replicas of this process.
 
     Returns:
         A dataset of :class:`Portion`: a plain ``tf.data.Dataset`` where its end is known to be the same everywhere,
         else an :class:`AgreedDataset`.
+
+    Raises:
+        ValueError: on all processes, if those of one replica have datasets of different lengths.
     """
     if not isinstance(dataset, tf.data.Dataset) or inputs.is_distributed(dataset):
         return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy
+    num_positions = agreement.num_positions
     if policy in (_Policy.FILE, _Policy.HINT):
-        per_process = LegacyRebatchDataset(dataset, process_group.num_processes)
-        _say(process_group, f"{policy.name}, each of {process_group.num_processes} processes reads its own shard")
-        return _own(
-            AutoShardDataset(per_process, process_group.num_processes, process_group.rank), process_group, num_local
-        )
+        per_process = LegacyRebatchDataset(dataset, num_positions)
+        _say(agreement, f"{policy.name}, each of {num_positions} processes reads its own shard")
+        return _own(AutoShardDataset(per_process, num_positions, agreement.position), agreement, num_local)
     if policy == _Policy.OFF:
-        _say(process_group, "OFF, each process reads all of the dataset that it was given, as its part of every batch")
-        return _own(dataset, process_group, num_local)
+        _say(agreement, "OFF, each process reads all of the dataset that it was given, as its part of every batch")
+        return _own(dataset, agreement, num_local)
 
-    first, num_replicas = process_group.rank * num_local, process_group.num_processes * num_local
+    first, num_replicas = agreement.position * num_local, num_positions * num_local
     portions = early_selection.select_before_mapping(dataset, first, num_local, num_replicas)
-    plan = (
-        f"by row, each of {process_group.num_processes} processes maps its own rows of every global batch and no others"
-    )
+    plan = f"by row, each of {num_positions} processes maps its own rows of every global batch and no others"
     if isinstance(portions, str):
-        plan = f"by row, each of {process_group.num_processes} processes reads all and keeps its rows of every global "
+        plan = f"by row, each of {num_positions} processes reads all and keeps its rows of every global "
         plan += f"batch, for {portions}"
         portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
-    lengths = _lengths(dataset, process_group)
+    return ending_together(portions, agreement, plan)
+
+
+def ending_together(dataset: tf.data.Dataset, agreement: Agreement, plan: str) -> Any:
+    """Returns the dataset, of as many elements on all processes, as one that ends on all of them at once.
+
+    Args:
+        dataset: this process' own.
+        agreement: of the processes.
+        plan: how the dataset is shared out, for the log.
+
+    Raises:
+        ValueError: on all processes, if those of one replica have datasets of different lengths.
+    """
+    lengths = _lengths(dataset, agreement)
     if tf.data.UNKNOWN_CARDINALITY in lengths:
         plan += (
             "; its length is unknown, so that processes ask each other at every step whether they go on. Tell it with "
             "dataset.apply(tf.data.experimental.assert_cardinality(number_of_batches))"
         )
-    _say(process_group, plan)
+    _say(agreement, plan)
     if len(set(lengths)) == 1 and lengths[0] != tf.data.UNKNOWN_CARDINALITY:
-        return portions
+        return dataset
     if tf.data.UNKNOWN_CARDINALITY not in lengths:
         _logger.warning("The processes' datasets have %s batches; all end with the shortest.", lengths)
-    return AgreedDataset(portions, process_group, _known(min, lengths), ends="first")
+    return AgreedDataset(dataset, agreement, _known(min, lengths), ends="first")
 
 
-def distribute_own(dataset: tf.data.Dataset, process_group: ProcessGroup, num_local: int) -> AgreedDataset:
+def distribute_own(dataset: tf.data.Dataset, agreement: Agreement, num_local: int) -> AgreedDataset:
     """Joins datasets that each process made for itself, whose elements are batches of one replica each."""
-    _say(process_group, "each process reads the dataset that its function made")
-    return _own(dataset, process_group, num_local, batch_per_replica=True)
+    _say(agreement, "each process reads the dataset that its function made")
+    return _own(dataset, agreement, num_local, batch_per_replica=True)
 
 
 def _own(
-    dataset: tf.data.Dataset, process_group: ProcessGroup, num_local: int, *, batch_per_replica: bool = False
+    dataset: tf.data.Dataset, agreement: Agreement, num_local: int, *, batch_per_replica: bool = False
 ) -> AgreedDataset:
     per_element = 1 if batch_per_replica else num_local
     portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, 0, per_element, per_element))
     together = num_local // per_element
-    lengths = [-(-length // together) if length > 0 else length for length in _lengths(dataset, process_group)]
-    return AgreedDataset(portions, process_group, _known(max, lengths), ends="last", num_together=together)
+    lengths = [-(-length // together) if length > 0 else length for length in _lengths(dataset, agreement)]
+    return AgreedDataset(portions, agreement, _known(max, lengths), ends="last", num_together=together)
 
 
-def _lengths(dataset: tf.data.Dataset, process_group: ProcessGroup) -> list[int]:
+def _lengths(dataset: tf.data.Dataset, agreement: Agreement) -> list[int]:
     """Returns every process' number of batches, as ``tf.data`` gives it."""
-    lengths: list[int] = process_group.gather(tf.reshape(dataset.cardinality(), [1])).numpy().tolist()
-    return lengths
+    told = agreement.told("batches, as tf.data counts them", int(dataset.cardinality()))
+    return [length for [length] in told]
 
 
 def _known(choose: Callable[[list[int]], int], lengths: list[int]) -> int | None:
@@ -107,8 +123,8 @@ def _known(choose: Callable[[list[int]], int], lengths: list[int]) -> int | None
     return None if min(lengths) < 0 else choose(lengths)
 
 
-def _say(process_group: ProcessGroup, plan: str) -> None:
-    if process_group.rank == 0:
+def _say(agreement: Agreement, plan: str) -> None:
+    if agreement.job.rank == 0:
         _logger.info("Sharing the dataset out: %s.", plan)
 
 
@@ -118,8 +134,8 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     Iterate it eagerly, on all processes alike. Keras' trainer does.
 
     Args:
-        dataset: of :class:`Portion`.
-        process_group: joins the processes.
+        dataset: of :class:`Portion`; with ``ends="first"``, of anything.
+        agreement: of the processes.
         num_batches: how many there will be; None if nobody knows.
         ends: "first", with the process that ends first, where elements are parts of one global batch; "last", where
             each process counts its own rows: those that have ended take part without rows.
@@ -129,7 +145,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     def __init__(
         self,
         dataset: tf.data.Dataset,
-        process_group: ProcessGroup,
+        agreement: Agreement,
         num_batches: int | None,
         *,
         ends: Literal["first", "last"],
@@ -137,7 +153,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
     ) -> None:
         self.num_batches = num_batches
         self.dataset = dataset
-        self._process_group = process_group
+        self._agreement = agreement
         self._ends = ends
         self._num_together = num_together
 
@@ -157,19 +173,19 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         return applied
 
     def __iter__(self) -> AgreedIterator:
-        return AgreedIterator(self.dataset, self.element_spec, self._process_group, self._ends, self._num_together)
+        return AgreedIterator(self.dataset, self.element_spec, self._agreement, self._ends, self._num_together)
 
 
 class AgreedIterator:
     """Iterates over an :class:`AgreedDataset`."""
 
     def __init__(
-        self, dataset: tf.data.Dataset, element_spec: Any, process_group: ProcessGroup, ends: str, num_together: int
+        self, dataset: tf.data.Dataset, element_spec: Any, agreement: Agreement, ends: str, num_together: int
     ) -> None:
         self.element_spec = element_spec
         self._part_spec = dataset.element_spec
         self._iterator = iter(dataset)
-        self._process_group = process_group
+        self._agreement = agreement
         self._ends = ends
         self._num_together = num_together
         self._last: Any = None
@@ -179,20 +195,20 @@ class AgreedIterator:
 
     def __next__(self) -> Any:
         parts = [self._draw() for _ in range(self._num_together)]
-        mine = sum(_num_own(part) for part in parts if part is not None)
         have_more = any(part is not None for part in parts)
-        num_having, total = self._process_group.sum([tf.constant(int(have_more)), tf.constant(mine)])
-        ended = int(num_having) < self._process_group.num_processes if self._ends == "first" else int(num_having) == 0
-        if ended:
+        mine = 0 if self._ends == "first" else sum(_num_own(part) for part in parts if part is not None)
+        told = self._agreement.told("1 for a batch or 0 for the end, and its rows if they are counted", have_more, mine)
+        num_having = sum(having for having, _ in told)
+        if num_having == 0 or (self._ends == "first" and num_having < len(told)):
             if have_more:
                 _logger.warning(
-                    "Process %d has batches left: another process' dataset ended.", self._process_group.rank
+                    "Process %d has batches left: another process' dataset ended.", self._agreement.job.rank
                 )
             raise StopIteration
         if self._ends == "first":
             return parts[0]
         parts = [_nothing(self._like()) if part is None else part for part in parts]
-        return _merged(parts, total, self.element_spec)
+        return _merged(parts, tf.constant(sum(rows for _, rows in told)), self.element_spec)
 
     def _draw(self) -> Any:
         """Returns the next element that has rows; None at the end."""

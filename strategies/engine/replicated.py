@@ -24,6 +24,7 @@ from strategies._tf_internals import (
     select_replica,
 )
 from strategies.batches import inputs, sharding
+from strategies.batches.agreement import Agreement
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.collectives.fixed_order import sum_in_order
@@ -100,8 +101,11 @@ class ReplicatedExtended(MirroredExtended):
         self._gradient_sync = GradientSync(self.layout, self._reductions, self.waits)
         #: Compares batches between processes that hold parts of one replica; None if there are none.
         self.same_batches: SameBatches | None = None
-        if parts.spans_processes and self.process_group is not None:
-            self.same_batches = SameBatches(self.process_group, len(parts.owners))
+        self._agreement: Agreement | None = None
+        if self.process_group is not None:
+            num_together = len(parts.owners) if parts.spans_processes else 1
+            self._agreement = Agreement(self.process_group, num_together)
+            self.same_batches = SameBatches(self.process_group, num_together) if num_together > 1 else None
         self._steps = Steps(container_strategy, self.layout, self.waits, self.same_batches)
         self._updates = Updates(self.layout, self._gradient_sync, self._steps)
         if self.process_group is not None:
@@ -307,17 +311,20 @@ class ReplicatedExtended(MirroredExtended):
     # ---- input
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self.layout.process_group is not None:
-            return self._clocked(sharding.distribute(dataset, self.layout.process_group, self.layout.num_local))
+        if self._agreement is not None and self.layout.process_group is not None:
+            return self._clocked(sharding.distribute(dataset, self._agreement, self.layout.num_local))
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
-        return self._clocked(inputs.distribute(dataset, self.layout.num_replicas))
+        shared = inputs.distribute(dataset, self.layout.num_replicas)
+        if self._agreement is not None:
+            shared = sharding.ending_together(shared, self._agreement, "all processes read all of it, for one replica")
+        return self._clocked(shared)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        if self.layout.process_group is None:
+        if self._agreement is None or self.layout.process_group is None:
             return super()._distribute_datasets_from_function(dataset_fn, options)
         dataset = dataset_fn(self._make_input_context())
-        return self._clocked(sharding.distribute_own(dataset, self.layout.process_group, self.layout.num_local))
+        return self._clocked(sharding.distribute_own(dataset, self._agreement, self.layout.num_local))
 
     def _clocked(self, dataset: Any) -> Any:
         return dataset.apply(self.waits.clocked) if hasattr(dataset, "apply") else dataset

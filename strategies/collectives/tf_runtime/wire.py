@@ -172,8 +172,8 @@ def restore(vector: tf.Tensor, shape: Shape | tf.Tensor, dtype: tf.DType) -> tf.
 def padded_length(length: int | tf.Tensor) -> tuple[int | tf.Tensor, int | tf.Tensor]:
     """Returns the padded length for `length` elements, and its size class.
 
-    A static length is not padded, and has class 0. A dynamic one becomes the next of `_LENGTHS`, whose classes count from
-    1: in three operations, since programs with rows of unknown number do this for each message.
+    A static length is not padded, and has class 0. A dynamic one becomes the next of `_LENGTHS`, whose classes count
+    from 1: in three operations, since programs with rows of unknown number do this for each message.
     """
     if isinstance(length, int):
         return max(1, length), 0

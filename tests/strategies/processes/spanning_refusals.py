@@ -6,6 +6,7 @@ Each is raised on both ranks, and nobody waits.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -284,6 +285,30 @@ def test_batches_are_compared_once() -> None:
 
 def is_due() -> bool:
     return bool(on("pipe").extended.same_batches._is_due.numpy())
+
+
+def of_batches(count: int, *, known: bool) -> tf.data.Dataset:
+    dataset = tf.data.Dataset.from_tensors((X[:8], Y[:8])).repeat(count)
+    return dataset if known else dataset.filter(lambda x, y: True)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_lengths_that_differ() -> None:
+    model = pipeline()
+    model.compile("sgd", "mse")
+    start = model.get_weights()
+    fit = functools.partial(model.fit, shuffle=False)
+    for call in (fit, model.evaluate, model.predict):
+        with pytest.raises(ValueError, match=r"given the same dataset.*by rank, batches, .*\[3, 4\]"):
+            call(of_batches(3 + rank(), known=True), verbose=0)
+    np.testing.assert_equal(model.get_weights(), start)
+    counted = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: counted.append(batch))
+    fit(of_batches(3, known=False), epochs=2, verbose=0, callbacks=[count])
+    assert counted == [0, 1, 2] * 2
+    with pytest.raises(ValueError, match=r"given the same dataset.*by rank, 1 for a batch .*\[\[0, 0\], \[1, 0\]\]"):
+        fit(of_batches(3 + rank(), known=False), epochs=2, verbose=0, callbacks=[count])
+    assert counted == [0, 1, 2] * 3
 
 
 def test_batches_that_differ() -> None:

@@ -1,0 +1,58 @@
+"""Numbers that processes tell each other about their datasets: those that hold parts of one replica have the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives.process_group import ProcessGroup
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Asks all processes of a job, in one message.
+
+    Args:
+        job: all processes; those of one replica are in a row.
+        num_together: how many hold the parts of one replica: 1 where each process holds whole ones.
+    """
+
+    job: ProcessGroup
+    num_together: int = 1
+
+    @property
+    def position(self) -> int:
+        """The position, along the mesh axis "data", of this process' replicas."""
+        return self.job.rank // self.num_together
+
+    @property
+    def num_positions(self) -> int:
+        """The number of processes, or of groups of processes that hold one replica, along the mesh axis "data"."""
+        return self.job.num_processes // self.num_together
+
+    def told(self, what: str, *numbers: int) -> list[list[int]]:
+        """Returns the numbers at each position along the mesh axis "data". All processes call it.
+
+        Args:
+            what: names the numbers in the error.
+            numbers: this process' own, as many on all processes.
+
+        Raises:
+            ValueError: on all processes, if those of one replica do not tell the same numbers.
+        """
+        table = np.zeros([self.job.num_processes, len(numbers)], np.int64)
+        table[self.job.rank] = numbers
+        # A sum of zeros and one's own: gathering would exchange sizes first.
+        [total] = self.job.sum([tf.constant(table)])
+        by_rank = total.numpy()
+        by_position = by_rank.reshape(self.num_positions, self.num_together, len(numbers))
+        if (by_position != by_position[:, :1]).any():
+            raise ValueError(
+                "Processes that hold parts of one replica have to be given the same dataset: it may depend on the "
+                "position along the mesh axis 'data' (input_context.input_pipeline_id), not on the rank. Received, by "
+                f"rank, {what}: {by_rank.squeeze(1).tolist() if len(numbers) == 1 else by_rank.tolist()}."
+            )
+        told: list[list[int]] = by_position[:, 0].tolist()
+        return told
