@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Concatenate
 
@@ -34,6 +35,10 @@ Step = Callable[[Any], Any]
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
+# Of models on processes that hold parts of one replica: the methods whose first batch was compared.
+_compared: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
+
+
 def install() -> None:
     """Wraps the trainer's entries and what they call."""
     wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
@@ -59,7 +64,9 @@ def _entry(
     same_models.compare(model)
     if engine.same_batches is None:
         return original(model, *args, **kwargs)
-    if not original.__name__.endswith("_on_batch"):
+    compared = _compared.setdefault(model, set())
+    if not original.__name__.endswith("_on_batch") or original.__name__ not in compared:
+        compared.add(original.__name__)
         engine.same_batches.begin()
     with engine.same_batches.explained():
         return original(model, *args, **kwargs)

@@ -1,7 +1,8 @@
 """The first batch of ``fit``, ``evaluate`` and ``predict``: processes that hold parts of one replica read the same one.
 
 Otherwise they would compute with other rows each, without any error. So all processes tell each other a checksum of
-that batch, and a difference ends the step on all of them before it begins. Later batches are trusted.
+that batch, and a difference ends the step on all of them before it begins. Later batches are trusted. Of the
+``*_on_batch`` methods, the first call with each model is compared.
 
 Its contract is tested in ``tests/strategies/processes/spanning_refusals.py``.
 """

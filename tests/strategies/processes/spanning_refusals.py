@@ -283,6 +283,26 @@ def test_batches_are_compared_once() -> None:
     assert found == [True, False, False, False]
 
 
+def test_the_first_call_on_a_batch_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pipeline()
+    model.compile("sgd", "mse")
+    found = []
+    same_batches = on("pipe").extended.same_batches
+    begin = same_batches.begin
+
+    def noted() -> None:
+        begin()
+        found.append(is_due())
+
+    monkeypatch.setattr(same_batches, "begin", noted)
+    for _ in range(2):
+        model.train_on_batch(X[:8], Y[:8])
+        model.test_on_batch(X[:8], Y[:8])
+        model.predict_on_batch(X[:8])
+    assert found == [True] * 3
+    assert not is_due()
+
+
 def is_due() -> bool:
     return bool(on("pipe").extended.same_batches._is_due.numpy())
 
