@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,4 +30,7 @@ if __name__ == "__main__":
     collect_seldom()
     # Not the conftest's: it makes eight devices.
     options = ["-x", "-q", "-p", "no:cacheprovider", "--noconftest"]
-    sys.exit(pytest.main([*options, *arguments], plugins=[LetsGraphsGo()]))
+    # Ranks that tidy up pytest's common folder at the same time disturb each other.
+    with tempfile.TemporaryDirectory() as folder:
+        options.append(f"--basetemp={Path(folder) / 'of this rank'}")
+        sys.exit(pytest.main([*options, *arguments], plugins=[LetsGraphsGo()]))
