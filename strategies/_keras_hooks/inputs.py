@@ -61,7 +61,7 @@ def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: Replicat
         and isinstance(dataset, (tf.data.Dataset, AgreedDataset))
         and _is_read_by_us_alone(iterator, dataset)
     )
-    group = engine.layout.process_group
+    group = engine.process_group
     if group is None or not isinstance(dataset, AgreedDataset):
         return bool(may)
     return int(group.sum([tf.constant(int(may))])[0]) == group.num_processes
