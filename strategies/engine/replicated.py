@@ -107,7 +107,7 @@ class ReplicatedExtended(MirroredExtended):
             self._agreement = Agreement(self.process_group, num_together)
             self.same_batches = SameBatches(self.process_group, num_together) if num_together > 1 else None
         self._steps = Steps(container_strategy, self.layout, self.waits, self.same_batches)
-        self._updates = Updates(self.layout, self._gradient_sync, self._steps)
+        self._updates = Updates(parts, self.layout, self._gradient_sync, self._steps)
         if self.process_group is not None:
             job = _check_alike(self.process_group, self.layout.num_local, len(devices))
             self.savings = Savings(self.process_group.rank, job)

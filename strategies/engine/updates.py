@@ -11,23 +11,27 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import UpdateContext, select_replica
+from strategies.engine.copies import with_same_bits
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.reductions import Rider
 from strategies.engine.replica_state import state_vectors
 from strategies.engine.step import Steps
+from strategies.replica.parts import ReplicaParts
 
 
 class Updates:
     """Runs updates on the devices of the local replicas: at once, or when all that is to be summed with them is known.
 
     Args:
+        parts: of a replica.
         layout: the replicas.
         gradient_sync: of the same replicas.
         steps: theirs.
     """
 
-    def __init__(self, layout: ReplicaLayout, gradient_sync: GradientSync, steps: Steps) -> None:
+    def __init__(self, parts: ReplicaParts, layout: ReplicaLayout, gradient_sync: GradientSync, steps: Steps) -> None:
+        self._parts = parts
         self._layout = layout
         self._gradient_sync = gradient_sync
         self._steps = steps
@@ -47,6 +51,8 @@ class Updates:
         """
         shares = self._steps.context.shares
         local, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, riders)
+        if targets is not None:
+            local = with_same_bits(self._parts, self._layout.num_replicas, local, targets)
         results = []
         for r, device in enumerate(self._layout.devices):
             with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
