@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
@@ -42,11 +41,8 @@ class Agreement:
         Raises:
             ValueError: on all processes, if those of one replica do not tell the same numbers.
         """
-        table = np.zeros([self.job.num_processes, len(numbers)], np.int64)
-        table[self.job.rank] = numbers
-        # A sum of zeros and one's own: gathering would exchange sizes first.
-        [total] = self.job.sum([tf.constant(table)])
-        by_rank = total.numpy()
+        own = tf.constant([[int(number) for number in numbers]], tf.int64)
+        by_rank = self.job.gather(own, equal_sizes=True).numpy()
         by_position = by_rank.reshape(self.num_positions, self.num_together, len(numbers))
         if (by_position != by_position[:, :1]).any():
             raise ValueError(

@@ -146,10 +146,14 @@ class ProcessGroup:
                 results[i] = list(total)
         return results
 
-    def gather(self, value: tf.Tensor, dim: int = 0) -> tf.Tensor:
-        """Returns the processes' values concatenated along `dim`, by rank; their sizes along it may differ."""
-        sent = to_wire(tf.convert_to_tensor(value))
-        return from_wire(self._collectives.all_gather([sent], self._axis, dim, differentiable=False)[0], value.dtype)
+    def gather(self, value: tf.Tensor, dim: int = 0, *, equal_sizes: bool = False) -> tf.Tensor:
+        """Returns the processes' values concatenated along `dim`, by rank; their sizes along it may differ.
+
+        They are exchanged first, unless `equal_sizes` promises that they do not.
+        """
+        sent = [to_wire(tf.convert_to_tensor(value))]
+        [gathered] = self._collectives.all_gather(sent, self._axis, dim, equal_sizes=equal_sizes, differentiable=False)
+        return from_wire(gathered, value.dtype)
 
     def broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
         """Returns the value of the process at position `root`; the others' give shape and dtype."""
