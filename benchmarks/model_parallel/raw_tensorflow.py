@@ -6,6 +6,7 @@ written by hand, with the shapes known and nothing checked.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -29,17 +30,12 @@ def run(workload: Workload, report: Report) -> None:
     tf.get_logger().setLevel("ERROR")
     # It starts TensorFlow's servers.
     rank = tf.distribute.MultiWorkerMirroredStrategy().cluster_resolver.task_id
-    wires: list[_Wire] = []
-
-    def wire() -> _Wire:
-        # A group for each graph: keys of messages must not come again with another size.
-        wires.append(_Wire(_FIRST_GROUP + len(wires)))
-        return wires[-1]
-
+    # A group for each graph: keys of messages must not come again with another size.
+    groups = itertools.count(_FIRST_GROUP)
     clock.measure(
         workload,
-        lambda case: _make_step(rank, wire(), case),
-        lambda case, num_values: _make_exchange(rank, wire(), num_values),
+        lambda case: _make_step(rank, _Wire(next(groups)), case),
+        lambda case, num_values: _make_exchange(rank, _Wire(next(groups)), num_values),
         report,
     )
 

@@ -39,7 +39,7 @@ def with_same_bits(parts: ReplicaParts, num_replicas: int, gradients: list[Any],
         place = place_of(target)
         holders = sorted({parts.process_at("pipe", position) for position in place.get("pipe", ())})
         part = parts.home(place)
-        # Where a replica spans processes, no process has two.
+        # No process has two replicas if one spans processes.
         [value] = local_values(gradient)
         if len(holders) < 2 or part is None or not isinstance(value, tf.Tensor):
             continue

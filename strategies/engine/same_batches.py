@@ -81,7 +81,7 @@ class SameBatches:
     def _compare(self, tensors: list[tf.Tensor]) -> tf.Tensor:
         contents = tf.strings.join([tf.io.serialize_tensor(each) for each in tensors], separator="/")
         own = tf.strings.to_hash_bucket_fast(contents, 2**62)
-        table = tf.reshape(self._job.gather(tf.reshape(own, [1])), [-1, self._num_together])
+        table = tf.reshape(self._job.gather(tf.reshape(own, [1]), equal_sizes=True), [-1, self._num_together])
         differs = tf.reshape(tf.not_equal(table, table[:, :1]), [-1])
         is_same = tf.logical_not(tf.reduce_any(differs))
         others = tf.strings.format(_MESSAGE, tf.reshape(tf.where(differs), [-1]), summarize=-1)

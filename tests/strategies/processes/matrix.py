@@ -80,6 +80,15 @@ def started(
     return Programs(folder, [[sys.executable, *program]] * num_ranks, own)
 
 
+def assert_suite_passes(programs: Programs, num_ranks: int, limit_seconds: float) -> None:
+    """Runs programs that are not started yet, each of which runs a suite on one or more ranks, to their end."""
+    with programs:
+        codes = programs.wait(limit_seconds)
+        output = programs.output(limit=20000)
+    assert all(code == 0 for code in codes), output
+    assert output.count(" passed") >= num_ranks, output
+
+
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the matrix as Markdown; of rows for the same cell, the last one counts."""
     found = {(*_line_of(row), row["model"]): row["largest"] for row in rows}

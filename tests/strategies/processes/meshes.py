@@ -155,7 +155,7 @@ class TestFourDevices:
         make = functools.partial(plain_model, normalized=True)
         assert_parity({"data": 4, "tensor": 2}, gathering, make, predict=False, steps_per_execution=2)
 
-    @pytest.mark.skipif(ENGINE == "HorovodStrategy", reason="joins processes only")
+    @pytest.mark.skipif(ENGINE == "HorovodStrategy", reason="Horovod joins processes, not their devices")
     def test_sums_between_the_devices_of_all_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As NCCL makes them between GPUs."""
         monkeypatch.setattr(multi_worker_mirrored, "_sum_between_devices", lambda devices: len(devices) > 1)

@@ -22,11 +22,8 @@ ALL = [
 
 def run(engine: str, num_ranks: int, num_local: int, meshes: list[dict[str, int]], only: str, folder: Path) -> None:
     options = ["-k", only] if only else []
-    with matrix.started(engine, num_ranks, num_local, folder, meshes, options) as programs:
-        codes = programs.wait(LIMIT_SECONDS if only else matrix.LIMIT_SECONDS)
-        output = programs.output(limit=20000)
-    assert all(code == 0 for code in codes), output
-    assert output.count(" passed") >= num_ranks, output
+    programs = matrix.started(engine, num_ranks, num_local, folder, meshes, options)
+    matrix.assert_suite_passes(programs, num_ranks, LIMIT_SECONDS if only else matrix.LIMIT_SECONDS)
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 30)

@@ -14,8 +14,5 @@ LIMIT_SECONDS = 480
 @pytest.mark.parametrize("axes", [{"data": 3, "pipe": 2}, {"data": 3, "tensor": 2}], ids=str)
 @pytest.mark.parametrize("engine", matrix.ENGINES)
 def test_copies_of_weights_in_three_replicas(engine: str, axes: dict[str, int], tmp_path: Path) -> None:
-    with matrix.started(engine, 6, 1, tmp_path, [axes], suite="spanning_copies.py") as programs:
-        codes = programs.wait(LIMIT_SECONDS)
-        output = programs.output(limit=20000)
-    assert all(code == 0 for code in codes), output
-    assert output.count(" passed") >= 6, output
+    programs = matrix.started(engine, 6, 1, tmp_path, [axes], suite="spanning_copies.py")
+    matrix.assert_suite_passes(programs, 6, LIMIT_SECONDS)

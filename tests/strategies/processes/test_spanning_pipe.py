@@ -13,8 +13,5 @@ LIMIT_SECONDS = 480
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("strategy", matrix.ENGINES)
 def test_pipelines_over_two_processes(strategy: str, num_devices: int, tmp_path: Path) -> None:
-    with matrix.started(strategy, 2, num_devices, tmp_path, suite="spanning_pipe.py") as programs:
-        codes = programs.wait(LIMIT_SECONDS)
-        output = programs.output(limit=20000)
-    assert all(code == 0 for code in codes), output
-    assert output.count(" passed") >= 2, output
+    programs = matrix.started(strategy, 2, num_devices, tmp_path, suite="spanning_pipe.py")
+    matrix.assert_suite_passes(programs, 2, LIMIT_SECONDS)

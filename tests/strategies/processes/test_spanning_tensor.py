@@ -33,8 +33,5 @@ WORLDS = [
 def test_layers_whose_shards_belong_to_several_processes(
     engine: str, num_ranks: int, num_local: int, axes: dict[str, int], tmp_path: Path
 ) -> None:
-    with matrix.started(engine, num_ranks, num_local, tmp_path, [axes], suite="spanning_tensor.py") as programs:
-        codes = programs.wait(LIMIT_SECONDS)
-        output = programs.output(limit=20000)
-    assert all(code == 0 for code in codes), output
-    assert output.count(" passed") >= num_ranks, output
+    programs = matrix.started(engine, num_ranks, num_local, tmp_path, [axes], suite="spanning_tensor.py")
+    matrix.assert_suite_passes(programs, num_ranks, LIMIT_SECONDS)

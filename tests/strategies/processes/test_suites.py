@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import Programs, cluster_environments, horovodrun
+from tests.strategies.processes import matrix
 
 LIMIT_SECONDS = 420
 WORKER = str(Path(__file__).with_name("worker.py"))
@@ -40,8 +41,4 @@ def test_they_pass_on_both_ranks(arguments: tuple[str, ...], num_devices: int, s
         programs = Programs(
             tmp_path, [[sys.executable, WORKER, *arguments]] * 2, [environment | e for e in cluster_environments(2)]
         )
-    with programs:
-        codes = programs.wait(LIMIT_SECONDS)
-        output = programs.output(limit=20000)
-    assert all(code == 0 for code in codes), output
-    assert output.count(" passed") >= 2, output
+    matrix.assert_suite_passes(programs, 2, LIMIT_SECONDS)
