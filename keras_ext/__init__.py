@@ -1,7 +1,7 @@
 """Additions to Keras for training across devices: layers whose weights are split, pipelines, and callbacks."""
 
 from keras_ext.callbacks import LearningRateWarmup
-from keras_ext.checkpoints import Checkpoints, TrainingPosition
+from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.pipeline.graph_partition import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
@@ -29,6 +29,7 @@ __all__ = [
     "Checkpoints",
     "ColumnParallelConv2D",
     "ColumnParallelDense",
+    "Commits",
     "LearningRateWarmup",
     "MemoryReport",
     "ParallelFeedForward",

@@ -20,6 +20,9 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _MODULES[name] == __name__:
+        # A module of this package.
+        return importlib.import_module(f"{__name__}.{name}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

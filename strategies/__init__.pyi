@@ -3,6 +3,8 @@
 This is their only list: `__init__.py` reads it.
 """
 
+from strategies import elastic as elastic
+from strategies.control_plane import DistributedError as DistributedError
 from strategies.engine.waiting import SecondsWaited as SecondsWaited
 from strategies.engine.waiting import measure_communication as measure_communication
 from strategies.engine.waiting import seconds_waited as seconds_waited

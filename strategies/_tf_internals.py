@@ -3,6 +3,9 @@
 Checked with TensorFlow 2.21. When TensorFlow moves one of these, this file is the only one that breaks.
 """
 
+# The processes whose health TensorFlow's coordination service looks after; see `eager_context` below.
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2 as coordination_config
+
 # The status a function was called under, and conversion with it: a replica function must be converted by
 # AutoGraph exactly when the caller's function is, although our own frames between the two are not converted.
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
@@ -128,6 +131,7 @@ __all__ = [
     "UpdateContext",
     "call_for_each_replica",
     "control_status_ctx",
+    "coordination_config",
     "eager_context",
     "get_current_replica_id_as_int",
     "get_update_replica_id",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from strategies import _keras_hooks
+from strategies import _keras_hooks, versions
 from strategies._tf_internals import eager_context
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import join, meshes_between
+from strategies.control_plane import this_process
+from strategies.control_plane.this_process import say
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import ReplicaParts
-from strategies.topology.agreement import Request, agreed_nodes
+from strategies.topology.agreement import Request, agreed_nodes, claims
 from strategies.topology.cluster import Cluster
 from strategies.topology.devices import default_reduction, own_devices, pin_gpus, short_name
 from strategies.topology.gpus import claim, refuse_shared
@@ -97,8 +99,13 @@ class HorovodStrategy(MeshStrategy):
             {"compression": compression, "reduction": reduction, "bucket_bytes": bucket_bytes}
             | {"timeout_seconds": timeout_seconds},
             cluster.node_rank,
+            versions.installed(),
+            claim(),
         ).to_text()
-        told = horovod.told_by_all(request)
+        limit = timeout_seconds or None
+        # Before Horovod starts, which takes process sets by the mesh.
+        member = this_process.joined(lambda: horovod.joined(limit, say))
+        told = None if member is None else member.agree(request)
         if told is not None:
             agreed_nodes(told)
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
@@ -106,12 +113,12 @@ class HorovodStrategy(MeshStrategy):
             _check_adasum(self._mesh)
         between = meshes_between(self._mesh)
         # Stages of one model send to each other, also those that are no neighbours.
-        rank = horovod.start(*between, channel_axes=("pipe",), all_pairs=True)
+        rank = horovod.start(*between, channel_axes=("pipe",), all_pairs=True, timeout_seconds=timeout_seconds)
         nodes: tuple[int, ...] = ()
         if cluster.world_size > 1:
-            claims, requests = zip(*horovod.gathered((claim(), request)), strict=True)
-            refuse_shared(claims)
-            nodes = agreed_nodes(requests)
+            told = horovod.gathered(request) if told is None else told
+            refuse_shared(claims(told))
+            nodes = agreed_nodes(told)
         _keras_hooks.install()
         self._collective_key_base = 0
         groups = None
@@ -119,13 +126,13 @@ class HorovodStrategy(MeshStrategy):
         if cluster.world_size > 1:
             groups = join(
                 self._mesh,
-                lambda mesh: horovod.HorovodCollectives(mesh, rank, timeout_seconds=timeout_seconds),
+                lambda mesh: horovod.HorovodCollectives(mesh, rank, timeout_seconds=timeout_seconds, member=member),
                 lambda collectives, axis, _: ProcessGroup(
                     collectives, bucket_bytes, axis=axis, **(options if axis == "data" else {})
                 ),
             )
         parts = ReplicaParts.of_process(self._mesh, devices, rank, groups)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices))
+        extended = ReplicatedExtended(self, parts, default_reduction(devices), member)
         super().__init__(extended)
         self._say_what_crosses(nodes)
         #: The implementation that carries sums between processes: "NCCL", "MPI" or "Gloo".

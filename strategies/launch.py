@@ -8,37 +8,51 @@ many threads, unless TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS or OMP_NUM_T
 prefixed with its rank, as in ``[0] ``, and are never interleaved.
 
 On several nodes the same command runs on each, with its own --node-rank; the number of processes may differ. Node 0
-waits for the others at --master-addr:--master-port. Ranks are numbered node by node, starting with node 0.
+waits for the others at --master-addr:--master-port, and says every 10 s for whom. Ranks are numbered node by node,
+starting with node 0. The launchers stay connected to that of node 0, which decides for all.
 
-If a process fails, the launcher ends all others of its node: SIGTERM, after --grace-seconds SIGKILL. The last lines on
-stderr name the process and the cause; the exit code is that of the process, or 128 + the signal that killed it.
-Launchers of different nodes do not communicate after the start: on other nodes TensorFlow detects that a rank is gone,
-and the processes fail by themselves. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded; after SIGINT or
-SIGTERM the exit code is 128 + the signal, and a second one, a second or more later, kills immediately. If the launcher
-itself is killed, Linux kills its processes, but not their children.
+If a process fails, all others of all nodes are ended: SIGTERM, after --grace-seconds SIGKILL. So they are if a launcher
+gets SIGINT or SIGTERM, or a node is gone: its launcher has ended, or was silent for --node-timeout seconds. The last
+lines on stderr name the rank, the node and the cause. The exit code is that of the process, or 128 + the signal that
+killed it, on its node, and 1 on others; after SIGINT or SIGTERM it is 128 + the signal on all. It is 0 only if all
+processes of all nodes ended with 0. A second SIGINT or SIGTERM, a second or more later, kills immediately. SIGHUP,
+SIGUSR1 and SIGUSR2 are forwarded to the processes of the node. If the launcher itself is killed, Linux kills its
+processes, but not their children.
+
+With --max-restarts K all processes start again after a failure, up to K times, with new ports and
+TORCHELASTIC_RESTART_COUNT and TORCHELASTIC_MAX_RESTARTS in their environment; those that do not end by SIGTERM are
+killed after 2 s, or --grace-seconds if that is less. If a node is gone, the others go on, renumbered, if they have
+--min-procs processes. If node 0 is gone, the job ends. The limits are those of node 0's command line.
+
+Exit code 75 of a process means that it was asked to end, has saved a checkpoint and can go on later; it is not a
+failure. The launcher waits for the others to end, too, up to --grace-seconds. If a launcher was asked to stop, it
+returns 75 on all nodes; but if --min-procs processes are left on other nodes, node 0 among them, these start again
+without its node. If none was asked, the processes start again with --max-restarts, and it returns 75 without; neither
+counts as a restart.
+
+Each launcher makes a folder below TMPDIR and names it to its processes as STRATEGIES_TRACEBACK_DIR, in place of one
+that is set: rank N leaves tracebacks in rank-N.txt. If the job fails and there are any, the folder stays, and a line on
+stderr says where it is; else it is removed.
 """
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from strategies.launching.environment import (
-    World,
-    check_single_launcher,
-    environment_of,
-    num_processes,
-)
-from strategies.launching.nodes import meet
+from strategies.launching.agent import Settings, run_node
+from strategies.launching.coordinator import Coordinator, Policy
+from strategies.launching.environment import World, environment_of
+from strategies.launching.flags import MASTER_ADDR, MASTER_PORT, parsed
+from strategies.launching.folder import JobFolder
+from strategies.launching.links import Hub, Spoke, Team
+from strategies.launching.messages import Start
+from strategies.launching.nodes import Met, announcement, meet
+from strategies.launching.place import Place
 from strategies.launching.ports import HeldPorts, LaunchError
-from strategies.launching.processes import Task, run_together
+from strategies.launching.processes import Task
 from strategies.topology.cores import deal_cores, usable_cores
-
-_MASTER_ADDR = "127.0.0.1"
-_MASTER_PORT = 29500
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with 2, before anything starts, for an invalid command line or environment.
     """
-    flags = _parse(argv)
+    flags = parsed(argv)
     try:
         return _launch(flags)
     except LaunchError as error:
@@ -62,155 +76,87 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launch(flags: argparse.Namespace) -> int:
-    size = flags.nproc_per_node
-    cores = deal_cores(usable_cores(), size)
-    # One more than the processes need: MASTER_PORT, unless it is given.
-    held = HeldPorts(size + 1)
+    plan = _Plan(flags)
     try:
-        *ports, spare = held.ports
-        master_addr, master_port = flags.master_addr or _MASTER_ADDR, flags.master_port
+        ports = plan.renew()
+        policy = Policy(flags.max_restarts, flags.min_procs, flags.grace_seconds)
         if flags.nnodes == 1:
-            addresses: tuple[tuple[str, ...], ...] = (tuple(f"127.0.0.1:{port}" for port in ports),)
-            master_port = master_port or spare
+            own = announcement(0, 1, ports, MASTER_ADDR)
+            met = Met({0: own}, {})
         else:
-            master_port = master_port or _MASTER_PORT
-            nodes = meet(
-                flags.node_rank, flags.nnodes, ports, master_addr, master_port, flags.rdzv_timeout, flags.local_addr
+            own = announcement(
+                flags.node_rank, flags.nnodes, ports, flags.local_addr or ("" if flags.node_rank else flags.master_addr)
             )
-            addresses = tuple(node.addresses for node in nodes)
+            place = Place(flags.master_addr, flags.master_port or MASTER_PORT, flags.rdzv_timeout)
+            met = meet(own, place, policy.check)
+        return run_node(_team(met, policy, flags), plan, Settings(own, flags.grace_seconds))
     finally:
-        held.close()
-    world = World(addresses, flags.node_rank or 0, master_addr, master_port)
-    tasks = [
-        Task(
-            rank=world.first_rank + i,
-            command=_command(flags),
-            environment=environment_of(world, i, len(cores[i]), os.environ),
-            cores=None if flags.no_pin else cores[i],
+        plan.release()
+        plan.close_folder(ended_well=False)
+
+
+def _team(met: Met, policy: Policy, flags: argparse.Namespace) -> Team:
+    if met.nodes:
+        return Hub(Coordinator(met.nodes, policy), met.links, flags.node_timeout)
+    return Spoke(met.links[0], flags.node_timeout, flags.grace_seconds)
+
+
+class _Plan:
+    """The ranks of this node: its free ports, and the processes to start."""
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self._flags = flags
+        self._cores = deal_cores(usable_cores(), flags.nproc_per_node)
+        self._held: HeldPorts | None = None
+        self._folder: JobFolder | None = None
+        self._master_port = 0
+
+    def renew(self) -> tuple[int, ...]:
+        """Returns free ports for the processes, and holds them until `tasks` is called."""
+        self.release()
+        # One more than the processes need: MASTER_PORT, unless it is given.
+        self._held = HeldPorts(self._flags.nproc_per_node + 1)
+        *ports, spare = self._held.ports
+        self._master_port = self._flags.master_port or (spare if self._flags.nnodes == 1 else MASTER_PORT)
+        return tuple(ports)
+
+    def release(self) -> None:
+        """Releases the ports."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def close_folder(self, *, ended_well: bool) -> Path | None:
+        """Returns the folder of tracebacks if it stays, after a failure, and else removes it."""
+        folder, self._folder = self._folder, None
+        return None if folder is None else folder.close(ended_well=ended_well)
+
+    def tasks(self, start: Start) -> list[Task]:
+        """Returns the processes to start."""
+        self.release()
+        # Not before: while nodes wait for each other, a signal ends the launcher at once.
+        self._folder = self._folder or JobFolder()
+        flags = self._flags
+        node_ranks = [node.node_rank for node in start.nodes]
+        world = World(
+            tuple(node.addresses for node in start.nodes),
+            node_ranks.index(flags.node_rank or 0),
+            flags.master_addr or MASTER_ADDR,
+            self._master_port,
+            start.num_restarts,
+            start.max_restarts,
+            self._folder.path,
         )
-        for i in range(size)
-    ]
-    return run_together(tasks, flags.grace_seconds)
-
-
-def _command(flags: argparse.Namespace) -> list[str]:
-    interpreter = [] if flags.no_python else [sys.executable, *(["-m"] if flags.module else [])]
-    return [*interpreter, flags.script, *flags.script_args]
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
-    flags = parser.parse_args(argv)
-    try:
-        check_single_launcher(os.environ)
-    except ValueError as error:
-        parser.error(str(error))
-    if flags.nnodes > 1:
-        if flags.standalone:
-            parser.error(f"--standalone means a single node. Received: --nnodes {flags.nnodes}")
-        if flags.node_rank is None:
-            parser.error(f"--nnodes {flags.nnodes} needs --node-rank, 0 to {flags.nnodes - 1}, different on each node")
-    if flags.node_rank is not None and not 0 <= flags.node_rank < flags.nnodes:
-        parser.error(
-            f"--node-rank must be between 0 and {flags.nnodes - 1} with --nnodes {flags.nnodes}. Received: "
-            f"{flags.node_rank}"
-        )
-    if flags.module and flags.no_python:
-        parser.error("--module and --no-python exclude each other")
-    if flags.no_python and shutil.which(flags.script) is None:
-        parser.error(f"there is no such command, or it is not executable. Received: {flags.script!r}")
-    if not flags.no_python and not flags.module and not Path(flags.script).is_file():
-        parser.error(
-            f"there is no such file. Expected the path of a script, a module's name after --module, or another command "
-            f"after --no-python. Received: {flags.script!r}"
-        )
-    return flags
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m strategies.launch",
-        description="Starts a program several times, as the ranks of one job.",
-        epilog="Everything after the script belongs to the script.",
-        # An abbreviation could become ambiguous with a later flag.
-        allow_abbrev=False,
-    )
-
-    def add(name: str, **settings: Any) -> None:
-        # torchrun accepts both spellings.
-        names = dict.fromkeys([name, "--" + name[2:].replace("-", "_")])
-        parser.add_argument(*names, **settings)
-
-    add(
-        "--nproc-per-node",
-        type=_processes,
-        default="1",
-        metavar="N",
-        help="processes on this node: a number, cpu (one per core), gpu, or auto (GPUs if any, else cores); default 1",
-    )
-    add("--nnodes", type=_nodes, default="1", metavar="M", help="number of nodes; default 1")
-    add("--node-rank", type=int, metavar="R", help="rank of this node, from 0; required with several nodes")
-    add("--master-addr", metavar="A", help=f"address of node 0; default {_MASTER_ADDR}")
-    add(
-        "--master-port",
-        type=_port,
-        metavar="P",
-        help=f"port of node 0; default {_MASTER_PORT}, on a single node a free port",
-    )
-    add(
-        "--local-addr",
-        metavar="A",
-        help="address of this node for the others; default: that of its connection to node 0",
-    )
-    add("--standalone", action="store_true", help="a single node, which is the default")
-    add(
-        "--rdzv-timeout",
-        type=_seconds,
-        default=300.0,
-        metavar="S",
-        help="seconds to wait for the other nodes; default 300",
-    )
-    add("--grace-seconds", type=_seconds, default=10.0, metavar="S", help="seconds from SIGTERM to SIGKILL; default 10")
-    add("--no-pin", action="store_true", help="do not pin the processes to cores")
-    add("--no-python", action="store_true", help="the script is an executable command, not a Python file")
-    parser.add_argument(
-        "-m", "--module", action="store_true", help="the script is the name of a module, as in python -m"
-    )
-    parser.add_argument("script", help="the program to start")
-    parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
-    return parser
-
-
-def _processes(text: str) -> int:
-    try:
-        return num_processes(text, os.environ)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _nodes(text: str) -> int:
-    least, _, most = text.partition(":")
-    if not least.isdecimal() or int(least) < 1 or most not in ("", least):
-        raise argparse.ArgumentTypeError(
-            f"must be a number of nodes, at least 1; elastic ranges are not supported. Received: {text!r}"
-        )
-    return int(least)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"must be between 1 and 65535. Received: {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more. Received: {text!r}")
-    return seconds
+        interpreter = [] if flags.no_python else [sys.executable, *(["-m"] if flags.module else [])]
+        return [
+            Task(
+                rank=world.first_rank + i,
+                command=[*interpreter, flags.script, *flags.script_args],
+                environment=environment_of(world, i, len(cores), os.environ),
+                cores=None if flags.no_pin else cores,
+            )
+            for i, cores in enumerate(self._cores)
+        ]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """The names that parallel layers are written against: those of `keras_ext`, and layers of a user's own."""
 
+import keras
+
 from strategies import _keras_hooks
 from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.settled_initializers import settled
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
+from strategies._keras_hooks.wrapping import engine_of
+from strategies.control_plane.preemption import PREEMPTED, Saver
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
@@ -33,7 +37,21 @@ def replica_parts() -> ReplicaParts:
     return current_parts()
 
 
+def save_before_end(model: keras.Model, saver: Saver | None) -> None:
+    """Has a checkpoint saved before the process ends that is asked to (SIGTERM), on all processes behind the same step.
+
+    Args:
+        model: under a strategy of this package; nothing happens under another.
+        saver: takes the number of steps that are done of the epoch in this call of ``fit``; it saves, and raises
+            ``SystemExit(PREEMPTED)``, now or at the end of the epoch. None to end at once.
+    """
+    engine = engine_of(model.distribute_strategy)
+    if engine is not None:
+        engine.member.preemption.saver = saver
+
+
 __all__ = [
+    "PREEMPTED",
     "SYMBOLIC_ROWS",
     "AxisMappings",
     "Description",
@@ -53,6 +71,7 @@ __all__ = [
     "refuse_gradients",
     "replacing_attributes",
     "replica_parts",
+    "save_before_end",
     "saved_as",
     "settled",
     "shapes_of",

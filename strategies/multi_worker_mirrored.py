@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
-import itertools
+import os
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from strategies import _keras_hooks
+from strategies import _keras_hooks, versions
 from strategies._tf_internals import eager_context
 from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import ProcessGroups, join
-from strategies.collectives.tf_runtime import TensorFlowCollectives
+from strategies.collectives.tf_runtime import TensorFlowCollectives, bound_waits
+from strategies.control_plane import Member, Seat, join_job, port_problem, this_process
+from strategies.control_plane.this_process import say
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import ReplicaParts
-from strategies.topology.agreement import Request, agreed_nodes
+from strategies.topology.agreement import Request, agreed_nodes, claims
 from strategies.topology.cluster import Cluster
 from strategies.topology.devices import default_reduction, is_gpu, own_devices, pin_gpus, short_name
 from strategies.topology.gpus import claim, refuse_shared
@@ -29,9 +31,6 @@ from strategies.topology.placement import local_grid, mesh_over_processes
 TIMEOUT_SECONDS = 600.0
 #: On GPUs buckets are reduced one after the other, each by one launch of NCCL, which needs large ones. Not measured.
 BUCKET_BYTES_ON_GPUS = 32 * 2**20
-
-#: Numbers the strategies of this process, as those of the others are numbered.
-_strategies_made = itertools.count()
 
 
 class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -85,17 +84,22 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
     ) -> None:
         cluster = Cluster.from_environment() if cluster_resolver is None else _resolved(cluster_resolver)
         self._cluster = cluster
-        if cluster.world_size > 1:
-            _start_runtime(cluster)
+        timeout_seconds = _timeout(communication_options)
+        member = _start_runtime(cluster, timeout_seconds) if cluster.world_size > 1 else None
         devices = own_devices()
-        nodes = _agree(cluster, mesh, len(devices), communication_options) if cluster.world_size > 1 else ()
+        nodes: tuple[int, ...] = ()
+        if member is not None:
+            request = _request(cluster, mesh, len(devices), communication_options)
+            told = member.agree(request.to_text())
+            nodes = agreed_nodes(told)
+            refuse_shared(claims(told))
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         _keras_hooks.install()
         # Read by TensorFlow's MirroredExtended.
         self._collective_key_base = 0
         groups = _join(cluster, self._mesh, communication_options) if cluster.world_size > 1 else None
         parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, groups)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices))
+        extended = ReplicatedExtended(self, parts, default_reduction(devices), member)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
         self._say_what_crosses(nodes)
@@ -104,24 +108,30 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
         self.communication = "NCCL" if is_gpu(devices[0]) and asked != "RING" else "ring"
 
 
-def _agree(
+def _timeout(options: tf.distribute.experimental.CommunicationOptions | None) -> float:
+    asked = None if options is None else options.timeout_seconds
+    return TIMEOUT_SECONDS if asked is None else float(asked)
+
+
+def _request(
     cluster: Cluster,
     mesh: Mapping[str, int] | None,
     num_devices: int,
     options: tf.distribute.experimental.CommunicationOptions | None,
-) -> tuple[int, ...]:
-    """Returns the node of each process; refuses, on all processes, strategies that differ between them."""
+) -> Request:
+    """Returns what this process asks for; processes that ask for different strategies are refused, on all of them."""
     chosen = None
     if options is not None:
         chosen = [options.implementation.value, options.bytes_per_pack, options.timeout_seconds]
-    request = Request(
+    return Request(
         "MultiWorkerMirroredStrategy",
         None if mesh is None else dict(mesh),
         num_devices,
         {"communication_options": chosen},
         cluster.node_rank,
+        versions.installed(),
+        claim(),
     )
-    return agreed_nodes(_told_by_all(cluster, f"strategy {next(_strategies_made)}", request.to_text()))
 
 
 def _join(
@@ -134,7 +144,8 @@ def _join(
         TensorFlowCollectives,
         rank=cluster.rank,
         implementation="auto" if name == "AUTO" else name,
-        timeout_seconds=TIMEOUT_SECONDS if options.timeout_seconds is None else options.timeout_seconds,
+        timeout_seconds=_timeout(options),
+        member=this_process.current(),
     )
     columns = list(zip(*local_grid(mesh, cluster.rank), strict=True))
 
@@ -181,8 +192,8 @@ def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolve
     )
 
 
-def _start_runtime(cluster: Cluster) -> None:
-    """Joins this process to the others; nothing to do where an earlier strategy has."""
+def _start_runtime(cluster: Cluster, timeout_seconds: float) -> Member:
+    """Joins this process to the others, and its TensorFlow to theirs; nothing to do where an earlier strategy has."""
     if not cluster.addresses:
         raise ValueError(
             f"MultiWorkerMirroredStrategy needs the address of every process, which {cluster.source} does not tell. "
@@ -190,31 +201,29 @@ def _start_runtime(cluster: Cluster) -> None:
         )
     if eager_context.context()._initialized:
         here = tf.DeviceSpec.from_string(tf.constant(0).device)
-        if (here.job, here.task) == ("worker", cluster.rank):
-            refuse_shared(_gpu_claims(cluster))
-            return
+        member = this_process.current()
+        if (here.job, here.task) == ("worker", cluster.rank) and member is not None:
+            return member
         raise ValueError(
             "TensorFlow has started without the other processes, and cannot join them any more. Make the "
             "MultiWorkerMirroredStrategy before anything else that runs TensorFlow: datasets, tensors, models."
         )
+    member = this_process.current() or _joined(cluster, timeout_seconds)
+    this_process.joined(lambda: member)
     pin_gpus(cluster.local_rank, cluster.local_size)
+    bound_waits(cluster.world_size, timeout_seconds)
     # The stock strategy is the only public way to start the runtime; it is not used for anything else.
     tf.distribute.MultiWorkerMirroredStrategy(_resolver(cluster))
-    refuse_shared(_gpu_claims(cluster))
+    return member
 
 
-@functools.cache
-def _gpu_claims(cluster: Cluster) -> list[str]:
-    """Returns the GPUs that each process uses, by rank; a process can say it once."""
-    return _told_by_all(cluster, "gpus", claim())
+def _joined(cluster: Cluster, timeout_seconds: float) -> Member:
+    """Joins this process to the others at the address where TensorFlow's server of rank 0 will listen.
 
-
-def _told_by_all(cluster: Cluster, name: str, text: str) -> list[str]:
-    """Returns what every process says under a name that is used once, by rank.
-
-    It is told through the service that joined the processes: no collective needs to work.
+    TensorFlow itself would wait an hour for those that are missing, without a word.
     """
-    service, milliseconds = eager_context.context(), int(TIMEOUT_SECONDS * 1000)
-    service.set_config_key_value(f"keras-strategies/{name}/{cluster.rank}", text)
-    keys = [f"keras-strategies/{name}/{rank}" for rank in range(cluster.world_size)]
-    return [service.get_config_key_value(key, milliseconds) for key in keys]
+    rank, size, address = cluster.rank, cluster.world_size, cluster.addresses[cluster.rank]
+    problem = None if rank == 0 else port_problem(rank, address)
+    seat = Seat(rank, size, f"process {os.getpid()} at {address}")
+    board, _ = join_job(seat, cluster.addresses[0], "", timeout_seconds or None, problem=problem, say=say)
+    return Member(rank, size, board, timeout_seconds)

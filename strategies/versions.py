@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 import re
 import warnings
 from collections.abc import Mapping
@@ -32,6 +34,18 @@ def warn_of_untested(found: Mapping[str, str]) -> None:
             f"{ranges}. Install these, or run the tests of the package first.",
             stacklevel=2,
         )
+
+
+def installed() -> dict[str, str]:
+    """Returns the versions of what the numbers of training depend on, by name."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("keras-strategies", *TESTED):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            # Run from its sources, or installed under another name, as nightly builds are.
+            found[name] = "not known"
+    return found
 
 
 def is_tested(name: str, version: str) -> bool:

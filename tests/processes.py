@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[1]
+#: What programs of tests inherit beside this process' own variables.
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def free_ports(count: int) -> list[int]:
@@ -57,13 +59,12 @@ class Programs:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Programs:
-        inherited = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
         for command, environment, log in zip(self._commands, self._environments, self._logs, strict=True):
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     command,
                     cwd=ROOT,
-                    env={**os.environ, **inherited, **environment},
+                    env={**os.environ, **ENVIRONMENT, **environment},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

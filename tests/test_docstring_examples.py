@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
+from strategies.testing import faults
 
 #: Their programs run in several processes, or change the process; they are read by Python only.
 NOT_IN_THIS_PROCESS = frozenset(
@@ -22,7 +23,9 @@ NOT_IN_THIS_PROCESS = frozenset(
 )
 
 PUBLIC = {
-    f"{module.__name__}.{name}": getattr(module, name) for module in (keras_ext, strategies) for name in module.__all__
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in (keras_ext, strategies, faults)
+    for name in module.__all__
 }
 CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
 
@@ -46,4 +49,7 @@ def test_an_example_runs(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.
     code = compile(EXAMPLES[name], f"<example of {name}>", "exec")
     if name not in NOT_IN_THIS_PROCESS:
         monkeypatch.chdir(tmp_path)
-        exec(code, {"keras": keras, "keras_ext": keras_ext, "np": np, "strategies": strategies, "tf": tf})
+        exec(
+            code,
+            {"faults": faults, "keras": keras, "keras_ext": keras_ext, "np": np, "strategies": strategies, "tf": tf},
+        )

@@ -27,6 +27,10 @@ class Checkpoints(keras.callbacks.Callback):
     logs of all epochs so far. A checkpoint counts once it is whole: a run may be killed at any moment, also while it
     saves. Weights are in full shapes, as Keras saves them, so that training may go on under another strategy or mesh.
 
+    A process that is asked to end (SIGTERM, as of a scheduler that needs the machine) saves after the step that runs,
+    together with the others of its job, and all end with exit code 75; under a strategy of another package it just
+    ends.
+
     An epoch that ends early, because a callback stopped it, is not saved: it is gone on with. What other callbacks
     remember, such as the best loss so far, is not kept; nor is what draws that name no seed come to. Let learning rates
     follow a schedule: :class:`LearningRateWarmup` counts the steps of an epoch that it has seen.
@@ -75,12 +79,14 @@ class Checkpoints(keras.callbacks.Callback):
         self._steps_per_epoch = steps_per_epoch
         self._every_steps = every_steps
         self._files = CheckpointFiles(Path(folder), num_kept)
+        self._place = str(folder)
         #: The logs of all finished epochs, by name, restored ones included.
         self.history: dict[str, list[float]] = {}
         self._position = TrainingPosition()
         self._unfinished: list[Any] = []
         self._to_put_back: list[Any] = []
         self._done = 0
+        self._ends_with_epoch = False
 
     def restore(self, model: keras.Model) -> TrainingPosition:
         """Loads the last checkpoint into a compiled model; returns where training goes on, which may be the start.
@@ -98,6 +104,14 @@ class Checkpoints(keras.callbacks.Callback):
         self._unfinished = state.get("metrics", [])
         self._position = TrainingPosition(state.get("epoch", 0), state.get("step", 0))
         return self._position
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Has a checkpoint saved if the process is asked to end."""
+        layer_api.save_before_end(self.model, self._save_and_end)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Has the process end at once again, if it is asked to."""
+        layer_api.save_before_end(self.model, None)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts back what metrics had counted of an epoch that goes on."""
@@ -138,6 +152,23 @@ class Checkpoints(keras.callbacks.Callback):
             values += [math.nan] * (epoch - len(values))
             values.append(float((logs or {}).get(name, math.nan)))
         self._save(TrainingPosition(epoch + 1))
+        if self._ends_with_epoch:
+            raise SystemExit(layer_api.PREEMPTED)
+
+    def _save_and_end(self, num_steps: int) -> None:
+        done = self._position.step + num_steps
+        if done >= self._steps_per_epoch:
+            # What is left of the epoch is its validation.
+            self._ends_with_epoch = True
+            return
+        self._save(TrainingPosition(self._position.epoch, done))
+        if getattr(self.model.distribute_strategy, "is_chief", True):
+            _logger.warning(
+                "Asked to end: saved after step %d of epoch %d; the same command goes on.",
+                done,
+                self._position.epoch + 1,
+            )
+        raise SystemExit(layer_api.PREEMPTED)
 
     def _put_back(self, counted: Callable[[Any], Any]) -> None:
         """Sets the metrics to what they were, plus what they have `counted` since."""
@@ -145,20 +176,19 @@ class Checkpoints(keras.callbacks.Callback):
         if len(variables) != len(self._to_put_back):
             raise ValueError(
                 f"The checkpoint has {len(self._to_put_back)} numbers of metrics and the model {len(variables)}: "
-                f"compile it with the metrics that it had, or begin anew without {str(self._files.folder)!r}."
+                f"compile it with the metrics that it had, or begin anew without {self._place!r}."
             )
         for variable, value in zip(variables, self._to_put_back, strict=True):
             variable.assign(counted(variable) + np.asarray(value, variable.dtype).reshape(variable.shape))
         self._to_put_back = []
 
-    def _save(self, position: TrainingPosition) -> None:
+    def _state_at(self, position: TrainingPosition) -> dict[str, Any]:
+        """Returns what there is to keep beside the weights; all processes call it: they hold parts."""
         model = self.model
-        strategy = model.distribute_strategy
-        # Read by all processes: they hold parts of them.
         strategies.sum_accumulated(model.optimizer)
         counted = model.metrics_variables if position.step else []
-        values = [value.tolist() for value in layer_api.values_of(model, [*counted, *_seeds(model)])]
-        state = {
+        values = [value.tolist() for value in layer_api.values_of(model, [*counted, *seeds_of(model)])]
+        return {
             "epoch": position.epoch,
             "step": position.step,
             "steps_per_epoch": self._steps_per_epoch,
@@ -166,9 +196,13 @@ class Checkpoints(keras.callbacks.Callback):
             "seeds": values[len(counted) :],
             "history": self.history,
         }
+
+    def _save(self, position: TrainingPosition) -> None:
+        model = self.model
+        state = self._state_at(position)
         name = f"step-{position.epoch * self._steps_per_epoch + position.step:09d}"
         # Another's strategy, and none, is taken for one process.
-        writes = getattr(strategy, "is_chief", True)
+        writes = getattr(model.distribute_strategy, "is_chief", True)
 
         def write() -> None:
             if writes:
@@ -189,7 +223,7 @@ class Checkpoints(keras.callbacks.Callback):
             except (OSError, json.JSONDecodeError) as error:
                 _logger.warning("%s cannot be read (%s); an older checkpoint is looked for.", path, error)
                 continue
-            seeds = _seeds(model)
+            seeds = seeds_of(model)
             if len(seeds) == len(state["seeds"]):
                 for variable, value in zip(seeds, state["seeds"], strict=True):
                     variable.assign(np.asarray(value, variable.dtype))
@@ -209,7 +243,7 @@ class Checkpoints(keras.callbacks.Callback):
         return {}
 
 
-def _seeds(model: keras.Model) -> list[Any]:
+def seeds_of(model: keras.Model) -> list[Any]:
     """The random seeds of the model's layers, which Keras does not save with the weights."""
     kept = {id(v) for v in [*model.weights, *model.metrics_variables]}
     return [v for v in model.variables if id(v) not in kept]

@@ -6,16 +6,20 @@ logs, who restores a backup, and stopping, which a program may also decide by a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Concatenate
 
 import keras
-import tensorflow as tf
 from keras.src.callbacks import backup_and_restore, callback_list, model_checkpoint
 
+from strategies._keras_hooks import same_models
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
 from strategies.collectives.process_group import ProcessGroup
+from strategies.control_plane import Member
+from strategies.control_plane.stragglers import stragglers
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, sum_accumulated, variables_of
 
@@ -27,10 +31,20 @@ _WRITERS = (
 )
 
 
+_logger = logging.getLogger(__name__)
+
+_STOPPED, _PREEMPTED = "stop_training was set", "SIGTERM"
+
+
 def install() -> None:
     """Wraps the list that calls callbacks, and the callback that restores."""
     wrap(callback_list.CallbackList, "__init__", _init, in_step=False)
+    wrap(callback_list.CallbackList, "on_train_begin", _on_train_begin, in_step=False)
+    wrap(callback_list.CallbackList, "on_epoch_begin", _on_epoch_begin, in_step=False)
     wrap(callback_list.CallbackList, "on_epoch_end", _on_epoch_end, in_step=False)
+    wrap(callback_list.CallbackList, "on_train_batch_end", _on_train_batch_end, in_step=False)
+    for name in ("on_test_batch_end", "on_predict_batch_end"):
+        wrap(callback_list.CallbackList, name, _on_batch_end, in_step=False)
     wrap(backup_and_restore.BackupAndRestore, "on_train_begin", _restore, in_step=False)
     for name in ("_save_model", "on_train_end"):
         wrap(backup_and_restore.BackupAndRestore, name, _by_rank_0, in_step=False)
@@ -78,6 +92,56 @@ def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
             )
 
 
+def _member(callbacks: callback_list.CallbackList) -> Member | None:
+    model = getattr(callbacks, "model", None)
+    engine = None if model is None else engine_of(model.distribute_strategy)
+    return None if engine is None else engine.member
+
+
+def _on_train_begin(original: Callable[..., None], callbacks: callback_list.CallbackList, *args: Any) -> None:
+    member = _member(callbacks)
+    if member is not None and member.stops is not None:
+        member.stops.begin()
+    original(callbacks, *args)
+
+
+def _on_epoch_begin(
+    original: Callable[..., None], callbacks: callback_list.CallbackList, epoch: int, *args: Any
+) -> None:
+    member = _member(callbacks)
+    if member is not None:
+        member.position = replace(member.position, epoch=epoch + 1, step=0)
+    original(callbacks, epoch, *args)
+
+
+def _on_batch_end(original: Callable[..., None], callbacks: callback_list.CallbackList, batch: int, *args: Any) -> None:
+    member = _member(callbacks)
+    if member is not None:
+        member.position = replace(member.position, step=batch + 1)
+    original(callbacks, batch, *args)
+
+
+def _on_train_batch_end(
+    original: Callable[..., None], callbacks: callback_list.CallbackList, batch: int, *args: Any
+) -> None:
+    """Has all processes stop behind the same step, whichever of them wants to."""
+    _on_batch_end(original, callbacks, batch, *args)
+    member = _member(callbacks)
+    if member is None:
+        return
+    model, preemption = callbacks.model, member.preemption
+    reason = _PREEMPTED if preemption.is_asked else _STOPPED if model.stop_training else ""
+    agreed = reason if member.stops is None else member.stops.after_step(reason)
+    model.stop_training = bool(agreed)
+    if agreed == _PREEMPTED and preemption.saver is not None:
+        try:
+            preemption.saver(batch + 1)
+        except SystemExit:
+            # The last to write may need the others.
+            member.meet("end after a checkpoint")
+            raise
+
+
 def _on_epoch_end(
     original: Callable[..., None],
     callbacks: callback_list.CallbackList,
@@ -93,8 +157,15 @@ def _on_epoch_end(
     sum_accumulated(getattr(model, "optimizer", None))
     original(callbacks, epoch, logs)
     # Whatever made one process stop, all stop with it.
-    wanting = process_group.sum([tf.constant(int(bool(model.stop_training)))])[0]
-    model.stop_training = bool(wanting > 0)
+    weights = same_models.weights_held_alike(model)
+    of = f"the weights of the model {model.name!r}, at the end of epoch {epoch + 1}"
+    member = callbacks.model.distribute_strategy.extended.member
+    mine = (int(bool(model.stop_training)), *member.shares.taken())
+    told = same_models.gathered_with_checksums(weights, process_group, of, *mine)
+    model.stop_training = any(wants for wants, *_ in told)
+    slow = stragglers([looks for _, *looks in told])
+    if slow is not None and process_group.rank == 0:
+        _logger.warning("In epoch %d %s", epoch + 1, slow)
 
 
 def _restore(

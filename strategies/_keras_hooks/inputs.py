@@ -11,6 +11,7 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
+from strategies._keras_hooks import same_inputs
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.batches.pipeline_ops import reads_generator
 from strategies.batches.prefetch import ReadAheadDataset
@@ -38,6 +39,8 @@ def _epoch_iterator(
     **kwargs: Any,
 ) -> None:
     engine = engine_of(distribute_strategy)
+    if engine is not None and engine.process_group is not None:
+        same_inputs.compare(engine, kwargs)
     token = _shared_out.set(engine is not None and engine.process_group is not None)
     try:
         original(iterator, distribute_strategy, **kwargs)

@@ -1,13 +1,11 @@
-"""Models whose replicas span processes: before the first step, all processes have the same one, or are told so.
+"""Models on several processes: before the first step, all processes have the same one, or are told so.
 
-Processes that hold parts of different models would wait for each other, or compute with weights that do not belong
-together. What a model is, is compared by a digest; only where it differs does each process tell the others in words.
+Processes that train different models would compute with weights that do not belong together, or wait for each other.
+What a model is, and how it was compiled, is described by lines (`comparing`); then values of weights are compared.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import re
 import weakref
 import zlib
@@ -18,9 +16,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies._keras_hooks.comparing import compare as compare_lines
 from strategies._keras_hooks.wrapping import engine_of
+from strategies.collectives.descriptions import carrying
 from strategies.collectives.process_group import ProcessGroup
-from strategies.collectives.texts import gather_texts
+from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.holders import place_of
@@ -38,7 +38,7 @@ def forget(model: keras.Model) -> None:
 
 
 def compare(model: keras.Model) -> None:
-    """Compares a model between processes, once after it was compiled; nothing where no replica spans processes.
+    """Compares a model between processes, once after it was compiled.
 
     All processes call it. A model that is not built yet is left for a later call.
 
@@ -46,16 +46,11 @@ def compare(model: keras.Model) -> None:
         ValueError: on all processes, if they have different models, or other values of a variable that several hold.
     """
     engine = engine_of(model.distribute_strategy)
-    if engine is None or not engine.parts.spans_processes or model in _compared or not model.built:
+    job = None if engine is None else engine.process_group
+    if engine is None or job is None or model in _compared or not model.built:
         return
-    job = engine.parts.groups.job
-    if job is None:
-        return
-    lines = list(_description(model))
-    digest = np.frombuffer(hashlib.sha1("\n".join(lines).encode()).digest()[:16], np.int64)
-    if len(np.unique(_gathered(job, digest), axis=0)) > 1:
-        raise ValueError(_first_difference(gather_texts("\n".join(lines), job)))
-    _compare_values(model, job)
+    compare_lines(engine, list(_description(model)))
+    _compare_values(model, engine, job)
     _compared.add(model)
     _known.add(model)
 
@@ -63,7 +58,10 @@ def compare(model: keras.Model) -> None:
 def _description(model: keras.Model) -> Iterator[str]:
     """Yields what has to be the same: lines that mean something to the user, those that differ most likely first."""
     for layer in model._flatten_layers():
-        yield f"layer {_plain(layer.name)} of class {type(layer).__name__}"
+        name = _plain(layer.name)
+        yield f"layer {name} of class {type(layer).__name__}"
+        for setting, value in _settings(layer).items():
+            yield f"layer {name}({setting}={value})"
         starts = getattr(getattr(layer, "partition", None), "starts", None)
         if starts is not None:
             chosen = [getattr(layer, name, None) for name in ("num_microbatches", "_schedule_name")]
@@ -74,16 +72,34 @@ def _description(model: keras.Model) -> Iterator[str]:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         config = optimizer.get_config()
-        yield f"optimizer {type(optimizer).__name__} {_stable(config)}"
+        for name, value in config.items():
+            if name != "name":
+                yield f"optimizer {type(optimizer).__name__}({name}={_stable(value)})"
     if model._compile_loss is not None:
         yield f"loss {_names(model._compile_loss._user_loss)}"
     if model._compile_metrics is not None:
         yield f"metrics {_names([model._compile_metrics._user_metrics, model._compile_metrics._user_weighted_metrics])}"
 
+    for name in ("steps_per_execution", "run_eagerly", "jit_compile"):
+        yield f"compile({name}={getattr(model, name, None)})"
+
+
+def _settings(layer: keras.Layer) -> dict[str, Any]:
+    """Returns the configuration of a layer; nothing of models, whose layers are described one by one."""
+    try:
+        config = {} if isinstance(layer, keras.Model) else layer.get_config()
+    except Exception:
+        # Layers of users, and some of well-known packages, have none that works.
+        config = {}
+    return {name: _plain(_stable(value)) for name, value in config.items() if name != "name"} | {
+        "dtype": layer.dtype_policy.name,
+        "trainable": layer.trainable,
+    }
+
 
 def _plain(path: str) -> str:
     # Keras numbers the names of layers: a process that has made other models before numbers otherwise.
-    return re.sub(r"_\d+(?=/|$)", "", path)
+    return re.sub(r"_\d+(?=/|'|$)", "", path)
 
 
 def _stable(config: Any) -> str:
@@ -97,43 +113,74 @@ def _names(given: Any) -> list[str]:
     return [_plain(str(name)) for name in names]
 
 
-def _gathered(job: ProcessGroup, row: np.ndarray) -> np.ndarray:
-    return np.asarray(job.gather(tf.constant(row[np.newaxis])))
-
-
-def _first_difference(texts: Sequence[str]) -> str:
-    rows = itertools.zip_longest(*(text.split("\n") for text in texts), fillvalue="nothing")
-    row = next(row for row in rows if len(set(row)) > 1)
-    received = "; ".join(f"rank {rank}: {line}" for rank, line in enumerate(row))
-    return (
-        "The processes have made different models. All of them have to run the same program: the same layers, in the "
-        "same order, the same partition, optimizer, loss and metrics, whatever their rank. Received, where they differ "
-        f"first: {received}."
-    )
-
-
-def _compare_values(model: keras.Model, job: ProcessGroup) -> None:
+def _compare_values(model: keras.Model, engine: ReplicatedExtended, job: ProcessGroup) -> None:
     """Refuses other values of a variable on processes that all hold it: nothing would make them agree again."""
-    variables = [v for v in model.variables if not isinstance(v._value, MetricVariable)]
-    if model in _known:
+    variables = _alike(model)
+    if model in _known or not engine.parts.spans_processes:
         # States of seeds advance where layers run.
         variables = [v for v in variables if tf.as_dtype(v.dtype).is_floating]
-    sums = [_NOT_HELD if is_remote(v) else _checksum(v) for v in variables]
-    if not sums:
+    refuse_other_values(variables, job, f"{len(variables)} variables of the model {model.name!r}")
+
+
+def _alike(model: keras.Model) -> list[Any]:
+    """Returns the model's variables that every process which has them holds alike."""
+    return [v for v in model.variables if not isinstance(v._value, MetricVariable)]
+
+
+def compare_weights(model: keras.Model) -> None:
+    """Compares the values of a model's weights, and of its optimizer, between processes. All processes call it.
+
+    Raises:
+        ValueError: on all processes, if they hold other values.
+    """
+    engine = engine_of(model.distribute_strategy)
+    job = None if engine is None else engine.process_group
+    if engine is None or job is None:
         return
-    for variable, held in zip(variables, _gathered(job, np.array(sums, np.int64)).T, strict=True):
+    refuse_other_values(weights_held_alike(model), job, f"the weights of the model {model.name!r}")
+
+
+def weights_held_alike(model: keras.Model) -> list[Any]:
+    """Returns the model's weights that every process which has them holds alike."""
+    weights = {id(weight) for weight in model.weights}
+    return [v for v in _alike(model) if id(v) in weights and tf.as_dtype(v.dtype).is_floating]
+
+
+def refuse_other_values(variables: Sequence[Any], job: ProcessGroup, of: str) -> None:
+    """Raises an error on all processes if those that hold a variable hold other values of it."""
+    gathered_with_checksums(variables, job, of)
+
+
+def gathered_with_checksums(variables: Sequence[Any], job: ProcessGroup, of: str, *numbers: int) -> list[list[int]]:
+    """Returns numbers of each process, by rank, for which the message of checksums has room; compares these.
+
+    Raises:
+        ValueError: on all processes, if those that hold a variable hold other values of it.
+    """
+    sums = [_NOT_HELD if is_remote(v) else _checksum(v) for v in variables]
+    row = np.array([[*numbers, *sums]], np.int64)
+    if not row.size:
+        return [[] for _ in range(job.num_processes)]
+    with carrying("checksums of weights"):
+        rows = np.asarray(job.gather(tf.constant(row), equal_sizes=True))
+    by_rank = rows[:, len(numbers) :]
+    for variable, held in zip(variables, by_rank.T, strict=True):
         if len(set(held.tolist()) - {_NOT_HELD}) > 1:
             first = next(each for each in held.tolist() if each != _NOT_HELD)
             others = [rank for rank, each in enumerate(held.tolist()) if each not in (first, _NOT_HELD)]
             raise ValueError(
-                f"The processes hold other values of {variable.path!r}, one of {len(variables)} variables of the model "
-                f"{model.name!r}. Call keras.utils.set_random_seed with the same number on all ranks before the model "
-                "is made, and set or load weights on all ranks alike. Received: values on ranks "
-                f"{', '.join(map(str, others))} that differ from those of rank {held.tolist().index(first)}."
+                f"The processes hold other values of {variable.path!r}, one of {of}. Call keras.utils.set_random_seed "
+                "with the same number on all ranks before the model is made, and set or load weights on all ranks "
+                f"alike. Received: values on ranks {', '.join(map(str, others))} that differ from those of rank "
+                f"{held.tolist().index(first)}."
             )
+    told: list[list[int]] = rows[:, : len(numbers)].tolist()
+    return told
 
 
 def _checksum(variable: Any) -> int:
-    # Not `numpy()`, which copies.
-    value = np.ascontiguousarray(tf.convert_to_tensor(component_of(variable)))
-    return zlib.crc32(value.reshape(-1).view(np.uint8).data)
+    # Not `numpy()`, which copies. A sum of words runs as fast as memory is read.
+    data = np.ascontiguousarray(tf.convert_to_tensor(component_of(variable))).reshape(-1).view(np.uint8)
+    whole = data.size // 8 * 8
+    words = int(np.add.reduce(data[:whole].view(np.uint64), dtype=np.uint64))
+    return (words + zlib.crc32(data[whole:].data)) % 2**62

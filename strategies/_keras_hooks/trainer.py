@@ -16,7 +16,7 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
 
-from strategies._keras_hooks import compiled_steps, losses, same_models, shapes, whole_updates
+from strategies._keras_hooks import compiled_steps, losses, progress, same_inputs, same_models, shapes, whole_updates
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies._tf_internals import DistributedVariable, PerReplicaSpec
@@ -60,16 +60,18 @@ def _entry(
     engine = engine_of(strategy)
     if engine is None:
         return original(model, *args, **kwargs)
-    _check(model, strategy)
-    same_models.compare(model)
-    if engine.same_batches is None:
-        return original(model, *args, **kwargs)
-    compared = _compared.setdefault(model, set())
-    if not original.__name__.endswith("_on_batch") or original.__name__ not in compared:
-        compared.add(original.__name__)
-        engine.same_batches.begin()
-    with engine.same_batches.explained():
-        return original(model, *args, **kwargs)
+    arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    with progress.called(engine.member, original.__name__), same_inputs.of_call(arguments):
+        _check(model, strategy)
+        same_models.compare(model)
+        if engine.same_batches is None:
+            return original(model, *args, **kwargs)
+        compared = _compared.setdefault(model, set())
+        if not original.__name__.endswith("_on_batch") or original.__name__ not in compared:
+            compared.add(original.__name__)
+            engine.same_batches.begin()
+        with engine.same_batches.explained():
+            return original(model, *args, **kwargs)
 
 
 def _make_function(original: Callable[..., Step], model: keras.Model, step_function: Callable[[Any], Any]) -> Step:

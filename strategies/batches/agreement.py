@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from strategies.collectives.descriptions import carrying
 from strategies.collectives.process_group import ProcessGroup
 
 
@@ -42,7 +43,8 @@ class Agreement:
             ValueError: on all processes, if those of one replica do not tell the same numbers.
         """
         own = tf.constant([[int(number) for number in numbers]], tf.int64)
-        by_rank = self.job.gather(own, equal_sizes=True).numpy()
+        with carrying(what):
+            by_rank = self.job.gather(own, equal_sizes=True).numpy()
         by_position = by_rank.reshape(self.num_positions, self.num_together, len(numbers))
         if (by_position != by_position[:, :1]).any():
             raise ValueError(

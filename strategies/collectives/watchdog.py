@@ -2,64 +2,63 @@
 
 TensorFlow's collective ops have a timeout, but each running op needs two threads for it, which sleep until the timeout:
 with 10 minutes and 50 steps a second they exhaust the limits of a system within minutes (TensorFlow 2.21,
-`Env::SchedClosureAfter`). Horovod's ops have none, and its stall check did not end a wait (0.28.1, Gloo). So each op of
-ours increments a counter when it starts and another when it is done, and one thread polls the counters: if an op is
-pending and none has finished within the timeout, all collectives of the process are aborted.
-
-Each counter is on the device of its collective. For a collective of a GPU, a counter on the CPU would cost an empty
-send and receive on either side, which wait for all work queued on the GPU. On the GPU it is one small kernel in the
-queue; only the polling thread copies the counter, once in a second, behind the work queued before. Not measured on
-GPUs: what these kernels cost, that a waiting collective of NCCL leaves the queue free for the copy, and that aborting
-ends it.
+`Env::SchedClosureAfter`). Horovod's ops have none, and its stall check did not end a wait (0.28.1, Gloo). So the ledger
+counts what starts and ends, and one thread looks at it: if something is pending and nothing has ended within the
+timeout, or the other processes tell that it never will, all collectives of the process are aborted.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import tensorflow as tf
-
-from strategies.collectives.handles import capturable, make_handle, run_beside_others
+from strategies.collectives.ledger import Ledger
+from strategies.control_plane import Member
+from strategies.control_plane.member import SECONDS_UNTIL_TOLD
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_instances = itertools.count()
 
 
 class Watchdog:
-    """Counts the pending collectives of this process, and aborts them when none makes progress.
+    """Looks at the pending collectives of this process, and aborts them when none makes progress.
 
     Args:
         who: names this process in the error, as in "rank 0 of 2".
-        timeout_seconds: how long a collective may be pending while no other finishes; 0 for no limit and no counting.
+        timeout_seconds: how long a collective may be pending while no other finishes; 0 for no limit and no ledger.
         end: aborts all collectives of this process; takes the error message.
         setting: the setting that allows more time, for the error message.
+        member: this process in its job, which hears from the others; None if there is nothing to hear.
+
+    Attributes:
+        ledger: the collectives that are watched.
 
     Raises:
         ValueError: a negative timeout.
     """
 
-    def __init__(self, who: str, timeout_seconds: float, end: Callable[[str], None], setting: str) -> None:
+    def __init__(
+        self,
+        who: str,
+        timeout_seconds: float,
+        end: Callable[[str], None],
+        setting: str,
+        member: Member | None = None,
+    ) -> None:
         if timeout_seconds < 0:
             raise ValueError(f"timeout_seconds must be 0 (never) or more. Received: timeout_seconds={timeout_seconds}.")
         self._who, self._timeout_seconds = who, timeout_seconds
-        self._end, self._setting = end, setting
+        self._end, self._setting, self._member = end, setting, member
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._number = next(_instances)
-        # By device.
-        self._counters: dict[str, _Counters] = {}
-        self._lock = threading.Lock()
-        self._counters_on("CPU:0")
+        self._source = f"watchdog {id(self)}"
+        # Without a limit for what is only slow, what can never come to an end is ended all the same.
+        self.ledger = Ledger(is_kept=bool(timeout_seconds) or member is not None)
 
     def start(self, owner: object) -> None:
         """Starts the thread. It ends with `owner`, and before the interpreter: it would crash inside TensorFlow."""
-        if not self._timeout_seconds:
+        if not self._timeout_seconds and self._member is None:
             return
         weakref.finalize(owner, self.stop)
         self._thread = threading.Thread(target=self._look, name="strategies-watchdog", daemon=True)
@@ -71,82 +70,37 @@ class Watchdog:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_SECONDS_BETWEEN_LOOKS)
 
-    def mark_started(self, value: tf.Tensor, device: str | None = None) -> tf.Tensor:
-        """Returns the input of a collective, which counts as started as soon as its input is ready.
-
-        Args:
-            value: the input.
-            device: the GPU that runs the collective; None for one that runs on the CPU.
-        """
-        if not self._timeout_seconds:
-            return value
-        counters = self._counters_on(device or "CPU:0")
-        return _counted(value, counters.started, counters.device, device)
-
-    def mark_done(self, result: tf.Tensor, device: str | None = None) -> tf.Tensor:
-        """Returns the result of a collective, which then counts as done."""
-        if not self._timeout_seconds:
-            return result
-        counters = self._counters_on(device or "CPU:0")
-        return _counted(result, counters.done, counters.device, device)
-
-    def _counters_on(self, device: str) -> _Counters:
-        with self._lock, tf.init_scope():
-            if device not in self._counters:
-                name = f"{self._number}_{len(self._counters)}"
-                self._counters[device] = _Counters.on(device, name)
-            return self._counters[device]
-
     def _look(self) -> None:
         seen, since = None, time.monotonic()
-        while not self._stop.wait(min(_SECONDS_BETWEEN_LOOKS, self._timeout_seconds / 5)):
-            # `done` first: an op that runs in between then counts as pending, never as done before it was started.
-            with self._lock:
-                counters = list(self._counters.values())
-            done = sum(_read(each.done, each.device) for each in counters)
-            started = sum(_read(each.started, each.device) for each in counters)
+        pause = min(_SECONDS_BETWEEN_LOOKS, self._timeout_seconds / 5 or _SECONDS_BETWEEN_LOOKS)
+        while not self._stop.wait(pause):
+            counts = self.ledger.counts()
             now = time.monotonic()
-            if started == done or (started, done) != seen:
-                seen, since = (started, done), now
-            elif now - since >= self._timeout_seconds:
-                self._end(
-                    f"{self._who} has waited {self._timeout_seconds:g} s for the others in a collective. At least "
-                    "one of them has failed, hangs, is too slow or runs another program: see its own output. "
-                    f"If it was only slow, allow more time with {self._setting}, 0 for no limit."
-                )
+            if self._member is not None:
+                self._member.shares.note(self._source, counts[0] > counts[1])
+            if counts[0] == counts[1] or counts != seen:
+                seen, since = counts, now
+                if self._member is not None:
+                    self._member.note_waits(self._source, [])
+            elif reason := self._reason(now - since):
+                if self._member is not None:
+                    self._member.note_end(reason)
+                self._end(reason)
                 return
 
-
-@dataclass(frozen=True)
-class _Counters:
-    """Two counters on one device."""
-
-    device: str
-    started: tf.Tensor
-    done: tf.Tensor
-
-    @classmethod
-    def on(cls, device: str, name: str) -> _Counters:
-        """Makes them, outside of functions."""
-        made = []
-        for kind in ("started", "done"):
-            made.append(make_handle(f"strategies_{kind}_{name}", tf.int64, device))
-            with tf.device(device):
-                tf.raw_ops.AssignVariableOp(resource=made[-1], value=tf.constant(0, tf.int64))
-        return cls(device, *made)
-
-
-def _counted(value: tf.Tensor, handle: tf.Tensor, where: str, device: str | None) -> tf.Tensor:
-    # Captured before the control dependency: a capture depends on nothing in the function.
-    resource = capturable(handle)
-    with tf.device(where), tf.control_dependencies([value]):
-        count = tf.raw_ops.AssignAddVariableOp(resource=resource, value=tf.constant(1, tf.int64))
-    # Like the collectives themselves on CPUs; numbers of one device may be added up in any order.
-    run_beside_others(count)
-    with contextlib.nullcontext() if device is None else tf.device(device), tf.control_dependencies([count]):
-        return tf.identity(value)
-
-
-def _read(handle: tf.Tensor, device: str) -> int:
-    with tf.device(device):
-        return int(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64))
+    def _reason(self, waited: float) -> str | None:
+        """Returns why what is pending is to be aborted, if it is."""
+        found = None
+        if self._member is not None and waited >= SECONDS_UNTIL_TOLD:
+            self._member.note_waits(self._source, self.ledger.pending())
+            found = self._member.found()
+        if found or not self._timeout_seconds or waited < self._timeout_seconds:
+            return found
+        about = self._member.absent(self._timeout_seconds) if self._member is not None else None
+        pending = self.ledger.pending()
+        unknown = (
+            f"{self._who} has waited {self._timeout_seconds:g} s for the others in a collective"
+            f"{f', in {pending[0]}' if pending else ''}. At least one of them has failed, hangs, is too slow or runs "
+            "another program: see its own output."
+        )
+        return f"{about or unknown} If it was only slow, allow more time with {self._setting}, 0 for no limit."

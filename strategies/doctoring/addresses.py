@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from strategies.control_plane.hosts import loopback_problem
 from strategies.doctoring.report import Report, words
 from strategies.topology.cluster import Cluster
 
@@ -51,7 +52,11 @@ def connect(address: str) -> None:
 def check_addresses(cluster: Cluster, report: Report, timeout_seconds: float = 10.0) -> bool:
     """Returns True if this rank's own port is free and all host names can be resolved."""
     if not cluster.addresses:
-        return True
+        # Horovod's processes tell each other what their hosts' names stand for.
+        problem = loopback_problem(cluster.rank) if cluster.local_size < cluster.world_size else None
+        if problem is not None:
+            report.problem(problem)
+        return problem is None
     num_problems = len(report.found["problems"])
     own = cluster.addresses[cluster.rank]
     port = _host_and_port(own)[1]

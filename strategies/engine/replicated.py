@@ -27,11 +27,14 @@ from strategies.batches import inputs, sharding
 from strategies.batches.agreement import Agreement
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.collectives.descriptions import carrying
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
+from strategies.control_plane import Member
 from strategies.engine.accumulators import Accumulators
 from strategies.engine.arrivals import Savings
 from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
+from strategies.engine.explained import explained
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
 from strategies.engine.placed_variables import without_value
@@ -69,6 +72,7 @@ class ReplicatedExtended(MirroredExtended):
         container_strategy: the strategy this is part of.
         parts: the parts of each local replica, and the groups that join them to those of other processes.
         cross_device_ops: sums over the first ones; None for TensorFlow's own choice.
+        member: this process in its job; None where it knows of no other.
     """
 
     _cross_device_ops: Any
@@ -80,7 +84,10 @@ class ReplicatedExtended(MirroredExtended):
         container_strategy: Any,
         parts: ReplicaParts,
         cross_device_ops: Any,
+        member: Member | None = None,
     ) -> None:
+        #: This process in its job: where it is, and what the others tell.
+        self.member = member or Member(0, 1)
         #: The devices over which a replica is spread.
         self.parts = parts
         devices = [parts.column(part) for part in parts.owned]
@@ -109,12 +116,16 @@ class ReplicatedExtended(MirroredExtended):
         self._steps = Steps(container_strategy, self.layout, self.waits, self.same_batches)
         self._updates = Updates(parts, self.layout, self._gradient_sync, self._steps)
         if self.process_group is not None:
-            job = _check_alike(self.process_group, self.layout.num_local, len(devices))
+            with carrying("numbers of devices"):
+                job = _check_alike(self.process_group, self.layout.num_local, len(devices))
             self.savings = Savings(self.process_group.rank, job)
             agree_on_seed(self.process_group)
             if parts.spans_processes:
                 agree_on_random_state(self.process_group)
         adapt(self._collective_ops)
+        if self.member.hears_others:
+            # After TensorFlow, which takes the signal for itself.
+            self.member.preemption.hear()
 
     @property
     def process_group(self) -> ProcessGroup | None:
@@ -236,7 +247,10 @@ class ReplicatedExtended(MirroredExtended):
             value = initial_value() if callable(initial_value) else initial_value
             if isinstance(value, CheckpointInitialValue):
                 value = value.wrapped_value
-            return process_group.broadcast(tf.convert_to_tensor(value, dtype=kwargs.get("dtype")))
+            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            what = f"the initial value of {kwargs.get('name')} {value.shape}"
+            with carrying(what), explained(self.member, what):
+                return process_group.broadcast(value)
 
         return from_rank_0
 
@@ -301,7 +315,8 @@ class ReplicatedExtended(MirroredExtended):
         if totals is None and self.layout.process_group is None:
             totals = [sum_in_order(rider.values) for rider in own]
         elif totals is None:
-            totals = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own)
+            with carrying("metrics"):
+                totals = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own)
         shown = [i for i, v in enumerate(chosen) if not isinstance(v, PartialSumVariable)]
         for i, total in zip(shown, self.parts.of_last_stage([totals[i] for i in shown]), strict=True):
             totals[i] = total

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import UpdateContext, select_replica
+from strategies.collectives.descriptions import carrying, listed
 from strategies.engine.copies import with_same_bits
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import ReplicaLayout
@@ -50,7 +51,9 @@ class Updates:
             What ``update`` returned for the first replica, and the totals of the riders.
         """
         shares = self._steps.context.shares
-        local, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, riders)
+        names = [str(each.name).split(":")[0] for each in targets or ()]
+        with carrying(f"gradients of {listed(names)}" if names else "gradients"):
+            local, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, riders)
         if targets is not None:
             local = with_same_bits(self._parts, self._layout.num_replicas, local, targets)
         results = []

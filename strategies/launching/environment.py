@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from strategies.launching.folder import VARIABLE as TRACEBACK_VARIABLE
 from strategies.topology.cores import Threads, usable_cores
 
 _OTHER_LAUNCHERS = {"HOROVOD_RANK": "horovodrun", "OMPI_COMM_WORLD_RANK": "mpirun"}
@@ -19,12 +20,17 @@ class World:
         addresses_by_node: "host:port" of every process, for each node in the order of node ranks.
         node_rank: this node's position in that list.
         master_addr, master_port: the values of MASTER_ADDR and MASTER_PORT.
+        num_restarts, max_restarts: the restarts of the job so far, and their limit.
+        traceback_dir: the folder of this node's launcher for tracebacks.
     """
 
     addresses_by_node: tuple[tuple[str, ...], ...]
     node_rank: int
     master_addr: str
     master_port: int
+    num_restarts: int = 0
+    max_restarts: int = 0
+    traceback_dir: str = ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -69,6 +75,9 @@ def environment_of(world: World, local_rank: int, num_cores: int, environment: M
         "GROUP_RANK": str(world.node_rank),
         "MASTER_ADDR": world.master_addr,
         "MASTER_PORT": str(world.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(world.num_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(world.max_restarts),
+        TRACEBACK_VARIABLE: world.traceback_dir,
     }
 
 

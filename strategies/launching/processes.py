@@ -1,4 +1,4 @@
-"""Starts the processes of a node, forwards signals to them and ends them together. Standard library only."""
+"""The processes of a node: started, signalled and ended together. Standard library only."""
 
 import contextlib
 import ctypes
@@ -8,18 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from strategies.launching.messages import PREEMPTED, Outcome
 from strategies.launching.output import Output
 from strategies.launching.ports import LaunchError
-from strategies.launching.signals import PASSED_ON, STOPPING, Signals, signal_name
+from strategies.launching.signals import STOPPING
 
 _PR_SET_PDEATHSIG = 1
 # A killed process that does not end within this time is blocked in the kernel.
 _KILLED_SECONDS = 10.0
-_BLOCKED_SECONDS = 5.0
-# A request may arrive twice: timeout(1) and some wrappers signal both us and our process group.
-_SAME_REQUEST_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Task:
     cores: Sequence[int] | None = None
 
 
-class _Process:
+class Process:
     """A running task, the leader of its own session and process group."""
 
     def __init__(self, task: Task, output: Output, prepare: Callable[[], None]) -> None:
@@ -79,54 +77,90 @@ class _Process:
                 os.kill(self.pid, signum)
 
     def end(self) -> None:
-        """Reaps the process, which has been killed."""
+        """Reaps the process, which has been killed or has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(_KILLED_SECONDS)
+        if self.status is None:
+            # One that does not even die is taken for killed.
+            self.status = -signal.SIGKILL
 
 
-@dataclass
-class _End:
-    """The reason for the end of the job: the process that failed first, or the signal that stopped all, or neither."""
+class Ranks:
+    """The ranks of this node in one round. Call it from the main thread: the system kills them when that thread ends.
 
-    failed: _Process | None = None
-    stopped_by: int | None = None
-    killed: list[_Process] = field(default_factory=list)
-
-
-def run_together(tasks: Sequence[Task], grace_seconds: float) -> int:
-    """Starts all `tasks`, waits until all their processes have ended, and returns the launcher's exit code.
-
-    It is 0 if all processes ended with 0, else that of the first to fail; 128 + the signal if a signal ended it, or
-    the launcher. When a process fails the others get SIGTERM. `grace_seconds` after that, or after a SIGINT or SIGTERM
-    to the launcher, they are killed with their process groups. Call it from the main thread: the system kills the
-    processes when the thread that started them ends.
+    Args:
+        tasks: what to start.
+        output: copies what they print.
 
     Raises:
         LaunchError: a process cannot be started; those already started are killed.
     """
-    output = Output()
-    processes: list[_Process] = []
-    end: _End | None = None
-    try:
-        with Signals() as signals:
-            try:
-                for task in tasks:
-                    processes.append(_Process(task, output, _preparation(task)))
-                output.start()
-                end = _wait(processes, signals, grace_seconds, output)
-            finally:
-                for process in processes:
-                    process.signal(signal.SIGKILL)
-                for process in processes:
-                    process.end()
-    finally:
-        # After a terminating signal, do not wait long for blocked output.
-        output.finish(None if end and end.stopped_by is None else _BLOCKED_SECONDS)
-    _report(end, len(processes), output)
-    if end.stopped_by is not None:
-        return 128 + end.stopped_by
-    status = (end.failed.status or 0) if end.failed else 0
-    return status if status >= 0 else 128 - status
+
+    def __init__(self, tasks: Sequence[Task], output: Output) -> None:
+        self._processes: list[Process] = []
+        #: The ranks that did not end in time.
+        self.killed: tuple[int, ...] = ()
+        #: When the ranks were told to end, or, with `is_told` False, when the wait for their end began.
+        self.stopped_at: float | None = None
+        self.is_told = False
+        self._deadline = float("inf")
+        try:
+            for task in tasks:
+                self._processes.append(Process(task, output, _preparation(task)))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def running(self) -> list[Process]:
+        """The processes that have not ended."""
+        return [process for process in self._processes if process.status is None]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The end of all ranks, once they have ended."""
+        statuses = {process.status for process in self._processes}
+        if statuses <= {0}:
+            return Outcome.DONE
+        return Outcome.PREEMPTED if statuses <= {0, PREEMPTED} else Outcome.FAILED
+
+    @property
+    def seconds_left(self) -> float:
+        """The time until the ranks are to have ended, infinite if nothing ends them."""
+        return self._deadline - time.monotonic()
+
+    def look(self) -> list[Process]:
+        """Returns the processes that have ended since the last call."""
+        return [process for process in self._processes if process.look()]
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to all."""
+        for process in self._processes:
+            process.signal(signum)
+
+    def wait(self, seconds: float) -> None:
+        """Lets all end by themselves, within a time."""
+        if self.stopped_at is None:
+            self.stopped_at = time.monotonic()
+            self._deadline = self.stopped_at + seconds
+
+    def stop(self, signum: int, grace_seconds: float) -> None:
+        """Tells all, once, to end, within a time; a later call can shorten the time."""
+        now = time.monotonic()
+        if not self.is_told:
+            self.is_told, self.stopped_at, self._deadline = True, now, now + grace_seconds
+            self.signal(signum)
+        self._deadline = min(self._deadline, now + grace_seconds)
+
+    def kill(self) -> None:
+        """Gives up those that still run: `close` kills them."""
+        self.killed = tuple(process.rank for process in self.running)
+
+    def close(self) -> None:
+        """Kills all that is left, with their process groups, and reaps them."""
+        self.signal(signal.SIGKILL)
+        for process in self._processes:
+            process.end()
 
 
 def _preparation(task: Task) -> Callable[[], None]:
@@ -149,68 +183,3 @@ def _preparation(task: Task) -> Callable[[], None]:
                 pin(0, task.cores)
 
     return prepare
-
-
-def _wait(processes: Sequence[_Process], signals: Signals, grace_seconds: float, output: Output) -> _End:
-    end = _End()
-    stopped_at: float | None = None
-
-    def stop(signum: int) -> None:
-        nonlocal stopped_at
-        stopped_at = time.monotonic()
-        for process in processes:
-            process.signal(signum)
-
-    while True:
-        failed = [process for process in processes if process.look() and process.status]
-        running = [process for process in processes if process.status is None]
-        if failed and stopped_at is None:
-            # Several at once: prefer one that was killed by a signal, since its end cannot follow from those of others.
-            end.failed = min(failed, key=lambda process: ((process.status or 0) > 0, process.rank))
-            stop(signal.SIGTERM)
-        if not running:
-            return end
-        left = None if stopped_at is None else stopped_at + grace_seconds - time.monotonic()
-        if left is not None and left <= 0:
-            end.killed = running
-            return end
-        for signum in signals.wait(left):
-            if signum in STOPPING and stopped_at is None:
-                end.stopped_by = signum
-                output.say(
-                    f"strategies.launch: {signal_name(signum)}; waiting up to {grace_seconds:g} s for {len(running)} "
-                    f"processes to end. Send it again to kill them."
-                )
-                stop(signum)
-            elif signum in STOPPING:
-                if time.monotonic() - (stopped_at or 0.0) > _SAME_REQUEST_SECONDS:
-                    end.killed = running
-                    return end
-            elif signum in PASSED_ON:
-                for process in processes:
-                    process.signal(signum)
-
-
-def _report(end: _End, num_processes: int, output: Output) -> None:
-    """Prints on stderr, as the last lines, why the job failed."""
-    text = []
-    if end.failed is not None:
-        rank, pid, status = end.failed.rank, end.failed.pid, end.failed.status or 0
-        for stream, lines in output.last_lines(rank).items():
-            if lines:
-                text.append(f"---- the last lines of rank {rank} on {stream} ----")
-                text += lines
-        text.append("-" * 60)
-        why = f"exit code {status}" if status > 0 else f"signal {signal_name(-status)}"
-        if status == -signal.SIGKILL:
-            why += " (by the system, if memory ran out)"
-        others = " and the others of this node were terminated" if num_processes > 1 else ""
-        text.append(f"strategies.launch: rank {rank} (pid {pid}) failed with {why}{others}.")
-    elif end.stopped_by is not None:
-        text.append(f"strategies.launch: ended by {signal_name(end.stopped_by)}.")
-    if end.killed:
-        ranks = ", ".join(str(process.rank) for process in end.killed)
-        text.insert(len(text) - 1, f"strategies.launch: did not end in time and were killed: rank {ranks}.")
-    if text:
-        with contextlib.suppress(OSError):
-            print("\n".join(text), file=sys.stderr, flush=True)

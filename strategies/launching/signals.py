@@ -1,9 +1,11 @@
 """Signals to the launcher, queued for its main loop. Standard library only."""
 
 import contextlib
+import math
 import os
 import select
 import signal
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Self
 
@@ -29,11 +31,18 @@ class Signals:
         }
         return self
 
-    def wait(self, timeout_seconds: float | None) -> list[int]:
-        """Returns the signals received, SIGCHLD included, after `timeout_seconds` at the latest."""
+    def wait(self, timeout_seconds: float | None, interests: Mapping[int, int]) -> list[int]:
+        """Returns the signals received, SIGCHLD included, after `timeout_seconds` at the latest.
+
+        It returns earlier when an event of `interests` happens: file descriptors and events of `select.poll`.
+        """
+        # Unlike select, without a limit on the numbers of file descriptors.
+        poll = select.poll()
+        for file, events in ({self._reader: select.POLLIN} | dict(interests)).items():
+            poll.register(file, events)
+        poll.poll(None if timeout_seconds is None else math.ceil(timeout_seconds * 1000))
         with contextlib.suppress(BlockingIOError):
-            if select.select([self._reader], [], [], timeout_seconds)[0]:
-                return list(os.read(self._reader, 1 << 10))
+            return list(os.read(self._reader, 1 << 10))
         return []
 
     def __exit__(self, *_: object) -> None:

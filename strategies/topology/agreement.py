@@ -21,6 +21,8 @@ class Request:
         num_devices: of the process.
         options: others that have to be alike, by the names of the arguments.
         node: the node on which the process is; may differ.
+        versions: of the libraries on which the numbers depend, by name.
+        gpus: the GPUs that the process uses, as text of :func:`strategies.topology.gpus.claim`; may differ.
     """
 
     strategy: str
@@ -28,6 +30,8 @@ class Request:
     num_devices: int
     options: Mapping[str, Any] = field(default_factory=dict)
     node: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    gpus: str = ""
 
     def to_text(self) -> str:
         """Returns the request as text for :func:`agreed_nodes` of every process."""
@@ -53,11 +57,20 @@ def agreed_nodes(texts: Sequence[str]) -> tuple[int, ...]:
                 f"All processes must make the strategy with the same {what}; they run the same program.{mend} "
                 f"{_by_rank(values)}"
             )
-    for name in dict.fromkeys(name for each in said for name in each["options"]):
-        values = [each["options"].get(name) for each in said]
-        if any(value != values[0] for value in values):
-            raise ValueError(f"All processes must make the strategy with the same {name}. {_by_rank(values)}")
+    for kind, asked in (
+        ("options", "All processes must make the strategy with the same {}."),
+        ("versions", "All processes must use the same version of {}: install it on their hosts alike."),
+    ):
+        for name in dict.fromkeys(name for each in said for name in each[kind]):
+            values = [each[kind].get(name) for each in said]
+            if any(value != values[0] for value in values):
+                raise ValueError(f"{asked.format(name)} {_by_rank(values)}")
     return tuple(each["node"] for each in said)
+
+
+def claims(texts: Sequence[str]) -> list[str]:
+    """Returns the GPUs that each process uses, by rank, from the requests of all."""
+    return [json.loads(text)["gpus"] for text in texts]
 
 
 def _by_rank(values: Sequence[Any]) -> str:

@@ -10,7 +10,8 @@ from unittest import mock
 import pytest
 from common.devices import devices_of_a_process, mesh_of
 
-from strategies import doctor, launch
+from strategies import doctor
+from strategies.launching import flags as launcher_flags
 from strategies.topology.cores import THREAD_VARIABLES
 from strategies.topology.gpus import SHARING_VARIABLE
 from strategies.topology.placement import mesh_over_processes
@@ -35,7 +36,7 @@ def _num_processes(command: str) -> int:
         return int(nodes) * int(tasks)
     if words[0] in ("horovodrun", "mpirun"):
         return int(words[words.index("-np") + 1])
-    flags = _telling(lambda: launch._parser().parse_args(shlex.split(command.replace("$RANK", "0"))[3:]))
+    flags = _telling(lambda: launcher_flags.parser().parse_args(shlex.split(command.replace("$RANK", "0"))[3:]))
     return int(flags.nproc_per_node) * int(flags.nnodes)
 
 
@@ -85,7 +86,8 @@ def test_meshes_of_the_table_stay_where_it_says() -> None:
 def test_variables_and_defaults_are_those_of_the_launchers(capsys: pytest.CaptureFixture[str]) -> None:
     for name in (*THREAD_VARIABLES, f"{SHARING_VARIABLE}=1", "TF_CONFIG", "HOROVOD_RANK", "SLURM_PROCID"):
         assert f"`{name}`" in PAGE
-    assert launch._parser().parse_args(["program.py"]).rdzv_timeout == 300
+    defaults = launcher_flags.parser().parse_args(["program.py"])
+    assert (defaults.rdzv_timeout, defaults.node_timeout) == (300, 30)
     from horovod.runner.launch import parse_args
 
     with mock.patch("sys.argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):

@@ -24,7 +24,7 @@ from unittest import mock
 
 import pytest
 
-from strategies import launch
+from strategies.launching import flags as launcher_flags
 from tests.examples import EXAMPLES
 
 ROOT = EXAMPLES.parent
@@ -75,9 +75,9 @@ def program_and_flags(command: str) -> tuple[str, list[str]]:
 def _python(words: Sequence[str]) -> list[str]:
     if list(words[:2]) != ["-m", "strategies.launch"]:
         return list(words)
-    flags = _parsed(launch._parser(), words[2:])
-    if flags.nnodes > 1 and flags.node_rank is None:
-        raise CommandError("several nodes, and no --node-rank")
+    flags = _parsed(launcher_flags.parser(), words[2:])
+    if flags.nnodes > 1 and (flags.node_rank is None or flags.master_addr is None):
+        raise CommandError("several nodes, and no --node-rank or no --master-addr")
     return [flags.script, *flags.script_args]
 
 
@@ -208,7 +208,7 @@ def test_finds_commands() -> None:
     ("command", "flags"),
     [
         ("CUDA_VISIBLE_DEVICES=-1 python examples/gpt/main.py --a", ["--a"]),
-        ("python -m strategies.launch --nnodes 4 --node-rank $RANK examples/gpt/main.py --a", ["--a"]),
+        ("python -m strategies.launch --nnodes 4 --node-rank $RANK --master-addr a examples/gpt/main.py --a", ["--a"]),
         ("horovodrun -np 8 -H host1:4,host2:4 python examples/gpt/main.py --seed=b", ["--seed=b"]),
         ("srun --ntasks-per-node=8 python examples/gpt/main.py", []),
     ],
@@ -222,7 +222,8 @@ def test_parses_launchers(command: str, flags: list[str]) -> None:
     [
         "python examples/gpt/nothing.py",
         "python -m strategies.launch --nprocs 4 examples/gpt/main.py",
-        "python -m strategies.launch --nnodes 4 examples/gpt/main.py",
+        "python -m strategies.launch --nnodes 4 --master-addr a examples/gpt/main.py",
+        "python -m strategies.launch --nnodes 4 --node-rank 0 examples/gpt/main.py",
         "horovodrun --processes 8 python examples/gpt/main.py",
         "srun --gpu 8 python examples/gpt/main.py",
     ],

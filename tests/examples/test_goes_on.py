@@ -33,6 +33,7 @@ IMAGENET = [
     "--batch_size=32",
     "--warmup_epochs=1",
 ]
+MNIST = ["mnist/main.py", "--batch_size=128", "--dropout=0.1"]
 LAUNCHER = ["-m", "strategies.launch", "--nproc-per-node", "2"]
 
 
@@ -77,7 +78,7 @@ def _curve(run_dir: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parity_all
-@pytest.mark.parametrize("program", [GPT, IMAGENET], ids=["gpt", "imagenet"])
+@pytest.mark.parametrize("program", [GPT, IMAGENET, MNIST], ids=["gpt", "imagenet", "mnist"])
 def test_one_process(program: list[str], tmp_path: Path) -> None:
     calm, killed = tmp_path / "calm", tmp_path / "killed twice"
     _finish(tmp_path, _command(program, calm))

@@ -4,20 +4,24 @@ import contextlib
 import os
 import re
 import select
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 import psutil
 
+from strategies.launching.ports import HeldPorts
+
 LAUNCHER = [sys.executable, "-m", "strategies.launch"]
 TIMEOUT_SECONDS = 120
 # Variables that a test run inherits, from another launcher or from a shell, must not affect the tests.
 OURS = re.compile(
-    r"TF_CONFIG|TF_NUM_|OMP_NUM_|PYTHONUNBUFFERED|HOROVOD_|OMPI_|(LOCAL_|GROUP_)?RANK|.*WORLD_SIZE|MASTER_"
+    r"TF_CONFIG|TF_NUM_|OMP_NUM_|PYTHONUNBUFFERED|HOROVOD_|OMPI_|(LOCAL_|GROUP_)?RANK|.*WORLD_SIZE|MASTER_|TORCHELASTIC_|STRATEGIES_TRACEBACK_DIR"
 )
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not OURS.match(name)}
 
@@ -48,10 +52,12 @@ class Running:
     """A launcher that is still at work; its stderr is read line by line, its stdout at the end. Killed on exit."""
 
     def __init__(self, *arguments: str) -> None:
+        # A launcher that is killed leaves its folder there.
+        self._temporary = tempfile.TemporaryDirectory()
         self.process = subprocess.Popen(
             # A shell without job control starts background commands, as the whole test run may be, without SIGINT.
             ["env", "--default-signal=INT", *LAUNCHER, *arguments],
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | {"TMPDIR": self._temporary.name},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -66,6 +72,7 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate(timeout=TIMEOUT_SECONDS)
+        self._temporary.cleanup()
 
     def wait_for(self, word: bytes, count: int = 1) -> list[bytes]:
         """The lines of stderr with `word`, as soon as there are `count`."""
@@ -102,3 +109,34 @@ def wait_until_gone(pids: Iterable[int]) -> None:
             while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 assert time.monotonic() < deadline, f"{pid} still runs"
                 time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def nodes(path: str, *flags: str, sizes: Sequence[int] = (1, 2)) -> Iterator[list[Running]]:
+    """The launchers of a job, one for each number of processes."""
+    held = HeldPorts(1)
+    held.close()
+    place = ["--nnodes", str(len(sizes)), "--master-addr", "127.0.0.1", "--master-port", str(held.ports[0])]
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Running("--node-rank", str(rank), "--nproc-per-node", str(size), *place, "--no-pin", *flags, path)
+            )
+            for rank, size in enumerate(sizes)
+        ]
+
+
+def ready(launchers: Sequence[Running], sizes: Sequence[int] = (1, 2)) -> dict[int, int]:
+    """The process numbers of all ranks."""
+    found = [launcher.ready(size) for launcher, size in zip(launchers, sizes, strict=True)]
+    return {rank: pid for pids in found for rank, pid in pids.items()}
+
+
+def name(rank: int) -> str:
+    """A node, as the launchers call it."""
+    return f"node {rank} ({socket.gethostname()})"
+
+
+def last_line(stderr: bytes) -> str:
+    """The last line of a launcher, without its name."""
+    return stderr.decode().splitlines()[-1].removeprefix("strategies.launch: ")

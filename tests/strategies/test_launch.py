@@ -167,8 +167,8 @@ def test_two_nodes(tmp_path: Path) -> None:
 def test_a_missing_node_ends_the_wait(tmp_path: Path) -> None:
     held = HeldPorts(1)
     held.close()
-    flags = ["--nnodes", "2", "--node-rank", "0", "--master-port", str(held.ports[0]), "--rdzv-timeout", "0.5"]
-    done = launched(*flags, written(tmp_path, "print('never')"))
+    flags = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(held.ports[0])]
+    done = launched(*flags, "--rdzv-timeout", "0.5", written(tmp_path, "print('never')"))
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"did not connect to 127.0.0.1:%d within 0.5 s: node 1." % held.ports[0] in done.stderr
 

@@ -1,14 +1,10 @@
-"""The launcher's parts without its processes: flags, environments, cores, lines, ports, and the meeting of nodes."""
+"""The launcher's parts without its processes: flags, environments, cores, lines and ports."""
 
-import contextlib
 import itertools
 import re
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,15 +16,15 @@ from strategies.launching.environment import (
     environment_of,
     num_processes,
 )
-from strategies.launching.nodes import Node, meet
 from strategies.launching.output import MAX_LINE_BYTES, Lines
-from strategies.launching.ports import HeldPorts, LaunchError
+from strategies.launching.ports import HeldPorts
 from strategies.topology.cluster import Cluster
 from strategies.topology.cores import deal_cores, usable_cores
 from tests.strategies.launching import ENVIRONMENT
 
-LOOPBACK = "127.0.0.1"
-WORLD = World((("a:1", "a:2"), ("b:1", "b:2", "b:3")), node_rank=1, master_addr="a", master_port=29500)
+WORLD = World(
+    (("a:1", "a:2"), ("b:1", "b:2", "b:3")), 1, "a", 29500, num_restarts=1, max_restarts=3, traceback_dir="/t"
+)
 
 
 def test_starts_without_tensorflow() -> None:
@@ -54,6 +50,9 @@ class TestEnvironment:
             "GROUP_RANK": "1",
             "MASTER_ADDR": "a",
             "MASTER_PORT": "29500",
+            "TORCHELASTIC_RESTART_COUNT": "1",
+            "TORCHELASTIC_MAX_RESTARTS": "3",
+            "STRATEGIES_TRACEBACK_DIR": "/t",
             "TF_NUM_INTRAOP_THREADS": "3",
             "TF_NUM_INTEROP_THREADS": "3",
             "OMP_NUM_THREADS": "3",
@@ -126,11 +125,15 @@ class TestEnvironment:
         (["--nproc_per_node=gpu", __file__], "no GPU found"),
         (["--nnodes", "1:2", __file__], "elastic ranges are not supported. Received: '1:2'"),
         (["--nnodes", "2", __file__], "needs --node-rank, 0 to 1"),
-        (["--nnodes", "2", "--node-rank", "2", __file__], "between 0 and 1.*Received: 2"),
+        (["--nnodes", "2", "--node-rank", "0", __file__], "needs --master-addr, the address of node 0"),
+        (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a", __file__], "between 0 and 1.*Received: 2"),
         (["--node-rank", "1", __file__], "between 0 and 0.*Received: 1"),
         (["--nnodes", "2", "--node-rank", "0", "--standalone", __file__], "--standalone means a single node"),
         (["--master-port", "65536", __file__], "between 1 and 65535"),
         (["--grace-seconds", "-1", __file__], "seconds, 0 or more. Received: '-1'"),
+        (["--max-restarts", "-1", __file__], "a number, 0 or more. Received: '-1'"),
+        (["--min-procs", "2", __file__], "--min-procs must not exceed the number of processes, 1. Received: 2"),
+        (["--node-timeout", "1", __file__], "must be 0, or 5 or more. Received: '1'"),
         (["--rdzv-timeout", "inf", __file__], "seconds, 0 or more. Received: 'inf'"),
         (["--nproc", "2", __file__], "unrecognized arguments|required"),
         (["--module", "--no-python", "x"], "exclude each other"),
@@ -182,117 +185,8 @@ def test_ports_are_held_until_closed() -> None:
     try:
         assert len(set(held.ports)) == 20
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind((LOOPBACK, held.ports[0]))
+            other.bind(("127.0.0.1", held.ports[0]))
     finally:
         held.close()
     with socket.socket() as other:
-        other.bind((LOOPBACK, held.ports[0]))
-
-
-@pytest.fixture
-def port() -> int:
-    held = HeldPorts(1)
-    held.close()
-    return held.ports[0]
-
-
-@pytest.fixture
-def nodes() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-
-
-NODE_1_OF_3 = (
-    b'{"protocol": "strategies.launch 1", "node": {"node_rank": 1, "num_nodes": 3, "host": "gone", "ports": [5]}}\n'
-)
-Meeting = Future[tuple[Node, ...]]
-
-
-def comes(pool: ThreadPoolExecutor, rank: int, of: int, port: int, seconds: float = 30.0) -> Meeting:
-    return pool.submit(meet, rank, of, range(100 * rank + 1, 101 * rank + 2), LOOPBACK, port, seconds)
-
-
-def message_of(meeting: Meeting) -> str:
-    error = meeting.exception(timeout=60)
-    assert isinstance(error, LaunchError)
-    return str(error)
-
-
-def connected(port: int) -> socket.socket:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            return socket.create_connection((LOOPBACK, port), timeout=30)
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-class TestMeeting:
-    def test_all_hear_of_all_whatever_else_knocks(self, nodes: ThreadPoolExecutor, port: int) -> None:
-        meetings = [comes(nodes, 0, 3, port), comes(nodes, 2, 3, port)]
-        garbage = [b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"[" * 100_000 + b"\n", b"{}\n", b"x" * (2 << 20)]
-        garbage += [b'{"protocol": "strategies.launch 1", "node": %s}\n' % node for node in (b"3", b"{}", b"[]")]
-        for text in garbage:
-            with connected(port) as guest:
-                guest.sendall(text)
-                # It is shown the door: an end, or a reset where it was still talking.
-                with contextlib.suppress(ConnectionResetError):
-                    assert guest.recv(1) == b""
-        with connected(port):
-            meetings.insert(1, comes(nodes, 1, 3, port))
-            met = [meeting.result(timeout=60) for meeting in meetings]
-        assert met[0] == met[1] == met[2]
-        assert [node.node_rank for node in met[0]] == [0, 1, 2]
-        assert met[0][2].addresses == ("127.0.0.1:201", "127.0.0.1:202", "127.0.0.1:203")
-
-    def test_the_missing_are_named_everywhere(self, nodes: ThreadPoolExecutor, port: int) -> None:
-        meetings = [comes(nodes, rank, 4, port, seconds=2.0) for rank in (0, 2)]
-        for meeting in meetings:
-            assert f"Of 4 nodes, these did not connect to {LOOPBACK}:{port} within 2 s: node 1, 3." in message_of(
-                meeting
-            )
-
-    def test_a_missing_node_0(self, nodes: ThreadPoolExecutor, port: int) -> None:
-        message = message_of(comes(nodes, 1, 2, port, seconds=0.5))
-        assert f"Node 1 did not reach node 0 at {LOOPBACK}:{port} within 0.5 s: " in message
-        assert "refused" in message
-
-    @pytest.mark.parametrize(
-        ("rank", "num_nodes", "expected"),
-        [
-            (2, 4, "started with --nnodes 4, node 0 with --nnodes 3"),
-            (1, 3, "Two nodes, .* --node-rank 1. It must be different on each, 0 to 2"),
-        ],
-    )
-    def test_who_does_not_fit_ends_it_everywhere(
-        self, rank: int, num_nodes: int, expected: str, nodes: ThreadPoolExecutor, port: int
-    ) -> None:
-        first = comes(nodes, 0, 3, port)
-        with connected(port) as guest:
-            guest.sendall(NODE_1_OF_3)
-            meetings = [first, comes(nodes, rank, num_nodes, port)]
-            for message in [*map(message_of, meetings), guest.recv(1 << 16).decode()]:
-                assert re.search(expected, message)
-
-    def test_a_node_started_again_takes_its_place(self, nodes: ThreadPoolExecutor, port: int) -> None:
-        first = comes(nodes, 0, 3, port)
-        with connected(port) as guest:
-            guest.sendall(NODE_1_OF_3)
-        meetings = [first, comes(nodes, 1, 3, port), comes(nodes, 2, 3, port)]
-        assert {meeting.result(timeout=60)[1].host for meeting in meetings} == {LOOPBACK}
-
-    def test_a_port_in_use_is_named(self, port: int) -> None:
-        with socket.create_server((LOOPBACK, port)), pytest.raises(LaunchError, match=f"{port}.*--master-port"):
-            meet(0, 2, [1], LOOPBACK, port, 1.0)
-
-    def test_another_program_at_the_port(self, nodes: ThreadPoolExecutor, port: int) -> None:
-        with socket.create_server((LOOPBACK, port)) as listener:
-            meeting = comes(nodes, 1, 2, port)
-            guest, _ = listener.accept()
-            with guest:
-                guest.sendall(b"220 mail.example.com\r\n")
-            assert "another program listen there" in message_of(meeting)
-
-    def test_an_ipv6_address_is_in_brackets(self) -> None:
-        assert Node(0, 1, "::1", (5,)).addresses == ("[::1]:5",)
+        other.bind(("127.0.0.1", held.ports[0]))

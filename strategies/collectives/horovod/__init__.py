@@ -8,7 +8,16 @@ except ImportError as error:
     ) from error
 
 from strategies.collectives.horovod.collectives import HorovodCollectives
-from strategies.collectives.horovod.rendezvous import told_by_all
+from strategies.collectives.horovod.elastic import ElasticMemory, run_elastic
+from strategies.collectives.horovod.rendezvous import joined
 from strategies.collectives.horovod.runtime import gathered, implementation, start
 
-__all__ = ["HorovodCollectives", "gathered", "implementation", "start", "told_by_all"]
+__all__ = [
+    "ElasticMemory",
+    "HorovodCollectives",
+    "gathered",
+    "implementation",
+    "joined",
+    "run_elastic",
+    "start",
+]

@@ -16,9 +16,10 @@ from strategies.collectives.horovod.channel import HorovodChannel
 from strategies.collectives.horovod.fence import Fence
 from strategies.collectives.horovod.group import HorovodGroup
 from strategies.collectives.horovod.process_sets import channel_sets, check_running, group_ranks, process_sets
-from strategies.collectives.horovod.runtime import INSTANCES, find_set, running_sets, shut_down
+from strategies.collectives.horovod.runtime import INSTANCES, SESSION, find_set, running_sets
 from strategies.collectives.transport import Op, Pairs
 from strategies.collectives.watchdog import Watchdog
+from strategies.control_plane import Member
 from strategies.topology.mesh import DeviceMesh
 
 _COMPRESSED = {"fp16": tf.float16, "bf16": tf.bfloat16}
@@ -38,13 +39,16 @@ class HorovodCollectives(Collectives):
         mesh: the grid, one coordinate in each process.
         rank: this process' rank in the mesh, which must be Horovod's.
         timeout_seconds: how long exchanges may wait here while not one is done; 0: for ever.
+        member: this process in its job, which hears from the others; None if there is nothing to hear.
 
     Raises:
         ValueError: a negative timeout, Horovod not started, or without a process set that the mesh needs; a mesh that
             differs between processes or does not fit them. All processes raise it.
     """
 
-    def __init__(self, mesh: DeviceMesh, rank: int = 0, *, timeout_seconds: float = 300.0) -> None:
+    def __init__(
+        self, mesh: DeviceMesh, rank: int = 0, *, timeout_seconds: float = 300.0, member: Member | None = None
+    ) -> None:
         if not hvd.is_initialized():
             raise ValueError("Horovod does not run yet: call strategies.collectives.horovod.start(mesh) first.")
         self._prefix = f"strategies{INSTANCES.agree(mesh, rank)}"
@@ -53,7 +57,8 @@ class HorovodCollectives(Collectives):
         check_running(process_sets([mesh], channel_axes=()), running_sets())
         self._fence = Fence(self._prefix)
         who = f"Rank {rank} of {mesh.size}"
-        self._watchdog = Watchdog(who, timeout_seconds, shut_down, "HorovodStrategy(timeout_seconds=...)")
+        setting = "HorovodStrategy(timeout_seconds=...)"
+        self._watchdog = Watchdog(who, timeout_seconds, SESSION.ender(), setting, member)
         self._watchdog.start(self)
         self._groups: dict[str, HorovodGroup] = {}
         for axis in mesh.axis_names:
@@ -169,4 +174,6 @@ class HorovodCollectives(Collectives):
         return self._on_devices(lambda local, _: body(values[local], self._groups[axis]))
 
     def _make_group(self, label: str, ranks: tuple[int, ...], position: int) -> HorovodGroup:
-        return HorovodGroup(ranks, position, find_set(ranks), f"{self._prefix}_{label}", self._fence, self._watchdog)
+        return HorovodGroup(
+            ranks, position, find_set(ranks), f"{self._prefix}_{label}", self._fence, self._watchdog.ledger
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +12,17 @@ import tensorflow as tf
 
 from strategies.collectives.horovod import members
 from strategies.collectives.horovod.fence import Fence
+from strategies.collectives.ledger import Ledger
 from strategies.collectives.shapes import shape_of
-from strategies.collectives.watchdog import Watchdog
+from strategies.control_plane import Wait
 
+_KINDS = {
+    hvd.allreduce: "all_reduce",
+    hvd.grouped_allreduce: "all_reduce",
+    hvd.allgather: "all_gather",
+    hvd.alltoall: "all_to_all",
+    hvd.broadcast: "broadcast",
+}
 _REDUCE_OPS = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "adasum": hvd.Adasum}
 
 
@@ -26,7 +35,7 @@ class HorovodGroup(members.Group):
         process_set: Horovod's object for these ranks.
         name: unique in this process, the same on all members.
         fence: the instance's.
-        watchdog: the instance's.
+        ledger: the instance's.
     """
 
     def __init__(
@@ -36,10 +45,10 @@ class HorovodGroup(members.Group):
         process_set: Any,
         name: str,
         fence: Fence,
-        watchdog: Watchdog,
+        ledger: Ledger,
     ) -> None:
         super().__init__(ranks, position)
-        self._process_set, self._name, self._fence, self._watchdog = process_set, name, fence, watchdog
+        self._process_set, self._name, self._fence, self._ledger = process_set, name, fence, ledger
         self._next_ordinal = 0
         self._lock = threading.Lock()
 
@@ -81,15 +90,19 @@ class HorovodGroup(members.Group):
         # One op at a time, where it runs at once: it needs no name, and nobody can take it away.
         first, *others = [value] if isinstance(value, tf.Tensor) else value
         eager = tf.executing_eagerly()
+        kind = _KINDS[function]
+        name = f"{self._name}_{kind}"
         if not eager:
             # The scopes around it may differ between processes; the name does not.
             name = f"{self._name}_{self.take() if ordinal is None else ordinal}"
             options |= {"name": name, "ignore_name_scope": True}
             first = self._fence.pin(first)
-        first = self._watchdog.mark_started(first)
-        outputs = function(first if isinstance(value, tf.Tensor) else [first, *others], **options)
+        entry = self._ledger.entry(Wait(name, self.ranks, kind))
+        first = entry.started(first)
+        with self._ledger.eagerly() if eager else contextlib.nullcontext():
+            outputs = function(first if isinstance(value, tf.Tensor) else [first, *others], **options)
         outputs = [outputs] if isinstance(outputs, tf.Tensor) else list(outputs)
-        outputs[0] = self._watchdog.mark_done(outputs[0])
+        outputs[0] = entry.done(outputs[0])
         if not eager:
             self._fence.keep(outputs[0], name)
         return outputs

@@ -1,55 +1,77 @@
-"""Text that processes tell each other before Horovod starts, through the store by which horovodrun joins them.
+"""The processes join before Horovod starts, through the store by which horovodrun joins them.
 
-Horovod takes process sets when it starts, and waits if they differ between processes: what they depend on is compared
-before. There is a store where Horovod runs over Gloo; mpirun has none.
+Horovod waits half a minute for processes that are missing, and names rank 0 whoever it is; it takes process sets when
+it starts, and waits if they differ between processes. So all come together before: who is missing is named, and what
+depends on all is compared. There is a store where Horovod runs over Gloo; mpirun has none.
 """
 
 from __future__ import annotations
 
 import http.client
 import os
-import time
+import socket
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import horovod.tensorflow as hvd
+from strategies.control_plane import JoinError, Member, Seat, join_job
+from strategies.control_plane.hosts import loopback_problem, own_address
+from strategies.control_plane.joining import listen
 
 _SCOPE = "keras-strategies"
-# Between two looks for the text of a process that has not come yet: the store answers at once, it does not wait.
-_PAUSE_SECONDS = 0.05
 _REQUEST_SECONDS = 10.0
 # The store is on a host of the job: no proxy knows it.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def told_by_all(text: str, environment: Mapping[str, str] | None = None) -> list[str] | None:
-    """Returns what every process passed, by rank; None where there is no store, or Horovod runs already.
+def joined(
+    timeout_seconds: float | None,
+    say: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
+) -> Member | None:
+    """Joins this process to the others, and returns it as a member of the job.
 
-    None, too, if a process does not come within HOROVOD_GLOO_TIMEOUT_SECONDS: Horovod itself says so then.
+    None where there is no store. Rank 0 listens at the address by which it reaches the store, until all have come.
+
+    Args:
+        timeout_seconds: the limit of the wait for the others; None for none.
+        say: prints a line for the user.
+        environment: variables by name; ``os.environ`` if None.
+
+    Raises:
+        JoinError: on every process, if one is missing, or cannot be reached from other hosts.
     """
     variables = os.environ if environment is None else environment
     address, port = (variables.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
-    if hvd.is_initialized() or not address or not port or variables.get("HOROVOD_ELASTIC", "0") != "0":
+    if not address or not port or variables.get("HOROVOD_ELASTIC", "0") != "0":
         return None
-    url = f"http://{address}:{port}/{_SCOPE}"
-    deadline = time.monotonic() + float(variables.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
+    rank, size = int(variables["HOROVOD_RANK"]), int(variables["HOROVOD_SIZE"])
+    url = f"http://{address}:{port}/{_SCOPE}/board"
+    own = own_address(address, int(port))
+    problem = loopback_problem(rank, own) if int(variables.get("HOROVOD_LOCAL_SIZE", size)) < size else None
+    seat = Seat(rank, size, f"process {os.getpid()} on {socket.gethostname()}")
+    if rank > 0:
+        board, _ = join_job(seat, lambda: _read(url), "", timeout_seconds, problem=problem, say=say)
+        return Member(rank, size, board, timeout_seconds or 0.0)
+    listener = listen(f"{own or address}:0")
+    host, free_port = listener.getsockname()[:2]
     try:
-        put = urllib.request.Request(f"{url}/{variables['HOROVOD_RANK']}", text.encode(), method="PUT")
+        put = urllib.request.Request(url, f"{own or host}:{free_port}".encode(), method="PUT")
         _opener.open(put, timeout=_REQUEST_SECONDS).close()
-        said = [_read(f"{url}/{rank}", deadline) for rank in range(int(variables["HOROVOD_SIZE"]))]
-    except (OSError, KeyError, http.client.HTTPException):
+    except (OSError, http.client.HTTPException) as error:
+        listener.close()
+        raise JoinError(
+            f"Rank 0 cannot reach horovodrun's store at {address}:{port}: {error}. Has horovodrun ended, or does a "
+            "firewall keep them apart?"
+        ) from None
+    board, _ = join_job(seat, "", "", timeout_seconds, listener=listener, problem=problem, say=say)
+    return Member(rank, size, board, timeout_seconds or 0.0)
+
+
+def _read(url: str) -> str | None:
+    """Returns the address of rank 0 once it is there. The store answers at once, it does not wait."""
+    try:
+        with _opener.open(url, timeout=_REQUEST_SECONDS) as response:
+            return str(response.read().decode())
+    except (OSError, http.client.HTTPException):
         return None
-    return None if None in said else [each for each in said if each is not None]
-
-
-def _read(url: str, deadline: float) -> str | None:
-    while time.monotonic() < deadline:
-        try:
-            with _opener.open(url, timeout=_REQUEST_SECONDS) as response:
-                return str(response.read().decode())
-        except urllib.error.HTTPError as error:
-            if error.code != 404:
-                raise
-        time.sleep(_PAUSE_SECONDS)
-    return None

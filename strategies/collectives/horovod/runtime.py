@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -26,7 +27,18 @@ from strategies.topology.mesh import DeviceMesh
 _logger = logging.getLogger(__name__)
 
 
-def start(*meshes: DeviceMesh, channel_axes: Sequence[str] = ("pipe",), all_pairs: bool = False) -> int:
+#: How long Gloo waits for a process that has not ended, but is not heard of.
+GLOO_VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+# The limit of horovodrun's own, where its user sets none; and about 24 days for none at all.
+_GLOO_SECONDS, _NEVER_SECONDS = "30", 2**21
+
+
+def start(
+    *meshes: DeviceMesh,
+    channel_axes: Sequence[str] = ("pipe",),
+    all_pairs: bool = False,
+    timeout_seconds: float | None = None,
+) -> int:
     """Initialise Horovod with the process sets that collectives over `meshes` need; all processes call it alike.
 
     Horovod takes process sets when it starts. One is made for every group along an axis that is neither one
@@ -39,6 +51,9 @@ def start(*meshes: DeviceMesh, channel_axes: Sequence[str] = ("pipe",), all_pair
         channel_axes: the axes along which `Collectives.channel` will be used.
         all_pairs: whether channels join any two positions of those axes. If not, they join neighbours, among
             them the last position and the first; on axes of up to three that is any two.
+        timeout_seconds: how long Gloo waits for a process that has not ended, but is not heard of; 0 for no limit, None
+            for Horovod's own. HOROVOD_GLOO_TIMEOUT_SECONDS counts more if it is set to something else than 30, the
+            number that horovodrun sets by itself.
 
     Returns:
         This process' rank.
@@ -53,6 +68,10 @@ def start(*meshes: DeviceMesh, channel_axes: Sequence[str] = ("pipe",), all_pair
     if not hvd.is_initialized():
         # Before, too: after an initialisation that failed Horovod accepts no other, and it says little.
         check_promised_world(meshes, os.environ)
+        if timeout_seconds is not None and not has_own_gloo_limit():
+            # Our own limit comes first: its error says who is missing, and where.
+            limit = math.ceil(timeout_seconds) + 5 if timeout_seconds else _NEVER_SECONDS
+            os.environ[GLOO_VARIABLE] = str(limit)
         try:
             # The first thread is the one that computes and sends; it has to come through.
             with network_threads_yield(num_others=1):
@@ -80,6 +99,11 @@ def gathered(value: Any) -> list[Any]:
     return values
 
 
+def has_own_gloo_limit() -> bool:
+    """True if the user has set how long Gloo waits for a process, to another number than horovodrun does by itself."""
+    return os.environ.get(GLOO_VARIABLE, _GLOO_SECONDS) != _GLOO_SECONDS
+
+
 def implementation(device: str) -> str:
     """Returns the name of what carries sums of tensors on a device, as Horovod was built and started.
 
@@ -90,10 +114,33 @@ def implementation(device: str) -> str:
     return "MPI" if hvd.mpi_enabled() else "Gloo"
 
 
-def shut_down(why: str) -> None:
-    """Fails what waits now on all processes. Horovod's own error does not say why."""
-    _logger.error(why)
-    hvd.shutdown()
+class _Session:
+    """The time from one start of Horovod to its end; in an elastic job a process sees several.
+
+    Horovod is one per process, so this has to be, too. What belonged to an earlier session must not end the next.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def end(self) -> None:
+        """Makes all that was made before ineffective."""
+        self._number += 1
+
+    def ender(self) -> Callable[[str], None]:
+        """Returns what fails, in this session only, all that waits on all processes; it takes the reason."""
+        number = self._number
+
+        def shut_down(why: str) -> None:
+            if number == self._number:
+                # Horovod's own error does not say why.
+                _logger.error(why)
+                hvd.shutdown()
+
+        return shut_down
+
+
+SESSION = _Session()
 
 
 class _Instances:

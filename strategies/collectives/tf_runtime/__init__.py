@@ -1,5 +1,6 @@
 """Collectives by TensorFlow's runtime, between devices and processes."""
 
 from strategies.collectives.tf_runtime.collectives import TensorFlowCollectives
+from strategies.collectives.tf_runtime.start import bound_waits
 
-__all__ = ["TensorFlowCollectives"]
+__all__ = ["TensorFlowCollectives", "bound_waits"]

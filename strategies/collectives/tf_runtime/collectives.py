@@ -17,6 +17,7 @@ from strategies.collectives.tf_runtime import members, wire
 from strategies.collectives.tf_runtime.channel import Link, RuntimeChannel
 from strategies.collectives.transport import Op, Pairs
 from strategies.collectives.watchdog import Watchdog
+from strategies.control_plane import Member
 from strategies.topology.devices import is_gpu, list_own_devices
 from strategies.topology.mesh import AXES, DeviceMesh
 
@@ -65,6 +66,7 @@ class TensorFlowCollectives(Collectives):
             devices always have the ring.
         timeout_seconds: collectives fail on this process if none of them finishes for this time, because not all
             members take part; 0 for no limit.
+        member: this process in its job, which hears from the others; None if there is nothing to hear.
 
     Raises:
         ValueError: a device this process does not have, a negative timeout, an unknown implementation.
@@ -77,13 +79,15 @@ class TensorFlowCollectives(Collectives):
         *,
         implementation: Literal["auto", "RING", "NCCL"] = "auto",
         timeout_seconds: float = 300.0,
+        member: Member | None = None,
     ) -> None:
         super().__init__(mesh, rank)
         if implementation not in ("auto", "RING", "NCCL"):
             raise ValueError(f"implementation must be 'auto', 'RING' or 'NCCL'. Received: {implementation!r}.")
         self._implementation = implementation
         who = f"Rank {rank} of {mesh.num_processes}"
-        self._watchdog = Watchdog(who, timeout_seconds, _end_all, "CommunicationOptions(timeout_seconds=...)")
+        setting = "CommunicationOptions(timeout_seconds=...)"
+        self._watchdog = Watchdog(who, timeout_seconds, _end_all, setting, member)
         self._watchdog.start(self)
         self._devices = [_find_device(mesh.devices[index]) for index in self.local_indices]
         all_groups = [(axis, members) for axis in AXES for members in mesh.groups(axis)]
@@ -238,7 +242,8 @@ class TensorFlowCollectives(Collectives):
         on_gpus = any(is_gpu(self.mesh.devices[member]) for member in members)
         device = self._device(self.local_indices.index(index)) if on_gpus else None
         hint = _HINTS_ON_GPUS[self._implementation] if on_gpus else self._implementation
-        return wire.CollectiveGroup(key, len(members), wire_order, hint, self._watchdog, device)
+        ranks = tuple(self.mesh.ranks[member] for member in members)
+        return wire.CollectiveGroup(key, len(members), wire_order, hint, ranks, self._watchdog.ledger, device)
 
     def _take_ordinals(self, key: int, count: int) -> int:
         with self._lock:
@@ -286,12 +291,13 @@ class TensorFlowCollectives(Collectives):
         cache_key = (axis, *key, *((spec.dtype, spec.shape.rank) for spec in specs), str(static))
         with self._lock:
             function = self._eager_functions.get(cache_key)
-        if function is None:
-            traced = tf.function(lambda *args: body(list(args)), autograph=False)
-            function = traced.get_concrete_function(*specs)
-            with self._lock:
-                self._eager_functions[cache_key] = function
-        return list(function(*tensors))
+        with self._watchdog.ledger.eagerly():
+            if function is None:
+                traced = tf.function(lambda *args: body(list(args)), autograph=False)
+                function = traced.get_concrete_function(*specs)
+                with self._lock:
+                    self._eager_functions[cache_key] = function
+            return list(function(*tensors))
 
 
 def _end_all(why: str) -> None:

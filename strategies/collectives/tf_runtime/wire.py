@@ -8,7 +8,7 @@ Constraints of the ops (measured with TensorFlow 2.21 on CPU), and how this modu
 - An empty tensor crashes the process or hangs: one element is sent instead.
 - Broadcast and gather do not support bfloat16, and only broadcast supports bool: `flatten` changes the dtype.
 - Members are numbered by device name, whatever the caller's order: see `CollectiveGroup.wire_order`.
-- A timeout costs two threads per running op: the ops have none, `Watchdog` counts them instead.
+- A timeout costs two threads per running op: the ops have none, the `Ledger` counts them instead.
 - Automatic control dependencies serialise the ops of one function, although each waits for other
   members: see `CollectiveGroup.run`.
 
@@ -29,9 +29,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from strategies.collectives.handles import run_beside_others
+from strategies.collectives.ledger import Ledger
 from strategies.collectives.shapes import Shape, num_elements, shape_of
 from strategies.collectives.tf_runtime import order
-from strategies.collectives.watchdog import Watchdog
+from strategies.control_plane import Wait
 
 _NUM_SIZE_CLASSES = 256
 _MAX_KEY = 2**31 - 1
@@ -48,7 +49,8 @@ class CollectiveGroup:
         size: the number of members.
         wire_order: for each rank assigned by TensorFlow, the position on the mesh axis.
         hint: TensorFlow's communication hint; between GPUs in the lower case that it compares with.
-        watchdog: counts pending ops.
+        ranks: the processes of the members.
+        ledger: has an entry for each op.
         device: the GPU of this member; None in a group of CPU devices, for which TensorFlow has no communication
             library.
     """
@@ -57,7 +59,8 @@ class CollectiveGroup:
     size: int
     wire_order: tuple[int, ...]
     hint: str
-    watchdog: Watchdog
+    ranks: tuple[int, ...]
+    ledger: Ledger
     device: str | None = None
 
     @property
@@ -98,7 +101,7 @@ class CollectiveGroup:
             return padded_length(length)
 
     def run(self, value: tf.Tensor, op: _Op, ordinal: int, size_class: int | tf.Tensor) -> tf.Tensor:
-        """Runs a collective op, watched by the watchdog; it runs even if its result is unused.
+        """Runs a collective op, which the ledger counts; it runs even if its result is unused.
 
         Between CPU devices it may run concurrently with others, between GPUs in the order of `order`.
 
@@ -108,14 +111,17 @@ class CollectiveGroup:
             ordinal: identifies an op of the group.
             size_class: of the size of what is communicated.
         """
-        sent = self.watchdog.mark_started(value, self.device)
+        form = f"{value.dtype.name}[{value.shape.num_elements()}]" if op.has_equal_sizes else ""
+        wait = Wait(f"{self.key}/{ordinal}", self.ranks, op.kind, form="" if "None" in form else form)
+        entry = self.ledger.entry(wait, self.device)
+        sent = entry.started(value)
         options = self.options(ordinal, size_class)
         if self.device is not None:
             result = order.in_order(self.device, lambda tokens: op(sent, tokens, options), takes_token=op.takes_token)
-            return self.watchdog.mark_done(result, self.device)
+            return entry.done(result)
         result = op(sent, [], options)
         run_beside_others(result.op)
-        return self.watchdog.mark_done(result)
+        return entry.done(result)
 
 
 @dataclass(frozen=True)
@@ -126,20 +132,24 @@ class _Op:
         function: the op, with the attributes that it alone has.
         argument: the name of its input.
         takes_token: it has an argument for ordering tokens.
+        kind: for messages.
+        has_equal_sizes: its input has one size on all members.
     """
 
     function: Callable[..., tf.Tensor]
     argument: str = "input"
     takes_token: bool = True
+    kind: str = "all_reduce"
+    has_equal_sizes: bool = True
 
     def __call__(self, value: tf.Tensor, tokens: list[tf.Tensor], options: dict[str, object]) -> tf.Tensor:
         more = {"ordering_token": tokens} if self.takes_token else {}
         return self.function(**{self.argument: value}, **more, **options)
 
 
-_GATHER = _Op(tf.raw_ops.CollectiveGatherV2)
-_EXCHANGE = _Op(tf.raw_ops.CollectiveAllToAllV2)
-_SEND = _Op(tf.raw_ops.CollectiveBcastSendV2, takes_token=False)
+_GATHER = _Op(tf.raw_ops.CollectiveGatherV2, kind="all_gather")
+_EXCHANGE = _Op(tf.raw_ops.CollectiveAllToAllV2, kind="all_to_all")
+_SEND = _Op(tf.raw_ops.CollectiveBcastSendV2, takes_token=False, kind="send", has_equal_sizes=False)
 # TensorFlow's kernel of all-reduce refuses these on GPUs.
 _REDUCED_ON_GPUS = {tf.int32: tf.int64, tf.bfloat16: tf.float32}
 
@@ -239,6 +249,12 @@ def recv(count: int | tf.Tensor, dtype: tf.DType, group: CollectiveGroup, ordina
     """Receives `[count]` elements, of flattened `dtype`, from the member that sends."""
     length, size_class = group.padded_length(count)
     wire_dtype = {tf.bool: tf.int32, tf.bfloat16: tf.float16}.get(dtype, dtype)
-    op = _Op(functools.partial(tf.raw_ops.CollectiveBcastRecvV2, T=wire_dtype), argument="shape", takes_token=False)
     # The op has no data input: its shape argument is counted instead.
+    op = _Op(
+        functools.partial(tf.raw_ops.CollectiveBcastRecvV2, T=wire_dtype),
+        argument="shape",
+        takes_token=False,
+        kind="receive",
+        has_equal_sizes=False,
+    )
     return group.run(tf.convert_to_tensor([length]), op, ordinal, size_class)[:count]

@@ -36,11 +36,22 @@ def test_a_host_without_an_address_is_a_problem(monkeypatch: pytest.MonkeyPatch)
     assert "the host name 'nowhere' of rank 1, 2 cannot be resolved: [Errno -2] Name or service not known" in problem
 
 
+def test_a_host_name_that_stands_for_loopback_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-b")
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    cluster, report = Cluster(rank=1, world_size=2, source="HOROVOD"), Report(as_json=True)
+    assert not check_addresses(cluster, report)
+    [problem] = report.found["problems"]
+    assert "Rank 1: the name of its host, 'node-b', stands for 127.0.1.1 there" in problem
+    assert problem.endswith("Change that line of /etc/hosts there to: <its address> node-b")
+    assert check_addresses(Cluster(world_size=2, local_size=2, source="HOROVOD"), Report(as_json=True))
+
+
 def test_free_ports_and_known_hosts_are_none() -> None:
     report = Report(as_json=True)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     assert check_addresses(Cluster.of_addresses([*addresses, "[::1]:2222"], 0), report)
-    assert check_addresses(Cluster(world_size=2, source="HOROVOD"), report)
+    assert check_addresses(Cluster(world_size=2, local_size=2, source="HOROVOD"), report)
     assert report.close() == 0
 
 

@@ -15,6 +15,7 @@ import strategies
 from strategies import multi_worker_mirrored
 from strategies._keras_hooks import trainer
 from strategies.collectives.tf_runtime import TensorFlowCollectives
+from strategies.control_plane import Member
 
 NUM_ROWS, LENGTH, VOCABULARY = 16, 6, 20
 
@@ -43,16 +44,25 @@ class _OneOfTwo(TensorFlowCollectives):
         return None if tf.executing_eagerly() else super()._exchange_sizes(values, axis, dim)
 
 
+class _OtherIsAlike(Member):
+    """Rank 0 of two; the other tells what this one does."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+
+    def exchange(self, name: str, text: str, what: str = "") -> list[str]:
+        return [text] * self.world_size
+
+
 @contextlib.contextmanager
 def one_of_two_processes(devices: Sequence[str], **options: Any) -> Iterator[Any]:
     """Yields a MultiWorkerMirroredStrategy as rank 0 of two has it, for tracing only."""
     cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multi_worker_mirrored, "_start_runtime", lambda cluster: None)
+        patch.setattr(multi_worker_mirrored, "_start_runtime", lambda cluster, timeout_seconds: _OtherIsAlike())
         patch.setattr(multi_worker_mirrored, "TensorFlowCollectives", _OneOfTwo)
         patch.setattr(multi_worker_mirrored, "own_devices", lambda: list(devices))
-        patch.setattr(multi_worker_mirrored, "_told_by_all", lambda cluster, name, text: [text] * cluster.world_size)
         # What would run for real ends soon, with an error.
         soon = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
         yield strategies.MultiWorkerMirroredStrategy(resolver, communication_options=soon, **options)

@@ -31,7 +31,7 @@ def main(name: str) -> None:
     start = time.monotonic()
     try:
         model.fit(x, x[:, :1], verbose=0)
-    except tf.errors.OpError as error:
+    except strategies.DistributedError as error:
         # In one piece: the other rank writes to the same terminal.
         sys.stdout.write(f"rank {rank} failed after {time.monotonic() - start:.0f} s: {error}\n")
         sys.stdout.flush()

@@ -1,0 +1,62 @@
+"""Comparison of what all processes have to do alike, before the first step: refused on all of them where it differs.
+
+Lines of text describe it. Only their digest is exchanged, beside the collectives; where that differs, so are the lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.collectives.texts import gather_texts
+from strategies.engine.replicated import ReplicatedExtended
+
+_MOST_SHOWN = 3
+
+
+def compare(engine: ReplicatedExtended, lines: Sequence[str]) -> None:
+    """Compares lines between all processes of a job. All of them call it, as often as the others.
+
+    Args:
+        engine: of a strategy over several processes.
+        lines: what has to be the same, those first that mean most to the user.
+
+    Raises:
+        ValueError: on all processes, naming what differs on which rank.
+    """
+    told = _differing(engine, list(lines))
+    if told is not None:
+        raise ValueError(difference(told))
+
+
+def difference(told: Sequence[Sequence[str]]) -> str:
+    """Returns the error about lines that differ, from those of all processes by rank."""
+    # What a process alone has, or has otherwise: lines that all have, in whatever order, are left out.
+    common = set(told[0]).intersection(*told[1:])
+    own = [[line for line in lines if line not in common] for lines in told]
+    same: dict[str, list[int]] = {}
+    for rank, lines in enumerate(own):
+        more = f"; and {len(lines) - _MOST_SHOWN} more" if len(lines) > _MOST_SHOWN else ""
+        same.setdefault("; ".join(lines[:_MOST_SHOWN]) + more or "none of these", []).append(rank)
+    received = " | ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}" for text, ranks in same.items()
+    )
+    return (
+        "The processes run different programs. All of them have to make the same model, compile it alike and give it "
+        f"the same data, whatever their rank. Received, where they differ: {received}."
+    )
+
+
+def _differing(engine: ReplicatedExtended, lines: list[str]) -> list[list[str]] | None:
+    if engine.member.hears_others:
+        return engine.member.differing(lines)
+    group = engine.process_group
+    if group is None:
+        return None
+    text = "\n".join(lines)
+    digest = np.frombuffer(hashlib.sha1(text.encode()).digest()[:16], np.int64)
+    gathered = np.asarray(group.gather(tf.constant(digest[np.newaxis]), equal_sizes=True))
+    return None if len(np.unique(gathered, axis=0)) == 1 else [each.split("\n") for each in gather_texts(text, group)]

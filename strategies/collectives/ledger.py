@@ -1,0 +1,176 @@
+"""The ledger of a process: which of its collectives have started, and which are done.
+
+Each collective of a traced function has an entry, and two counters: of its starts and of its ends. So the ledger tells
+at any time which ones are pending; writing it costs two small ops beside each collective, and no Python. Collectives
+that are called eagerly share the entries of their kind.
+
+Each counter is on the device of its collective. For a collective of a GPU, a counter on the CPU would cost an empty
+send and receive on either side, which wait for all work queued on the GPU. On the GPU it is one small kernel in the
+queue; only who reads the ledger copies the counters, behind the work queued before. Not measured on GPUs: what these
+kernels cost, and that a waiting collective of NCCL leaves the queue free for the copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from strategies.collectives.descriptions import carried
+from strategies.collectives.handles import capturable, make_handle, run_beside_others
+from strategies.control_plane import Wait
+
+# Counters that are one tensor.
+_BLOCK = 256
+_instances = itertools.count()
+
+
+class Ledger:
+    """The collectives of one instance of the collectives in this process.
+
+    Args:
+        is_kept: false to count nothing.
+    """
+
+    def __init__(self, *, is_kept: bool = True) -> None:
+        self._is_kept = is_kept
+        self._number = next(_instances)
+        self._lock = threading.Lock()
+        # Blocks of counters by device, and the entries of each.
+        self._blocks: dict[str, list[_Block]] = {}
+        self._eager: dict[tuple[str, str], Entry] = {}
+        self._carried_eagerly = ""
+        self._nothing = Entry(Wait("", (), ""), None, 0, "")
+
+    @contextlib.contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Inside, one collective is called eagerly: what it carries now is what its entry, used before, stands for."""
+        before, self._carried_eagerly = self._carried_eagerly, carried() or "values"
+        try:
+            yield
+        finally:
+            self._carried_eagerly = before
+
+    def entry(self, wait: Wait, device: str | None = None) -> Entry:
+        """Returns the entry of a collective that is traced now, or called eagerly.
+
+        Args:
+            wait: identifies it, and its members; what it carries is taken from the caller's description.
+            device: the GPU that runs it; None for one that runs on the CPU.
+        """
+        if not self._is_kept:
+            return self._nothing
+        place = device or "CPU:0"
+        with self._lock:
+            if not tf.executing_eagerly():
+                return self._made(replace(wait, what=carried()), place, bool(self._carried_eagerly))
+            if (wait.key, place) not in self._eager:
+                self._eager[wait.key, place] = self._made(wait, place, True)
+            return self._eager[wait.key, place]
+
+    def pending(self) -> list[Wait]:
+        """Returns the collectives that have started and are not done."""
+        found: list[Wait] = []
+        for block in self._all_blocks():
+            for entry, started, done in zip(block.entries, *block.read(), strict=False):
+                if started > done:
+                    now = self._carried_eagerly
+                    found.append(replace(entry.wait, what=now, form=now) if entry.is_eager and now else entry.wait)
+        return found
+
+    def counts(self) -> tuple[int, int]:
+        """Returns how many executions of collectives have started, and how many are done, since the ledger was made."""
+        pairs = [block.totals() for block in self._all_blocks()]
+        return sum(started for started, _ in pairs), sum(done for _, done in pairs)
+
+    def _all_blocks(self) -> list[_Block]:
+        with self._lock:
+            return [block for blocks in self._blocks.values() for block in blocks]
+
+    def _made(self, wait: Wait, place: str, is_eager: bool) -> Entry:
+        blocks = self._blocks.setdefault(place, [])
+        if not blocks or len(blocks[-1].entries) == _BLOCK:
+            with tf.init_scope():
+                blocks.append(_Block.on(place, f"{self._number}_{len(self._blocks)}_{len(blocks)}"))
+        block = blocks[-1]
+        entry = Entry(wait, block, len(block.entries), place, is_eager)
+        block.entries.append(entry)
+        return entry
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective in the ledger.
+
+    Attributes:
+        wait: identifies the collective.
+        is_eager: True if it is called from outside of traced functions, each time with something else.
+    """
+
+    wait: Wait
+    _block: _Block | None
+    _index: int
+    _place: str
+    is_eager: bool = False
+
+    def started(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the input of the collective, which counts as started as soon as its input is ready."""
+        return value if self._block is None else self._counted(value, self._block.started)
+
+    def done(self, result: tf.Tensor) -> tf.Tensor:
+        """Returns the result of the collective, which then counts as done."""
+        return result if self._block is None else self._counted(result, self._block.done)
+
+    def _counted(self, value: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
+        # Captured before the control dependency: a capture depends on nothing in the function.
+        resource = capturable(handle)
+        with tf.device(self._place), tf.control_dependencies([value]):
+            one = tf.constant(1, tf.int64)
+            count = tf.raw_ops.ResourceScatterAdd(resource=resource, indices=tf.constant(self._index), updates=one)
+        # Like the collectives themselves on CPUs; counters of one device may be counted up in any order.
+        run_beside_others(count)
+        on_gpu = not self._place.endswith("CPU:0")
+        with tf.device(self._place) if on_gpu else contextlib.nullcontext(), tf.control_dependencies([count]):
+            return tf.identity(value)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Counters of starts and ends on one device, and the entries that have them."""
+
+    place: str
+    started: tf.Tensor
+    done: tf.Tensor
+    entries: list[Entry]
+
+    @classmethod
+    def on(cls, place: str, name: str) -> _Block:
+        """Makes them, outside of functions."""
+        made = []
+        for kind in ("started", "done"):
+            made.append(make_handle(f"strategies_{kind}_{name}", tf.int64, place))
+            with tf.device(place):
+                tf.raw_ops.AssignVariableOp(resource=made[-1], value=tf.zeros([_BLOCK], tf.int64))
+        started, done = made
+        return cls(place, started, done, [])
+
+    def read(self) -> tuple[list[int], list[int]]:
+        """Returns the counts of starts and of ends.
+
+        Ends first: a collective that runs in between then counts as pending, never as done before it was started.
+        """
+        done = self._read(self.done)
+        return self._read(self.started), done
+
+    def totals(self) -> tuple[int, int]:
+        """Returns the sums of :meth:`read`."""
+        started, done = self.read()
+        return sum(started), sum(done)
+
+    def _read(self, handle: tf.Tensor) -> list[int]:
+        with tf.device(self.place):
+            return [int(count) for count in tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64).numpy()]

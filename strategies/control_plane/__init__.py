@@ -1,0 +1,16 @@
+"""Short texts between the processes of a job, beside its tensors: who is there, what each runs, who has left.
+
+Standard library only. The processes join once (`joining`), on rank 0's address, and keep those connections as a `board`
+for as long as they live. A `member` tells the others where it is and for what it waits; from that all of them
+find, without asking anybody, who is missing, has left or runs another program (`waits`, `verdict`).
+"""
+
+from strategies.control_plane.board import Board
+from strategies.control_plane.joining import JoinError, Seat, join_job, listen
+from strategies.control_plane.member import DistributedError, Member
+from strategies.control_plane.ports import port_problem
+from strategies.control_plane.position import Position
+from strategies.control_plane.waits import Wait
+
+__all__ = ["Board", "DistributedError", "JoinError", "Member", "Position", "Seat", "Wait"]
+__all__ += ["join_job", "listen", "port_problem"]

@@ -1,0 +1,203 @@
+"""A board on which each process of a job posts short texts, and which all of them read.
+
+Rank 0 passes on what the others post; every process keeps a copy of all of it. Between posts nothing is sent. A process
+whose connection closes has left: the system closes it whatever ends the process.
+
+Messages are lines of JSON. Nothing is read from anyone who has not joined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Longer messages end the connection.
+MAX_MESSAGE_BYTES = 1 << 24
+#: What is held for a process that does not read, as while it is stopped; more ends its connection.
+_MAX_HELD_BYTES = 1 << 26
+_READ_BYTES = 1 << 16
+
+#: What a process posts last, before it ends of its own will.
+FAREWELL = "farewell"
+
+
+class Board:
+    """This process' copy of the board, and its connections.
+
+    Args:
+        rank: this process' rank.
+        world_size: the number of processes.
+        connections: on rank 0 those of all others, by rank; on these the one to rank 0, as ``{0: connection}``.
+    """
+
+    def __init__(self, rank: int, world_size: int, connections: Mapping[int, socket.socket]) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._changed = threading.Condition()
+        self._posted: dict[str, dict[int, str]] = {}
+        self._left: dict[int, float] = {}
+        self._listeners: list[Callable[[str, int, str], None]] = []
+        self._links = {other: _Link(connection) for other, connection in connections.items()}
+        self._is_closed = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        for end in (self._wake_reader, self._wake_writer):
+            end.setblocking(False)
+        self._thread = threading.Thread(target=self._work, name="strategies-board", daemon=True)
+        self._thread.start()
+
+    def post(self, key: str, text: str) -> None:
+        """Puts a text under `key`, for all processes to read; a second one replaces it. Does not wait."""
+        self._note(key, self.rank, text)
+        self._send({"key": key, "rank": self.rank, "text": text})
+
+    def read(self, key: str) -> dict[int, str]:
+        """Returns what is posted under `key`, by rank."""
+        with self._changed:
+            return dict(self._posted.get(key, {}))
+
+    def left(self) -> dict[int, str]:
+        """Returns the ranks that have left, in that order, each with what it said last; empty if it said nothing."""
+        with self._changed:
+            return {rank: self._posted.get(FAREWELL, {}).get(rank, "") for rank in self._left}
+
+    def listen(self, listener: Callable[[str, int, str], None]) -> None:
+        """Has `listener(key, rank, text)` called for each text of another process, on the thread of the board."""
+        self._listeners.append(listener)
+
+    def wait(self, until: Callable[[], bool], timeout_seconds: float | None) -> bool:
+        """Waits until the condition holds, which is looked at after each change; False if time is up before."""
+        with self._changed:
+            return self._changed.wait_for(until, timeout_seconds)
+
+    def close(self, farewell: str) -> None:
+        """Says why this process leaves, and ends its connections."""
+        if self._is_closed:
+            return
+        self.post(FAREWELL, farewell)
+        self._is_closed = True
+        self._wake()
+        self._thread.join(2.0)
+
+    # ---- what the thread does
+
+    def _work(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            for other, link in self._links.items():
+                selector.register(link.connection, selectors.EVENT_READ, other)
+            while True:
+                for other, link in list(self._links.items()):
+                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.held else 0)
+                    selector.modify(link.connection, wanted, other)
+                if self._is_closed and not any(link.held for link in self._links.values()):
+                    break
+                for key, events in selector.select(1.0 if self._is_closed else None):
+                    if key.data is None:
+                        with contextlib.suppress(BlockingIOError):
+                            self._wake_reader.recv(_READ_BYTES)
+                    elif not self._serve(key.data, events):
+                        link = self._links.pop(key.data)
+                        selector.unregister(link.connection)
+                        link.connection.close()
+                        self._note_left(key.data)
+        for connection in (*(link.connection for link in self._links.values()), self._wake_reader, self._wake_writer):
+            connection.close()
+
+    def _serve(self, other: int, events: int) -> bool:
+        link = self._links[other]
+        try:
+            if events & selectors.EVENT_WRITE:
+                link.flush()
+            if events & selectors.EVENT_READ:
+                for message in link.receive():
+                    self._take(other, message)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return len(link.held) <= _MAX_HELD_BYTES
+
+    def _take(self, other: int, message: dict[str, Any]) -> None:
+        rank = int(message["rank"]) if self.rank > 0 else other
+        if "left" in message:
+            self._note_left(rank)
+            return
+        key, text = str(message["key"]), str(message["text"])
+        self._note(key, rank, text)
+        if self.rank == 0:
+            self._send({"key": key, "rank": rank, "text": text}, but=other)
+        for listener in self._listeners:
+            listener(key, rank, text)
+
+    def _note(self, key: str, rank: int, text: str) -> None:
+        with self._changed:
+            self._posted.setdefault(key, {})[rank] = text
+            self._changed.notify_all()
+
+    def _note_left(self, rank: int) -> None:
+        with self._changed:
+            self._left.setdefault(rank, time.monotonic())
+            self._changed.notify_all()
+        if self.rank == 0:
+            self._send({"left": True, "rank": rank})
+
+    def _send(self, message: dict[str, Any], but: int | None = None) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        for other, link in list(self._links.items()):
+            if other != but:
+                link.hold(line)
+        self._wake()
+
+    def _wake(self) -> None:
+        # Full means that it is awake.
+        with contextlib.suppress(OSError):
+            self._wake_writer.send(b"\0")
+
+
+class _Link:
+    """A connection to another process: what was read of an unfinished message, and what is still to be sent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = connection
+        self.held = bytearray()
+        self._lock = threading.Lock()
+        self._read = bytearray()
+
+    def hold(self, line: bytes) -> None:
+        with self._lock:
+            self.held += line
+
+    def flush(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            while self.held:
+                del self.held[: self.connection.send(self.held)]
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Returns the messages that are whole now.
+
+        Raises:
+            ConnectionError: the other end is closed.
+            ValueError: what came is no message.
+        """
+        try:
+            data = self.connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise ConnectionError("closed")
+        self._read += data
+        *lines, rest = self._read.split(b"\n")
+        if len(rest) > MAX_MESSAGE_BYTES:
+            raise ValueError("too long")
+        self._read = rest
+        messages = [json.loads(line) for line in lines]
+        if not all(isinstance(message, dict) for message in messages):
+            raise ValueError("not a message")
+        return messages

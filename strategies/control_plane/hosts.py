@@ -1,0 +1,42 @@
+"""Host names that lead other hosts astray. Standard library only."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+
+def loopback_problem(rank: int, address: str | None = None) -> str | None:
+    """Returns what is wrong, and the mend, if this host's name stands for an address that other hosts cannot reach.
+
+    Debian's installer writes such a line: ``127.0.1.1 name``.
+
+    Args:
+        rank: this process' rank.
+        address: of this host, as others reach it, for the mend; None if it is not known.
+    """
+    name = socket.gethostname()
+    try:
+        resolved = socket.gethostbyname(name)
+    except OSError as error:
+        return (
+            f"Rank {rank}: the name of its host, {name!r}, cannot be resolved ({error}). Add a line to /etc/hosts "
+            f"there: {address or '<its address>'} {name}"
+        )
+    if not ipaddress.ip_address(resolved).is_loopback:
+        return None
+    return (
+        f"Rank {rank}: the name of its host, {name!r}, stands for {resolved} there, where other hosts cannot connect. "
+        f"Change that line of /etc/hosts there to: {address or '<its address>'} {name}"
+    )
+
+
+def own_address(host: str, port: int) -> str | None:
+    """Returns the address of this host on the way to another; None if there is no way. Sends nothing."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

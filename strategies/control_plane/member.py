@@ -1,0 +1,343 @@
+"""This process as a member of its job: what it tells the others of itself, and what it knows of them."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from strategies.control_plane import verdict
+from strategies.control_plane.board import Board
+from strategies.control_plane.position import Position
+from strategies.control_plane.preemption import Preemption
+from strategies.control_plane.stopping import Stops
+from strategies.control_plane.stragglers import WaitingShares
+from strategies.control_plane.waits import Wait, can_go_on, from_text, lack_members, to_text
+
+#: After this long without progress a process tells the others what it waits for.
+SECONDS_UNTIL_TOLD = 2.0
+# What all have said has to stand for this long before it is believed: a message may be on its way.
+_SECONDS_TO_STAND = 1.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+# For answers of the others: their Python may be busy.
+_SECONDS_TO_ANSWER = 3.0
+# A process that failed in Python may be about to end, or to go on.
+_SECONDS_FOR_FAILED = 5.0
+
+_WAITS, _POSITION, _FAILED, _VERDICT = "waits", "position", "failed", "verdict"
+_DESCRIPTIONS = "descriptions of the model and its input"
+_QUESTION, _ANSWER = "where are you", "here"
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+
+
+class DistributedError(RuntimeError):
+    """A collective cannot complete: a rank has left, runs another program, or did not come in time.
+
+    The message names the rank, where it was, and the collective. The strategy cannot be used any more.
+
+    Example:
+
+        strategy = strategies.MirroredStrategy(["CPU:0"])
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+        try:
+            model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+        except strategies.DistributedError as error:
+            print("not this rank's fault:", error)
+            raise
+    """
+
+    __module__ = "strategies"
+
+
+class Member:
+    """This process in its job.
+
+    Args:
+        rank: this process' rank.
+        world_size: the number of processes.
+        board: joins the processes; None where they have none: then each knows of itself only.
+        timeout_seconds: the limit of waits on the board; 0 for none.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        board: Board | None = None,
+        timeout_seconds: float = 0.0,
+    ) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.rank = rank
+        self.world_size = world_size
+        self._board = board
+        self._position = Position()
+        self._lock = threading.Lock()
+        self._waits: dict[str, list[Wait]] = {}
+        self._stood: tuple[object, float] = (None, 0.0)
+        self._reason = self._ended = ""
+        self._num_strategies = self._num_comparisons = 0
+        #: Agrees on the last step of a training; None if there is no board.
+        self.stops: Stops | None = None
+        #: The share of its time in which this process waits in collectives.
+        self.shares = WaitingShares()
+        #: SIGTERM to this process.
+        self.preemption = Preemption(self.leave)
+        if board is not None:
+            self.stops = Stops(board, self._wait_for)
+            board.listen(self._heard)
+            atexit.register(self.leave)
+
+    @property
+    def hears_others(self) -> bool:
+        """True if there are other processes, and a board that joins them."""
+        return self._board is not None
+
+    @property
+    def position(self) -> Position:
+        """How far this process has come with its program."""
+        return self._position
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._position = position
+
+    # ---- telling
+
+    def agree(self, text: str) -> list[str]:
+        """As :meth:`exchange`, for a strategy that is made: the strategies of a process are numbered."""
+        self._num_strategies += 1
+        return self.exchange(f"strategy {self._num_strategies}", text)
+
+    def exchange(self, name: str, text: str, what: str = "") -> list[str]:
+        """Returns what every process passes under a name that is used once, by rank. All processes call it.
+
+        Args:
+            name: the same on all processes.
+            text: this process' own.
+            what: what the texts are, for messages; the name if empty.
+
+        Raises:
+            DistributedError: a process has left, is elsewhere in its program, or did not come in time.
+        """
+        board = self._required()
+        key = f"exchange {name}"
+        board.post(key, text)
+        self._wait_for(lambda: len(board.read(key)) == self.world_size, name, what)
+        said = board.read(key)
+        return [said[rank] for rank in range(self.world_size)]
+
+    def _wait_for(self, condition: Callable[[], bool], name: str, what: str = "") -> None:
+        """Waits until a condition holds that all processes bring about."""
+        board = self._required()
+        began = time.monotonic()
+        told = Wait(f"exchange {name}", tuple(range(self.world_size)), "exchange", what or name)
+        try:
+            while not board.wait(condition, _SECONDS_BETWEEN_LOOKS):
+                waited = time.monotonic() - began
+                if waited > SECONDS_UNTIL_TOLD:
+                    self.note_waits("board", [told])
+                found = self.found()
+                if not found and self.timeout_seconds and waited > self.timeout_seconds:
+                    found = self.absent(self.timeout_seconds)
+                    found = f"{found} If it was only slow, allow more time with the strategy's timeout_seconds."
+                if found:
+                    raise DistributedError(found)
+        finally:
+            self.note_waits("board", [])
+
+    def differing(self, lines: Sequence[str]) -> list[list[str]] | None:
+        """Compares lines of text that have to be the same on all processes. All processes call it.
+
+        Returns:
+            None if they are the same; else those of all processes, by rank.
+        """
+        self._num_comparisons += 1
+        name, text = f"comparison {self._num_comparisons}", json.dumps(list(lines))
+        digests = self.exchange(name, hashlib.sha1(text.encode()).hexdigest(), _DESCRIPTIONS)
+        if len(set(digests)) == 1:
+            return None
+        return [json.loads(each) for each in self.exchange(f"{name} in words", text, _DESCRIPTIONS)]
+
+    def note_waits(self, source: str, waits: Sequence[Wait]) -> None:
+        """Tells the others what this process waits for, if that has changed.
+
+        Args:
+            source: names what notes it; each tells of its own.
+            waits: none if it does not wait, or not long.
+        """
+        with self._lock:
+            if self._waits.get(source, []) == list(waits):
+                return
+            self._waits[source] = list(waits)
+            everything = [wait for each in self._waits.values() for wait in each]
+        if self._board is not None:
+            self._board.post(_POSITION, str(self._position))
+            self._board.post(_WAITS, to_text(everything))
+
+    def note_failure(self, error: BaseException) -> None:
+        """Tells the others that this process' program has raised an error, which may end it."""
+        how = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"failed with {_in_short(error)}"
+        self._reason = f"{how} {self._position}"
+        if self._board is not None:
+            self._board.post(_FAILED, self._reason)
+
+    def forget_failure(self) -> None:
+        """Takes it back: the program goes on."""
+        if self._reason:
+            self._reason = ""
+            if self._board is not None:
+                self._board.post(_FAILED, "")
+
+    def leave(self, reason: str = "") -> None:
+        """Tells the others that this process ends, and closes its connections.
+
+        Args:
+            reason: as in "was ended by SIGTERM"; empty for that of an error of its program, or none.
+        """
+        if self._board is not None:
+            self._board.close(f"{reason} {self._position}" if reason else self._reason or f"ended {self._position}")
+
+    def meet(self, name: str) -> None:
+        """Returns when all processes have come here, as before the first of them ends."""
+        if self._board is not None:
+            self._num_comparisons += 1
+            self.exchange(f"{name} {self._num_comparisons}", "")
+
+    # ---- knowing
+
+    def found(self) -> str | None:
+        """Returns the reason for which what this process waits for cannot come to an end, if there is one.
+
+        All processes find the same one; call it again and again while waiting.
+        """
+        board = self._board
+        if board is None:
+            return None
+        if told := board.read(_VERDICT):
+            return told[min(told)]
+        waits = {rank: from_text(text) for rank, text in board.read(_WAITS).items()}
+        if not waits.get(self.rank):
+            return None
+        failed = {rank: text for rank, text in board.read(_FAILED).items() if text}
+        left = board.left()
+        snapshot = (board.read(_WAITS), tuple(left), failed)
+        if snapshot != self._stood[0]:
+            self._stood = (snapshot, time.monotonic())
+            return None
+        stood = time.monotonic() - self._stood[1]
+        found = None
+        if lacking := lack_members(waits, left):
+            if stood >= _SECONDS_TO_STAND:
+                gone = next(rank for rank in left if any(rank in wait.members for wait in lacking.values()))
+                found = self._deserted(gone, waits)
+        elif not can_go_on(waits, self.world_size):
+            if stood >= _SECONDS_TO_STAND:
+                found = verdict.diverged(waits, board.read(_POSITION))
+        elif (lacking := lack_members(waits, failed)) and stood >= _SECONDS_FOR_FAILED:
+            gone = next(rank for rank in failed if any(rank in wait.members for wait in lacking.values()))
+            found = verdict.deserted(gone, failed[gone], waits, board.read(_POSITION))
+        if found:
+            self.conclude(found)
+        return found
+
+    def conclude(self, text: str) -> None:
+        """Tells the others why what they wait for does not come to an end."""
+        if self._board is not None:
+            self._board.post(_VERDICT, text)
+
+    def note_end(self, reason: str) -> None:
+        """Remembers why this process has aborted its collectives."""
+        self._ended = reason
+
+    def absent(self, seconds: float) -> str | None:
+        """Returns who did not come to what this process has waited for, and where they are; tells it to the others."""
+        board = self._board
+        if board is None:
+            return None
+        if found := self.found():
+            return found
+        where, silent = self._asked()
+        waits = {rank: from_text(text) for rank, text in board.read(_WAITS).items() if rank in where}
+        found = verdict.absent(waits, where, silent, seconds)
+        self.conclude(found)
+        return found
+
+    def _asked(self) -> tuple[dict[int, str], list[int]]:
+        """Returns where the processes are, by rank, and those that do not answer although they have not left."""
+        board = self._required()
+        question = f"{self.rank} {time.monotonic()}"
+        answer = f"{_ANSWER} {question}"
+        board.post(_QUESTION, question)
+        board.post(answer, str(self._position))
+
+        def all_answered() -> bool:
+            return len({*board.read(answer), *board.left()}) == self.world_size
+
+        board.wait(all_answered, _SECONDS_TO_ANSWER)
+        where = board.read(answer)
+        return where, [rank for rank in range(self.world_size) if rank not in where and rank not in board.left()]
+
+    def explanation(self, timeout_seconds: float = 2.0) -> str | None:
+        """Returns why a collective has failed here, as far as the others tell within a time; None if they do not."""
+        board = self._board
+        if self._ended:
+            return self._ended
+        if board is None:
+            return None
+
+        def known() -> bool:
+            failed = any(text for rank, text in board.read(_FAILED).items() if rank != self.rank)
+            return bool(board.left() or failed or board.read(_VERDICT))
+
+        board.wait(known, timeout_seconds)
+        if told := board.read(_VERDICT):
+            return told[min(told)]
+        waits = {rank: from_text(text) for rank, text in board.read(_WAITS).items()}
+        failed = {rank: text for rank, text in board.read(_FAILED).items() if text and rank != self.rank}
+        for rank, text in failed.items():
+            return verdict.deserted(rank, text, waits, board.read(_POSITION))
+        for rank in board.left():
+            return self._deserted(rank, waits)
+        _, silent = self._asked()
+        return verdict.silent(silent) if silent else None
+
+    def _deserted(self, rank: int, waits: dict[int, list[Wait]]) -> str:
+        board = self._required()
+        return verdict.deserted(rank, board.left().get(rank, ""), waits, board.read(_POSITION))
+
+    def _required(self) -> Board:
+        if self._board is None:
+            raise RuntimeError("The processes of this job have no board.")
+        return self._board
+
+    def _heard(self, key: str, rank: int, text: str) -> None:
+        """Answers, on the thread of the board, those that wait: where this process is instead."""
+        if key == _QUESTION and self._board is not None:
+            self._board.post(f"{_ANSWER} {text}", f"{self._position}{_line_of_program()}")
+
+
+def _line_of_program() -> str:
+    """Returns where the main thread is in the user's program, as in ", at train.py:12 in main"."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = traceback.extract_stack(frame) if frame else []
+    own = [entry for entry in stack if not _is_of_library(entry.filename)]
+    return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
+def _is_of_library(path: str) -> bool:
+    ours = Path(__file__).parents[1]
+    return "site-packages" in path or path.startswith(("<", _LIBRARY)) or ours in Path(path).parents
+
+
+def _in_short(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

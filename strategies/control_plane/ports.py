@@ -1,0 +1,24 @@
+"""The port of a process: why it could not listen there. Standard library only."""
+
+from __future__ import annotations
+
+import socket
+
+from strategies.topology.port_holders import holder_of
+
+
+def port_problem(rank: int, address: str) -> str | None:
+    """Returns why a server of this process could not listen at "host:port", and the mend; None if it can."""
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        # Like servers: ignore connections that were closed recently.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            user = holder_of(port)
+            return (
+                f"Rank {rank} cannot listen at {address}: {error}.{f' The port is used by {user}.' if user else ''} "
+                "End that program, or give the processes other ports, on all ranks."
+            )
+    return None

@@ -1,0 +1,30 @@
+"""How far a process has come: in `fit`, after so many steps; as text, for messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a process has come with its program.
+
+    Attributes:
+        call: the method of the model that runs, as in "fit"; empty outside of them.
+        epoch: of `fit`, counted from 1 as the progress bar does; 0 where there are none.
+        step: finished steps of the epoch, or of the call.
+        last_call: the last one that has ended.
+    """
+
+    call: str = ""
+    epoch: int = 0
+    step: int = 0
+    last_call: str = ""
+
+    def __str__(self) -> str:
+        done = f"after step {self.step}" if self.step else "before its first step"
+        if self.call:
+            return f"in {self.call}, {f'epoch {self.epoch}, ' if self.epoch else ''}{done}"
+        if self.last_call:
+            return f"behind {self.last_call}, {f'epoch {self.epoch}, ' if self.epoch else ''}{done}"
+        return "before its first call of fit, evaluate or predict"

@@ -1,0 +1,83 @@
+"""SIGTERM to a process of a job: it ends at once and says so, or saves a checkpoint first, together with the others.
+
+TensorFlow's runtime takes the signal for itself once several processes have joined, and goes on (2.21). And Python
+handles signals in its main thread only, which may be waiting in a collective. So a thread of its own hears of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+#: The exit code of a process that was asked to end, has saved a checkpoint and can go on later; BSD's EX_TEMPFAIL.
+PREEMPTED = 75
+
+#: Saves a checkpoint after so many steps of the epoch in this call of `fit`, and ends the process.
+Saver = Callable[[int], None]
+
+
+class Preemption:
+    """The requests of the system, or of a scheduler, that this process end.
+
+    Args:
+        leave: tells the other processes that this one ends, and why.
+
+    Attributes:
+        is_asked: True once the process was asked to end, and is to save a checkpoint first.
+    """
+
+    def __init__(self, leave: Callable[[str], None]) -> None:
+        self._leave = leave
+        self._saver: Saver | None = None
+        self._is_heard = False
+        self.is_asked = False
+
+    @property
+    def saver(self) -> Saver | None:
+        """Saves a checkpoint before the process ends; None if it ends at once."""
+        return self._saver
+
+    @saver.setter
+    def saver(self, saver: Saver | None) -> None:
+        self._saver = saver
+        if saver is not None:
+            self.hear()
+
+    def hear(self) -> None:
+        """Hears of the signal from now on; not where the program does, nor outside of the main thread."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._is_heard or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        self._is_heard = True
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        if before >= 0:
+            # Another loop waits for signals: then this process hears of it when Python does.
+            signal.set_wakeup_fd(before)
+        else:
+            threading.Thread(target=self._listen, args=[reader], name="strategies-signals", daemon=True).start()
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self._take()
+
+    def _listen(self, reader: int) -> None:
+        while True:
+            for signum in os.read(reader, 64):
+                if signum == signal.SIGTERM:
+                    self._take()
+
+    def _take(self) -> None:
+        # Twice for one signal, here and there, and again for each one more.
+        if self._saver is not None:
+            self.is_asked = True
+            return
+        self._leave("was ended by SIGTERM")
+        # Python lets only the main thread set handlers, which may be waiting in a collective.
+        ctypes.CDLL(None).signal(signal.SIGTERM, None)
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,83 @@
+"""The step after which all processes stop, when one of them wants to.
+
+A process that stops by itself leaves the others in the middle of the next step, for which they need it. So it asks
+first, beside the steps, which cost nothing more as long as nobody asks: every process answers which step it has begun,
+and begins no other before all have answered; all of them stop behind the last that any has begun.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from strategies.control_plane.board import Board
+
+
+class Stops:
+    """The agreement on the last step, as one process takes part in it.
+
+    Args:
+        board: joins the processes.
+        wait: waits until a condition holds, or raises the reason for which it never will.
+    """
+
+    def __init__(self, board: Board, wait: Callable[[Callable[[], bool], str], None]) -> None:
+        self._board = board
+        self._wait = wait
+        self._lock = threading.Lock()
+        # The number of this training among those of the process; its step that is begun.
+        self._training = 0
+        self._begun = 0
+        self._is_held = False
+        board.listen(self._heard)
+
+    def begin(self) -> None:
+        """Notes that a training begins, with its first step. All processes call it."""
+        with self._lock:
+            self._training += 1
+            self._begun = 1
+            self._is_held = False
+        if self._board.read(self._asked()):
+            self._answer()
+
+    def after_step(self, reason: str = "") -> str:
+        """Notes the end of a step; returns why all processes stop behind it, empty if they go on.
+
+        Args:
+            reason: why this process wants to stop; empty if it does not.
+
+        Raises:
+            DistributedError: a process does not answer.
+        """
+        with self._lock:
+            if not self._is_held and not reason:
+                self._begun += 1
+                return ""
+        if reason and not self._board.read(self._asked()):
+            self._board.post(self._asked(), reason)
+        self._answer()
+        answers, size = f"{self._asked()}: begun", self._board.world_size
+        self._wait(lambda: len(self._board.read(answers)) == size, "step after which to stop")
+        last = max(int(text) for text in self._board.read(answers).values())
+        with self._lock:
+            if self._begun < last:
+                self._begun += 1
+                return ""
+        asked = self._board.read(self._asked())
+        return asked[min(asked)]
+
+    def _asked(self) -> str:
+        return f"stop training {self._training}"
+
+    def _answer(self) -> None:
+        with self._lock:
+            if self._is_held:
+                return
+            self._is_held = True
+            begun = self._begun
+        self._board.post(f"{self._asked()}: begun", str(begun))
+
+    def _heard(self, key: str, rank: int, text: str) -> None:
+        """Answers at once, on the thread of the board: the main thread may be in a step."""
+        if key == self._asked():
+            self._answer()

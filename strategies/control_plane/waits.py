@@ -1,0 +1,70 @@
+"""Collectives for which processes wait, and whether they can ever come to an end. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A collective for which a process waits.
+
+    Attributes:
+        key: identifies it, the same on all its members.
+        members: the ranks that take part.
+        kind: "all_reduce" or the like.
+        what: what it carries, in words.
+        form: what has to be the same on all members beside the key, as dtype and number of elements; empty where it is
+            not known.
+    """
+
+    key: str
+    members: tuple[int, ...]
+    kind: str
+    what: str = ""
+    form: str = ""
+
+    def __str__(self) -> str:
+        form = f" ({self.form})" if self.form and self.form != self.what else ""
+        return f"the {self.kind}{f' of {self.what}' if self.what else ''}{form}"
+
+
+def to_text(waits: Sequence[Wait]) -> str:
+    """Returns them as text for :func:`from_text`."""
+    return json.dumps([asdict(wait) for wait in waits])
+
+
+def from_text(text: str) -> list[Wait]:
+    """The inverse of :func:`to_text`."""
+    return [Wait(**{**fields, "members": tuple(fields["members"])}) for fields in json.loads(text or "[]")]
+
+
+def can_go_on(waits: Mapping[int, Sequence[Wait]], world_size: int) -> bool:
+    """True unless every process waits and none of the collectives that they wait for has all of its members.
+
+    Args:
+        waits: what each process waits for, by rank; those that wait for none are not in it, or have none.
+    """
+    if any(not waits.get(rank) for rank in range(world_size)):
+        return True
+    for own in waits.values():
+        for wait in own:
+            if all(_meets(wait, waits.get(member, ())) for member in wait.members):
+                return True
+    return False
+
+
+def lack_members(waits: Mapping[int, Sequence[Wait]], left: Collection[int]) -> dict[int, Wait]:
+    """Returns by rank a collective for which it waits in vain: one of its members has left."""
+    found = {}
+    for rank, own in waits.items():
+        gone = [wait for wait in own if set(wait.members) & set(left)]
+        if gone:
+            found[rank] = gone[0]
+    return found
+
+
+def _meets(wait: Wait, others: Sequence[Wait]) -> bool:
+    return any(each.key == wait.key and (each.form == wait.form or not (each.form and wait.form)) for each in others)

@@ -1,0 +1,72 @@
+"""Errors of collectives, in the words of the other processes.
+
+An error that TensorFlow or Horovod raises because another process has left says nothing of that process, nor of the
+step; it comes with the traceback of the whole step. The user gets one that does, as the other processes tell it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow as tf
+
+from strategies.control_plane import DistributedError, Member
+
+_logger = logging.getLogger(__name__)
+
+#: A folder in which each process leaves the tracebacks of errors that are told in short.
+TRACEBACKS = "STRATEGIES_TRACEBACK_DIR"
+
+# Errors that no other process causes.
+_OF_THIS_PROCESS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnimplementedError,
+)
+
+
+@contextlib.contextmanager
+def explained(member: Member, what: str = "") -> Iterator[None]:
+    """Inside, an error of a collective becomes a :class:`DistributedError` that says which process caused it.
+
+    Args:
+        member: this process in its job.
+        what: what the collective carries, where the engine's own error has to do.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        reason = _reason(member, error, what)
+        if reason is None:
+            raise
+        _leave(member, error)
+        raise DistributedError(f"{reason} (Here: rank {member.rank}, {member.position}.)") from None
+
+
+def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
+    if isinstance(error, _OF_THIS_PROCESS) or not member.hears_others:
+        return None
+    if what and "Mismatched" in str(error):
+        # Of Horovod, which compares sizes itself.
+        return (
+            f"The ranks run different programs: in {what}, {str(error.message).rpartition('}} ')[2].split(' [Op')[0]}"
+        )
+    return member.explanation()
+
+
+def _leave(member: Member, error: BaseException) -> None:
+    """Writes the traceback of the engine's error to a file, if there is a place for it."""
+    folder = os.environ.get(TRACEBACKS)
+    if folder:
+        with contextlib.suppress(OSError):
+            path = Path(folder) / f"rank-{member.rank}.txt"
+            path.write_text("".join(traceback.format_exception(error)))
+            _logger.warning("The traceback of rank %d is in %s", member.rank, path)

@@ -1,0 +1,229 @@
+"""The launcher's work on a node: starts ranks, reports their ends, obeys the coordinator. Standard library only."""
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from strategies.launching.links import Team
+from strategies.launching.messages import (
+    PREEMPTED,
+    Cause,
+    Command,
+    Ended,
+    Finish,
+    Incident,
+    Kind,
+    Node,
+    Outcome,
+    Start,
+    Stop,
+)
+from strategies.launching.output import Output
+from strategies.launching.ports import LaunchError
+from strategies.launching.processes import Process, Ranks, Task
+from strategies.launching.signals import PASSED_ON, STOPPING, Signals, signal_name
+from strategies.launching.verdict import Ending, exit_code, first_failure, report
+
+_BLOCKED_SECONDS = 5.0
+# A request may arrive twice: timeout(1) and some wrappers signal both us and our process group.
+_SAME_REQUEST_SECONDS = 1.0
+
+
+class Plan(Protocol):
+    """The ranks of this node as a job of given nodes needs them."""
+
+    def tasks(self, start: Start) -> Sequence[Task]:
+        """Returns what to start. The ports that `renew` has returned are free from now on."""
+
+    def renew(self) -> tuple[int, ...]:
+        """Returns free ports for the next round, and holds them."""
+
+    def close_folder(self, *, ended_well: bool) -> Path | None:
+        """Returns the folder of tracebacks if it stays, after a failure, and else removes it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of this node: itself, whether it is the only one, and the time from SIGTERM to SIGKILL."""
+
+    own: Node
+    grace_seconds: float
+
+    @property
+    def one_node(self) -> bool:
+        """True if the job has one node only."""
+        return self.own.num_nodes == 1
+
+
+def run_node(team: Team, plan: Plan, settings: Settings) -> int:
+    """Runs this node's part of the job to its end, and returns the launcher's exit code.
+
+    It is 0 if all processes of all nodes ended with 0. Else it is that of the first rank to fail, on its node; 128 +
+    the signal if a signal ended it, or a launcher; `PREEMPTED` if the job can go on later; 1 for other causes, and on
+    other nodes. Call it from the main thread.
+    """
+    with Signals() as signals:
+        agent = _Agent(team, plan, settings, signals)
+        try:
+            finish = agent.run()
+        finally:
+            agent.close()
+            team.close()
+    return agent.conclude(finish)
+
+
+class _Agent:
+    def __init__(self, team: Team, plan: Plan, settings: Settings, signals: Signals) -> None:
+        self._team, self._plan, self._settings, self._signals = team, plan, settings, signals
+        self._start: Start | None = None
+        self._ranks: Ranks | None = None
+        self._output: Output | None = None
+        #: The signal that asked this launcher to stop.
+        self._asked: int | None = None
+        self._asked_at = 0.0
+        self._outcome = Outcome.DONE
+        self._killed: tuple[int, ...] = ()
+
+    def run(self) -> Finish:
+        """Returns the last command, when all ranks have ended."""
+        while True:
+            for command in self._team.listen():
+                if isinstance(command, Finish):
+                    return command
+                self._obey(command)
+            self._look()
+            for signum in self._signals.wait(self._seconds_left(), self._team.interests()):
+                self._take(signum)
+
+    def close(self) -> None:
+        """Ends what still runs, if `run` was left by an error."""
+        if self._ranks is not None:
+            self._ranks.close()
+
+    def conclude(self, finish: Finish) -> int:
+        """Prints the rest of the output and the report, and returns the exit code."""
+        cause, settings = self._final(finish.cause), self._settings
+        is_own = cause is not None and cause.kind is Kind.RANK and cause.node_rank == settings.own.node_rank
+        last_lines = {}
+        if self._output is not None:
+            # After a terminating signal, do not wait long for blocked output.
+            self._output.finish(None if self._asked is None else _BLOCKED_SECONDS)
+            last_lines = self._output.last_lines(cause.rank) if cause is not None and is_own else {}
+        ending = Ending(
+            cause=cause,
+            last_lines=last_lines,
+            killed=self._killed,
+            tracebacks=self._plan.close_folder(ended_well=cause is None),
+            one_node=settings.one_node,
+            num_processes=len(settings.own.ports),
+        )
+        report(ending)
+        return exit_code(cause, settings.own.node_rank)
+
+    def _final(self, cause: Cause | None) -> Cause | None:
+        """The cause, where node 0 is gone: if this launcher was asked to stop as well, that is the reason for it."""
+        if cause is None or cause.kind is not Kind.NODE or self._asked is None:
+            return cause
+        return self._cause(Kind.PREEMPTED if self._outcome is Outcome.PREEMPTED else Kind.SIGNAL, status=self._asked)
+
+    def _seconds_left(self) -> float | None:
+        left = [self._ranks.seconds_left] if self._ranks is not None else []
+        seconds = self._team.seconds_left()
+        left += [] if seconds is None else [seconds]
+        least = min(left, default=float("inf"))
+        return None if least == float("inf") else max(0.0, least)
+
+    def _cause(self, kind: Kind, rank: int = 0, pid: int = 0, status: int = 0, detail: str = "") -> Cause:
+        own = self._settings.own
+        return Cause(kind, own.node_rank, own.name, rank, pid, status, detail)
+
+    def _tell(self, cause: Cause, *, urgent: bool = False) -> None:
+        self._team.tell(Incident(self._start.round if self._start else 0, cause, urgent))
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Start):
+            self._begin(command)
+        elif not isinstance(command, Stop) or self._ranks is None or self._start is None:
+            return
+        elif command.round == self._start.round and command.terminate:
+            self._ranks.stop(signal.SIGTERM, command.grace_seconds)
+        elif command.round == self._start.round:
+            self._ranks.wait(command.grace_seconds)
+
+    def _begin(self, start: Start) -> None:
+        if self._output is not None:
+            # The ranks are forked while no thread of ours runs.
+            self._output.finish(_BLOCKED_SECONDS)
+        self._start, self._output, self._killed = start, Output(), ()
+        if start.reason:
+            self._output.say(f"strategies.launch: {start.reason}")
+        try:
+            self._ranks = Ranks(self._plan.tasks(start), self._output)
+        except LaunchError as error:
+            self._tell(self._cause(Kind.START, detail=str(error).removesuffix(".")))
+            self._outcome = Outcome.FAILED
+            self._team.tell(Ended(start.round, self._outcome, self._settings.own.ports))
+        self._output.start()
+
+    def _look(self) -> None:
+        ranks, start = self._ranks, self._start
+        if ranks is None or start is None:
+            return
+        ended = ranks.look()
+        if not ranks.is_told:
+            self._notice(ranks, start, ended)
+        if ranks.running and ranks.seconds_left > 0:
+            return
+        if ranks.running and not ranks.is_told:
+            late = ranks.running[0]
+            detail = f"did not end within {self._settings.grace_seconds:g} s after another rank was preempted"
+            self._tell(self._cause(Kind.LATE, late.rank, late.pid, detail=detail))
+            ranks.stop(signal.SIGTERM, start.grace_seconds)
+            return
+        ranks.kill()
+        ranks.close()
+        self._outcome, self._killed, self._ranks = ranks.outcome, ranks.killed, None
+        self._team.tell(Ended(start.round, self._outcome, self._plan.renew()))
+
+    def _notice(self, ranks: Ranks, start: Start, ended: Sequence[Process]) -> None:
+        """Reports the first rank that fails, or is preempted."""
+        statuses = {process.rank: process.status or 0 for process in ended if process.status not in (0, PREEMPTED)}
+        if statuses:
+            failed = next(process for process in ended if process.rank == first_failure(statuses))
+            self._tell(self._cause(Kind.RANK, failed.rank, failed.pid, failed.status or 0))
+            ranks.stop(signal.SIGTERM, start.grace_seconds)
+        elif preempted := [process for process in ended if process.status == PREEMPTED]:
+            first = preempted[0]
+            self._tell(self._cause(Kind.PREEMPTED, first.rank, first.pid))
+            ranks.wait(self._settings.grace_seconds)
+
+    def _take(self, signum: int) -> None:
+        """Reacts to a signal to this launcher."""
+        if signum in STOPPING:
+            self._stop(signum)
+        elif signum in PASSED_ON and self._ranks is not None:
+            self._ranks.signal(signum)
+
+    def _stop(self, signum: int) -> None:
+        now, ranks = time.monotonic(), self._ranks
+        if self._asked is not None and now - self._asked_at > _SAME_REQUEST_SECONDS:
+            self._tell(self._cause(Kind.SIGNAL, status=self._asked), urgent=True)
+            return
+        if self._asked is not None:
+            return
+        self._asked, self._asked_at = signum, now
+        if ranks is not None and ranks.is_told and now - (ranks.stopped_at or now) > _SAME_REQUEST_SECONDS:
+            # They are ending already: this is the second request.
+            self._tell(self._cause(Kind.SIGNAL, status=signum), urgent=True)
+            return
+        if ranks is not None and self._output is not None and not ranks.is_told:
+            grace = self._settings.grace_seconds
+            self._output.say(
+                f"strategies.launch: {signal_name(signum)}; waiting up to {grace:g} s for {len(ranks.running)} "
+                f"processes to end. Send it again to kill them."
+            )
+            ranks.stop(signum, grace)
+        self._tell(self._cause(Kind.SIGNAL, status=signum))

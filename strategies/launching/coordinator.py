@@ -1,0 +1,178 @@
+"""The decisions about a job, made on node 0: which ranks end, whether they start again. Standard library only.
+
+It neither communicates nor waits: it takes events of nodes, and returns commands to them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from strategies.launching.messages import Cause, Command, Ended, Event, Finish, Kind, Node, Outcome, Start, Stop
+from strategies.launching.ports import LaunchError
+from strategies.launching.verdict import LEFT, described
+
+#: SIGKILL follows SIGTERM after this time before a restart: peers are often stuck in a collective.
+RESTART_GRACE_SECONDS = 2.0
+
+#: Commands with the node rank of their receiver.
+Commands = Iterator[tuple[int, Command]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The limits of restarts.
+
+    Args:
+        max_restarts: restarts after failures.
+        min_procs: processes without which the job does not go on; None: all that it began with.
+        grace_seconds: from SIGTERM to SIGKILL.
+    """
+
+    max_restarts: int = 0
+    min_procs: int | None = None
+    grace_seconds: float = 10.0
+
+    @property
+    def restart_grace_seconds(self) -> float:
+        """From SIGTERM to SIGKILL before a restart."""
+        return min(RESTART_GRACE_SECONDS, self.grace_seconds)
+
+    def check(self, nodes: Mapping[int, Node]) -> None:
+        """Raises LaunchError if the nodes have fewer processes than the job needs."""
+        total = sum(len(node.ports) for node in nodes.values())
+        if self.min_procs is not None and self.min_procs > total:
+            raise LaunchError(
+                f"--min-procs must not exceed the number of processes of all nodes, {total}. Received: {self.min_procs}"
+            )
+
+
+class Coordinator:
+    """The state of a job: its nodes, the round that runs, and why it ends.
+
+    Every round has at most one cause, the first; a failure replaces a preemption, a signal to a launcher both but not
+    a failure. When all nodes have reported that their ranks have ended, the next round starts, or the job is over.
+    """
+
+    def __init__(self, nodes: Mapping[int, Node], policy: Policy) -> None:
+        self._nodes = dict(nodes)
+        self._policy = policy
+        total = sum(len(node.ports) for node in nodes.values())
+        self._min_procs = total if policy.min_procs is None else policy.min_procs
+        self._one_node = len(nodes) == 1
+        self._round = 0
+        self._num_restarts = 0
+        self._cause: Cause | None = None
+        self._ended: dict[int, Outcome] = {}
+        self._asked: dict[int, Cause] = {}
+
+    def begin(self) -> Commands:
+        """Starts the first round."""
+        yield from self._start("")
+
+    def heard(self, node_rank: int, event: Event) -> Commands:
+        """Takes an event of a node."""
+        # What comes late is known, except that a launcher was asked to stop.
+        if node_rank not in self._nodes:
+            return
+        if isinstance(event, Ended):
+            if event.round == self._round:
+                self._ended[node_rank] = event.outcome
+                self._nodes[node_rank] = replace(self._nodes[node_rank], ports=event.ports)
+                yield from self._decide()
+        elif event.cause.kind is Kind.SIGNAL:
+            self._asked.setdefault(node_rank, event.cause)
+            yield from self._end_round(event.cause, 0.0 if event.urgent else self._policy.grace_seconds)
+        elif event.round == self._round:
+            yield from self._end_round(event.cause, self._grace_after_failure())
+
+    def lost(self, node_rank: int, why: str) -> Commands:
+        """Takes note that a node is gone."""
+        node = self._nodes.pop(node_rank, None)
+        if node is None:
+            return
+        self._ended.pop(node_rank, None)
+        self._asked.pop(node_rank, None)
+        cause = Cause(Kind.NODE, node_rank, node.name, detail=why)
+        yield from self._end_round(cause, self._grace_after_failure())
+        yield from self._decide()
+
+    @property
+    def _may_restart(self) -> bool:
+        return self._num_restarts < self._policy.max_restarts and not self._asked
+
+    def _enough(self, nodes: Iterable[int]) -> bool:
+        return 0 in nodes and sum(len(self._nodes[rank].ports) for rank in nodes) >= self._min_procs
+
+    def _grace_after_failure(self) -> float:
+        goes_on = self._may_restart and self._enough(self._nodes)
+        return self._policy.restart_grace_seconds if goes_on else self._policy.grace_seconds
+
+    def _end_round(self, cause: Cause, grace_seconds: float) -> Commands:
+        known = self._cause
+        if known is None or (known.kind is Kind.PREEMPTED and cause.kind is not Kind.PREEMPTED):
+            self._cause = cause
+        elif grace_seconds > 0 or cause.kind is not Kind.SIGNAL:
+            # The ranks are already ending, for another reason.
+            return
+        waits = cause.kind is Kind.PREEMPTED
+        for node_rank in self._nodes:
+            yield node_rank, Stop(self._round, not waits, self._policy.grace_seconds if waits else grace_seconds)
+
+    def _decide(self) -> Commands:
+        """Starts the next round, or ends the job, when all ranks of this one have ended."""
+        if self._ended.keys() != self._nodes.keys():
+            return
+        cause, outcomes = self._cause, set(self._ended.values())
+        all_preempted = Outcome.PREEMPTED in outcomes and Outcome.FAILED not in outcomes
+        if cause is None:
+            yield from self._finish(self._nodes, None)
+        elif cause.kind is Kind.SIGNAL:
+            yield from self._stopped(cause, all_preempted)
+        elif cause.kind is Kind.PREEMPTED and all_preempted:
+            if self._policy.max_restarts > 0 and not self._asked:
+                yield from self._start(f"{self._described(cause)}; not counted as a restart")
+            else:
+                yield from self._finish(self._nodes, cause)
+        elif cause.kind is not Kind.START and self._may_restart and self._enough(self._nodes):
+            self._num_restarts += 1
+            yield from self._start(
+                f"{self._described(cause)}; restart {self._num_restarts} of {self._policy.max_restarts}"
+            )
+        else:
+            yield from self._finish(self._nodes, cause)
+
+    def _stopped(self, cause: Cause, all_preempted: bool) -> Commands:
+        """After a launcher was asked to stop: the others go on, if they may, and else the job is over."""
+        left = {rank: node for rank, node in self._nodes.items() if rank not in self._asked}
+        preempted = replace(cause, kind=Kind.PREEMPTED)
+        if self._enough(left) and all(self._ended[rank] is Outcome.PREEMPTED for rank in self._asked):
+            leaving = [rank for rank in self._nodes if rank in self._asked]
+            yield from self._finish(leaving, replace(preempted, detail=LEFT))
+            self._nodes = left
+            yield from self._start(f"{self._described(cause)} and has left; not counted as a restart")
+        else:
+            yield from self._finish(self._nodes, preempted if all_preempted else cause)
+
+    def _described(self, cause: Cause) -> str:
+        return described(cause, one_node=self._one_node)
+
+    def _start(self, reason: str) -> Commands:
+        if reason:
+            self._round += 1
+            total = sum(len(node.ports) for node in self._nodes.values())
+            reason = f"{reason}, with {total} process{'es' if total != 1 else ''}."
+        self._cause, self._ended, self._asked = None, {}, {}
+        start = Start(
+            self._round,
+            self._num_restarts,
+            self._policy.max_restarts,
+            tuple(self._nodes[rank] for rank in sorted(self._nodes)),
+            self._grace_after_failure(),
+            reason,
+        )
+        for node_rank in self._nodes:
+            yield node_rank, start
+
+    def _finish(self, node_ranks: Iterable[int], cause: Cause | None) -> Commands:
+        for node_rank in list(node_ranks):
+            yield node_rank, Finish(cause)
+            del self._nodes[node_rank]

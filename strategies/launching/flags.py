@@ -1,0 +1,188 @@
+"""The launcher's command line, with torchrun's flags. Standard library only."""
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from strategies.launching.environment import check_single_launcher, num_processes
+
+#: Without --master-addr and --master-port.
+MASTER_ADDR = "127.0.0.1"
+MASTER_PORT = 29500
+# Heartbeats are a second apart, and a launcher may be busy for a moment.
+_LEAST_NODE_TIMEOUT_SECONDS = 5.0
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the flags of a command line, which fit together; None: that of this process.
+
+    Raises:
+        SystemExit: with 2, for an invalid command line or environment.
+    """
+    commands = parser()
+    flags = commands.parse_args(argv)
+    try:
+        check_single_launcher(os.environ)
+    except ValueError as error:
+        commands.error(str(error))
+    if flags.nnodes > 1:
+        if flags.standalone:
+            commands.error(f"--standalone means a single node. Received: --nnodes {flags.nnodes}")
+        if flags.node_rank is None:
+            commands.error(
+                f"--nnodes {flags.nnodes} needs --node-rank, 0 to {flags.nnodes - 1}, different on each node"
+            )
+        if flags.master_addr is None:
+            commands.error(
+                f"--nnodes {flags.nnodes} needs --master-addr, the address of node 0, the same on all nodes: one that "
+                f"the others reach, not 127.0.0.1 unless all run on one machine"
+            )
+    if flags.node_rank is not None and not 0 <= flags.node_rank < flags.nnodes:
+        commands.error(
+            f"--node-rank must be between 0 and {flags.nnodes - 1} with --nnodes {flags.nnodes}. Received: "
+            f"{flags.node_rank}"
+        )
+    if flags.nnodes == 1 and flags.min_procs is not None and flags.min_procs > flags.nproc_per_node:
+        commands.error(
+            f"--min-procs must not exceed the number of processes, {flags.nproc_per_node}. Received: {flags.min_procs}"
+        )
+    if flags.module and flags.no_python:
+        commands.error("--module and --no-python exclude each other")
+    if flags.no_python and shutil.which(flags.script) is None:
+        commands.error(f"there is no such command, or it is not executable. Received: {flags.script!r}")
+    if not flags.no_python and not flags.module and not Path(flags.script).is_file():
+        commands.error(
+            f"there is no such file. Expected the path of a script, a module's name after --module, or another command "
+            f"after --no-python. Received: {flags.script!r}"
+        )
+    return flags
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser, which checks every flag by itself."""
+    commands = argparse.ArgumentParser(
+        prog="python -m strategies.launch",
+        description="Starts a program several times, as the ranks of one job.",
+        epilog="Everything after the script belongs to the script.",
+        # An abbreviation could become ambiguous with a later flag.
+        allow_abbrev=False,
+    )
+
+    def add(name: str, **settings: Any) -> None:
+        # torchrun accepts both spellings.
+        names = dict.fromkeys([name, "--" + name[2:].replace("-", "_")])
+        commands.add_argument(*names, **settings)
+
+    add(
+        "--nproc-per-node",
+        type=_processes,
+        default="1",
+        metavar="N",
+        help="processes on this node: a number, cpu (one per core), gpu, or auto (GPUs if any, else cores); default 1",
+    )
+    add("--nnodes", type=_nodes, default="1", metavar="M", help="number of nodes; default 1")
+    add("--node-rank", type=int, metavar="R", help="rank of this node, from 0; required with several nodes")
+    add("--master-addr", metavar="A", help="address of node 0; required with several nodes")
+    add(
+        "--master-port",
+        type=_port,
+        metavar="P",
+        help=f"port of node 0; default {MASTER_PORT}, on a single node a free port",
+    )
+    add(
+        "--local-addr",
+        metavar="A",
+        help="address of this node for the others; default: that of its connection to node 0",
+    )
+    add("--standalone", action="store_true", help="a single node, which is the default")
+    add(
+        "--rdzv-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="seconds to wait for the other nodes; default 300",
+    )
+    add(
+        "--grace-seconds",
+        type=_seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds from SIGTERM to SIGKILL, and of the wait for all to end after one was preempted; default 10",
+    )
+    add(
+        "--max-restarts",
+        type=_count,
+        default=0,
+        metavar="K",
+        help="start all processes again, up to K times, after one has failed, or a node is gone other than node 0, "
+        "without which the job ends; default 0",
+    )
+    add(
+        "--min-procs",
+        type=_count,
+        metavar="N",
+        help="processes with which the job still goes on when nodes other than node 0 are gone; default: all",
+    )
+    add(
+        "--node-timeout",
+        type=_node_timeout,
+        default=30.0,
+        metavar="S",
+        help="seconds after which a silent node counts as gone; 0: never; default 30",
+    )
+    add("--no-pin", action="store_true", help="do not pin the processes to cores")
+    add("--no-python", action="store_true", help="the script is an executable command, not a Python file")
+    commands.add_argument(
+        "-m", "--module", action="store_true", help="the script is the name of a module, as in python -m"
+    )
+    commands.add_argument("script", help="the program to start")
+    commands.add_argument("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    return commands
+
+
+def _processes(text: str) -> int:
+    try:
+        return num_processes(text, os.environ)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _nodes(text: str) -> int:
+    least, _, most = text.partition(":")
+    if not least.isdecimal() or int(least) < 1 or most not in ("", least):
+        raise argparse.ArgumentTypeError(
+            f"must be a number of nodes, at least 1; elastic ranges are not supported. Received: {text!r}"
+        )
+    return int(least)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"must be between 1 and 65535. Received: {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more. Received: {text!r}")
+    return seconds
+
+
+def _node_timeout(text: str) -> float:
+    seconds = _seconds(text)
+    if 0 < seconds < _LEAST_NODE_TIMEOUT_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be 0, or {_LEAST_NODE_TIMEOUT_SECONDS:g} or more. Received: {text!r}")
+    return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number, 0 or more. Received: {text!r}")
+    return int(text)

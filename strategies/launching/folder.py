@@ -1,0 +1,44 @@
+"""The folder of a job on a node, where its ranks leave their tracebacks. Standard library only."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from strategies.launching.ports import LaunchError
+
+#: The variable that names the folder to the ranks; rank N writes `rank-N.txt`.
+VARIABLE = "STRATEGIES_TRACEBACK_DIR"
+
+
+class JobFolder:
+    """A new folder that only this user can enter. It is the same for all restarts of the job.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        try:
+            # Its mode is 0700.
+            self.path: str = tempfile.mkdtemp(prefix="strategies-")
+        except OSError as error:
+            raise LaunchError(
+                f"A folder for tracebacks cannot be made: {error}. Free some space, or set TMPDIR to another folder."
+            ) from None
+
+    @property
+    def has_tracebacks(self) -> bool:
+        """True if a file in it is not empty: `faulthandler` opens its file long before it writes to it."""
+        found = False
+        with contextlib.suppress(OSError), os.scandir(self.path) as entries:
+            found = any(entry.is_dir() or entry.stat().st_size > 0 for entry in entries)
+        return found
+
+    def close(self, *, ended_well: bool) -> Path | None:
+        """Removes the folder, unless the job failed and there are tracebacks in it: then returns its path."""
+        if not ended_well and self.has_tracebacks:
+            return Path(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
+        return None

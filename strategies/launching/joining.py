@@ -1,0 +1,81 @@
+"""Rendezvous on the nodes after node 0, which connect to it. Standard library only."""
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from strategies.launching.messages import Node
+from strategies.launching.place import Place
+from strategies.launching.ports import LaunchError
+from strategies.launching.wire import Channel, LinkLostError
+
+_RETRY_SECONDS = 0.2
+# Extra time for an answer that is already on its way.
+_SLACK_SECONDS = 10.0
+
+
+def join(own: Node, place: Place, say: Callable[[str], None]) -> Channel:
+    """Returns the link to node 0, as soon as all nodes have arrived there.
+
+    Args:
+        own: this node; without a host it announces the address of its connection.
+        place: where node 0 is.
+        say: prints a line about the wait.
+
+    Raises:
+        LaunchError: node 0 cannot be reached, or ends the rendezvous.
+    """
+    channel = _connect(own, place, say)
+    try:
+        channel.send({"node": replace(own, host=own.host or channel.own_address).to_json()})
+        # Node 0 may have started after us: then its timeout ends later than ours.
+        deadline = time.monotonic() + place.timeout_seconds + _SLACK_SECONDS
+        while (message := channel.wait(deadline - time.monotonic())) is not None:
+            if "error" in message:
+                raise LaunchError(str(message["error"]))
+            if "complete" in message:
+                return channel
+            if "waiting" in message:
+                say(str(message["waiting"]))
+        raise LinkLostError("it is silent")
+    except LinkLostError as error:
+        channel.close()
+        raise LaunchError(
+            f"Node {own.node_rank} got no answer from node 0 at {place} ({error}). Was its launcher stopped, or does "
+            f"another program listen there, or another version of strategies.launch?"
+        ) from None
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _connect(own: Node, place: Place, say: Callable[[str], None]) -> Channel:
+    start = time.monotonic()
+    notice = start + place.notice_seconds
+    while True:
+        # In time for the next notice, also where nobody answers.
+        until = min(notice, start + place.timeout_seconds)
+        try:
+            timeout = max(0.1, until - time.monotonic())
+            connection = socket.create_connection((place.host, place.port), timeout=timeout)
+            # Over loopback, a connection to a port without a listener can connect to itself.
+            if connection.getsockname() != connection.getpeername():
+                return Channel(connection)
+            connection.close()
+            reason = "connection refused"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        now = time.monotonic()
+        if now >= start + place.timeout_seconds:
+            raise LaunchError(
+                f"Node {own.node_rank} did not reach node 0 at {place} within {place.timeout_seconds:g} s: {reason}. "
+                f"Start node 0 as well, and check --master-addr and --master-port."
+            )
+        if now >= notice:
+            notice += place.notice_seconds
+            say(
+                f"{own.name} has waited {now - start:.0f} s of {place.timeout_seconds:g} s for node 0 at {place}: "
+                f"{reason}."
+            )
+        time.sleep(_RETRY_SECONDS)

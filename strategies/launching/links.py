@@ -1,0 +1,207 @@
+"""The links between the launchers of a job: a star around that of node 0, which decides. Standard library only.
+
+All launchers say every second that they are there. One whose connection closes, or that is silent, is gone.
+"""
+
+import collections
+import select
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from strategies.launching.coordinator import Commands, Coordinator
+from strategies.launching.messages import (
+    Cause,
+    Command,
+    Ended,
+    Event,
+    Finish,
+    Kind,
+    Start,
+    Stop,
+    packed,
+    unpacked_command,
+    unpacked_event,
+)
+from strategies.launching.wire import Channel, LinkLostError
+
+_HEARTBEAT_SECONDS = 1.0
+_FAREWELL_SECONDS = 2.0
+_HEARTBEAT = {"type": "Heartbeat"}
+
+
+class Team(Protocol):
+    """The job, as the launcher of a node sees it."""
+
+    def tell(self, event: Event) -> None:
+        """Reports an event of this node."""
+
+    def listen(self) -> list[Command]:
+        """Returns the commands for this node that have arrived; never waits. Call it once a second or more often."""
+
+    def interests(self) -> Mapping[int, int]:
+        """File descriptors and the events of `select.poll` on which to call `listen`."""
+
+    def seconds_left(self) -> float | None:
+        """The time until `listen` is to be called, None if any."""
+
+    def close(self) -> None:
+        """Ends the links, after everything has been sent."""
+
+
+class _Heartbeat:
+    """The clock of one link: when to say that we are there, and whether the other side has been silent for too long."""
+
+    def __init__(self, channel: Channel, timeout_seconds: float) -> None:
+        self.channel = channel
+        self._timeout_seconds = timeout_seconds
+        self._heard_at = time.monotonic()
+        self._next = 0.0
+
+    def receive(self) -> dict[str, object] | None:
+        """Returns the next message that is not a heartbeat, None if there is none.
+
+        Raises:
+            LinkLostError: the connection is closed, or silent.
+        """
+        self.channel.flush()
+        while (message := self.channel.receive()) is not None:
+            self._heard_at = time.monotonic()
+            if message.get("type") != _HEARTBEAT["type"]:
+                return message
+        # Judged only after everything was read: this launcher may have been stopped itself.
+        if 0 < self._timeout_seconds < time.monotonic() - self._heard_at:
+            raise LinkLostError(f"silent for {self._timeout_seconds:g} s")
+        return None
+
+    def beat(self) -> None:
+        """Sends a heartbeat, if it is time."""
+        now = time.monotonic()
+        # A side that does not read gets no more than one.
+        if now >= self._next and not self.channel.interest & select.POLLOUT:
+            self.channel.send(_HEARTBEAT)
+            self._next = now + _HEARTBEAT_SECONDS
+
+
+class Hub:
+    """The links of node 0 to all others, if any, and the coordinator of the job.
+
+    Args:
+        coordinator: decides.
+        links: by node rank.
+        timeout_seconds: a node that is silent for so long is gone; 0: never.
+    """
+
+    def __init__(self, coordinator: Coordinator, links: Mapping[int, Channel], timeout_seconds: float) -> None:
+        self._coordinator = coordinator
+        self._links = {rank: _Heartbeat(channel, timeout_seconds) for rank, channel in links.items()}
+        self._own: collections.deque[Command] = collections.deque()
+        self._carry(coordinator.begin())
+
+    def tell(self, event: Event) -> None:
+        """Reports an event of node 0."""
+        self._carry(self._coordinator.heard(0, event))
+
+    def listen(self) -> list[Command]:
+        """Hears all nodes, sends them their commands and heartbeats, and returns the commands for node 0."""
+        for rank, link in list(self._links.items()):
+            try:
+                while (message := link.receive()) is not None:
+                    self._carry(self._coordinator.heard(rank, unpacked_event(message)))
+                link.beat()
+            except (LinkLostError, ValueError) as error:
+                del self._links[rank]
+                link.channel.close()
+                self._carry(self._coordinator.lost(rank, str(error)))
+        commands = list(self._own)
+        self._own.clear()
+        return commands
+
+    def interests(self) -> Mapping[int, int]:
+        """File descriptors and events of all links."""
+        return {link.channel.fileno(): link.channel.interest for link in self._links.values()}
+
+    def seconds_left(self) -> float | None:
+        """0 if there are commands for node 0, else the time to the next heartbeat."""
+        if self._own:
+            return 0.0
+        return _HEARTBEAT_SECONDS / 2 if self._links else None
+
+    def close(self) -> None:
+        """Ends the links, after the others have read the last command."""
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        for link in self._links.values():
+            link.channel.finish(deadline - time.monotonic())
+
+    def _carry(self, commands: Commands) -> None:
+        for rank, command in list(commands):
+            if rank == 0:
+                self._own.append(command)
+            elif rank in self._links:
+                self._links[rank].channel.send(packed(command))
+
+
+class Spoke:
+    """The link of another node to node 0. If it is lost, the ranks of this node are ended.
+
+    Args:
+        channel: the link.
+        timeout_seconds: node 0 is gone if it is silent for so long; 0: never.
+        grace_seconds: from SIGTERM to SIGKILL if node 0 is gone.
+    """
+
+    def __init__(self, channel: Channel, timeout_seconds: float, grace_seconds: float) -> None:
+        self._link = _Heartbeat(channel, timeout_seconds)
+        self._grace_seconds = grace_seconds
+        self._name = "node 0"
+        self._round = -1
+        self._is_idle = True
+        #: Once the link is lost.
+        self._cause: Cause | None = None
+        self._own: collections.deque[Command] = collections.deque()
+
+    def tell(self, event: Event) -> None:
+        """Reports an event of this node."""
+        if isinstance(event, Ended):
+            self._is_idle = True
+        if self._cause is None:
+            self._link.channel.send(packed(event))
+        elif isinstance(event, Ended):
+            self._own.append(Finish(self._cause))
+
+    def listen(self) -> list[Command]:
+        """Returns what node 0 commands."""
+        if self._cause is None:
+            try:
+                while (message := self._link.receive()) is not None:
+                    self._take(unpacked_command(message))
+                self._link.beat()
+            except (LinkLostError, ValueError) as error:
+                self._link.channel.close()
+                self._lose(str(error))
+        commands = list(self._own)
+        self._own.clear()
+        return commands
+
+    def _take(self, command: Command) -> None:
+        self._own.append(command)
+        if isinstance(command, Start):
+            self._name, self._round, self._is_idle = command.nodes[0].name, command.round, False
+
+    def _lose(self, why: str) -> None:
+        self._cause = Cause(Kind.NODE, 0, self._name, detail=why)
+        if self._own and isinstance(self._own[-1], Finish):
+            return
+        self._own.append(Finish(self._cause) if self._is_idle else Stop(self._round, True, self._grace_seconds))
+
+    def interests(self) -> Mapping[int, int]:
+        """File descriptor and events of the link."""
+        return {} if self._cause else {self._link.channel.fileno(): self._link.channel.interest}
+
+    def seconds_left(self) -> float | None:
+        """0 if there are commands, else the time to the next heartbeat."""
+        return 0.0 if self._own else None if self._cause else _HEARTBEAT_SECONDS / 2
+
+    def close(self) -> None:
+        """Ends the link."""
+        self._link.channel.close()

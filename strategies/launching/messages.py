@@ -1,0 +1,232 @@
+"""The values that launchers exchange, and their way to JSON and back. Standard library only.
+
+Launchers of other nodes send events to that of node 0, which decides, and sends commands to all.
+"""
+
+import enum
+import types
+import typing
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+#: Exit code of a rank that was asked to stop, has saved a checkpoint and can go on later: EX_TEMPFAIL of sysexits.h.
+PREEMPTED = 75
+
+
+class Kind(enum.StrEnum):
+    """The kinds of causes for which ranks are ended."""
+
+    #: A rank failed.
+    RANK = "rank"
+    #: A rank did not end within the grace period after another one was preempted.
+    LATE = "late"
+    #: A rank could not be started.
+    START = "start"
+    #: A rank ended with `PREEMPTED`.
+    PREEMPTED = "preempted"
+    #: A launcher was asked to stop by a signal.
+    SIGNAL = "signal"
+    #: A node is gone: its launcher has ended, or is silent.
+    NODE = "node"
+
+
+class Outcome(enum.StrEnum):
+    """The end of all ranks of a node."""
+
+    #: All ended with 0.
+    DONE = "done"
+    #: All ended with 0 or `PREEMPTED`, at least one with the latter.
+    PREEMPTED = "preempted"
+    FAILED = "failed"
+
+
+class _Message:
+    """A frozen dataclass whose fields are numbers, strings, enumerations, messages, and tuples of these."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON has them."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, received: Any) -> Self:
+        """Returns a message from what was received.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if not isinstance(received, dict):
+            raise ValueError(f"Not a {cls.__name__}. Received: {received!r}")
+        hints = typing.get_type_hints(cls)
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        if set(names) != received.keys():
+            raise ValueError(f"Not a {cls.__name__}. Received: {received!r}")
+        message = cls(**{name: _read(hints[name], received[name]) for name in names})
+        message.check()
+        return message
+
+    def check(self) -> None:
+        """Raises ValueError if the fields do not fit together."""
+
+
+def _read(expected: Any, value: Any) -> Any:
+    """The value of a field of type `expected`."""
+    if isinstance(expected, types.UnionType):
+        kind, nothing = typing.get_args(expected)
+        return None if value is None and nothing is types.NoneType else _read(kind, value)
+    if typing.get_origin(expected) is tuple and isinstance(value, list):
+        return tuple(_read(typing.get_args(expected)[0], item) for item in value)
+    if isinstance(expected, type):
+        if issubclass(expected, _Message):
+            return expected.from_json(value)
+        if issubclass(expected, enum.StrEnum) and isinstance(value, str):
+            return expected(value)
+        if type(value) is expected or (expected is float and type(value) is int):
+            return value
+    raise ValueError(f"Not a {expected}. Received: {value!r}")
+
+
+@dataclass(frozen=True)
+class Node(_Message):
+    """One node as it announces itself.
+
+    Args:
+        node_rank: its --node-rank; it names the node for the life of the job.
+        num_nodes: its --nnodes.
+        host: the address at which the others reach it.
+        ports: a port for each of its processes.
+        hostname, pid: its launcher, for messages.
+        token: a random word that tells this launcher from all others.
+    """
+
+    node_rank: int
+    num_nodes: int
+    host: str
+    ports: tuple[int, ...]
+    hostname: str = ""
+    pid: int = 0
+    token: str = ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """ "host:port" of its processes, an IPv6 address in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return tuple(f"{host}:{port}" for port in self.ports)
+
+    @property
+    def name(self) -> str:
+        """Its rank and host name, for messages."""
+        return f"node {self.node_rank} ({self.hostname or self.host})"
+
+    def check(self) -> None:
+        """Raises ValueError for ranks and ports that cannot be."""
+        if not self.ports or not 0 <= self.node_rank < self.num_nodes or not all(0 < p < 65536 for p in self.ports):
+            raise ValueError(f"Not a node. Received: {self}")
+
+
+@dataclass(frozen=True)
+class Cause(_Message):
+    """The reason for which ranks are ended.
+
+    Args:
+        kind: see there.
+        node_rank: the node where it happened.
+        node: the name of that node.
+        rank, pid: the rank and its process, of kinds that concern one.
+        status: the exit code of the rank, or minus the signal that killed it; the signal to a launcher.
+        detail: further words, of kinds that need them.
+    """
+
+    kind: Kind
+    node_rank: int
+    node: str
+    rank: int = 0
+    pid: int = 0
+    status: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Incident(_Message):
+    """Event: something happened on a node for which ranks may have to end; `urgent` if they have to at once."""
+
+    round: int
+    cause: Cause
+    urgent: bool = False
+
+
+@dataclass(frozen=True)
+class Ended(_Message):
+    """Event: all ranks of a node have ended. `ports` are for a next round."""
+
+    round: int
+    outcome: Outcome
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Start(_Message):
+    """Command: start the ranks.
+
+    Args:
+        round: counts starts, from 0.
+        num_restarts: the restarts that were counted so far, max_restarts: their limit.
+        nodes: all that take part, in the order of their ranks.
+        grace_seconds: from SIGTERM to SIGKILL after a rank of this round has failed.
+        reason: printed by every launcher, if not empty.
+    """
+
+    round: int
+    num_restarts: int
+    max_restarts: int
+    nodes: tuple[Node, ...]
+    grace_seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Stop(_Message):
+    """Command: wait for the ranks to end; if `terminate`, tell them by SIGTERM. End them after `grace_seconds`."""
+
+    round: int
+    terminate: bool
+    grace_seconds: float
+
+
+@dataclass(frozen=True)
+class Finish(_Message):
+    """Command: return. All ranks of all nodes have ended, with 0 if there is no cause."""
+
+    cause: Cause | None
+
+
+Event = Incident | Ended
+Command = Start | Stop | Finish
+
+
+def packed(message: Event | Command) -> dict[str, Any]:
+    """Returns an event or a command for `Channel.send`."""
+    return {"type": type(message).__name__, "fields": message.to_json()}
+
+
+def unpacked_event(message: dict[str, Any]) -> Event:
+    """Returns a received event.
+
+    Raises:
+        ValueError: it is none.
+    """
+    for kind in (Incident, Ended):
+        if message.get("type") == kind.__name__:
+            return kind.from_json(message.get("fields"))
+    raise ValueError(f"Not an event. Received: {message!r}")
+
+
+def unpacked_command(message: dict[str, Any]) -> Command:
+    """Returns a received command.
+
+    Raises:
+        ValueError: it is none.
+    """
+    for kind in (Start, Stop, Finish):
+        if message.get("type") == kind.__name__:
+            return kind.from_json(message.get("fields"))
+    raise ValueError(f"Not a command. Received: {message!r}")

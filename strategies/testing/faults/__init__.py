@@ -1,0 +1,31 @@
+"""Faults on purpose: kills, stops, slows down or starves processes of a training run at a chosen moment.
+
+A run that is said to survive faults is tried with faults. They are plain data (:func:`fail_at`, :class:`Faults`) which
+travels in the environment variable ``STRATEGIES_FAULTS``; in the program, the callback :class:`Injector` has them
+happen. Nothing happens to a program without that callback.
+
+    # in train.py, first among the callbacks
+    model.fit(dataset, epochs=3, callbacks=[faults.Injector(), checkpoints])
+
+    # from outside, any number of times
+    hurt = faults.fail_at(rank=1, step=40, kind="kill").recorded_in("run/faults")
+    subprocess.run(["python", "-m", "strategies.launch", ...], env=os.environ | hurt.environment())
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from strategies.testing.faults.plan import VARIABLE, Fault, Faults, Kind, Moment, fail_at
+
+if TYPE_CHECKING:
+    from strategies.testing.faults.injector import Injector
+
+__all__ = ["VARIABLE", "Fault", "Faults", "Injector", "Kind", "Moment", "fail_at"]
+
+
+def __getattr__(name: str) -> Any:
+    # It imports Keras; what describes faults, as a test does that starts programs, needs nothing.
+    if name == "Injector":
+        from strategies.testing.faults.injector import Injector
+
+        return Injector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

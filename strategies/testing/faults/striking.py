@@ -1,0 +1,76 @@
+"""What a fault does to the process that it happens to. Standard library only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+from strategies.testing.faults.plan import Fault
+
+_SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stop": signal.SIGSTOP}
+
+
+def strike(fault: Fault, rank: int, where: str = "") -> None:
+    """Does to this process what the fault says. It comes back from "slow", from a "stop" that ends, and from `byte`.
+
+    Raises:
+        RuntimeError: of the kind "raise".
+        SystemExit: of the kind "leave".
+        OSError: of the kind "full_disk".
+    """
+    if fault.kind != "slow":
+        print(f"faults: rank {rank}, process {os.getpid()}: {fault}{where}", file=sys.stderr, flush=True)
+    if fault.byte is not None:
+        limit_files(fault.byte, deadly=fault.kind == "kill")
+    elif fault.kind == "raise":
+        raise RuntimeError(f"A fault that was asked for: {fault}.")
+    elif fault.kind == "leave":
+        sys.exit(0)
+    elif fault.kind == "full_disk":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"(a fault that was asked for: {fault})")
+    elif fault.kind == "slow":
+        time.sleep(fault.seconds or 0.0)
+    else:
+        if fault.kind == "stop" and fault.seconds is not None:
+            _continue_later(fault.seconds)
+        os.kill(os.getpid(), _SIGNALS[fault.kind])
+
+
+def limit_files(num_bytes: int, *, deadly: bool) -> None:
+    """Has every write beyond that size of a file fail with EFBIG, or, if `deadly`, end the process (SIGXFSZ).
+
+    The kernel does it, in the midst of a write, whoever writes: also HDF5. To a library EFBIG is like ENOSPC, an error
+    of `write` (h5py 3.x, HDF5 1.14: the same OSError, and the same SIGSEGV when the interpreter ends).
+    """
+    if deadly:
+        # Without the core, which would be written beside the files.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    # Python ignores the signal from its start.
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL if deadly else signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def unlimit_files() -> None:
+    """Ends what `limit_files` began."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def _continue_later(seconds: float) -> None:
+    """Starts a process that continues this one. It outlives this one's end by that time at most."""
+    command = 'sleep "$0"; kill -CONT "$1" 2> /dev/null'
+    null = subprocess.DEVNULL
+    # In a session of its own, and without our pipes: a launcher waits for nobody but the program.
+    subprocess.Popen(
+        ["/bin/sh", "-c", command, str(seconds), str(os.getpid())],
+        stdin=null,
+        stdout=null,
+        stderr=null,
+        start_new_session=True,
+    )

@@ -1,0 +1,63 @@
+"""Notices, from Python's audit events, that a process changes files of checkpoints. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.truncate")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def changed_path(event: str, arguments: tuple[Any, ...]) -> str | None:
+    """Returns the path that an audit event is about to change; None for an event that changes none."""
+    if event == "open" and len(arguments) == 3:
+        path, mode, flags = arguments
+        writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
+        if not writes:
+            return None
+    elif event in _CHANGES:
+        path = arguments[0]
+        if event == "os.mkdir" and Path(os.fsdecode(path)).is_dir():
+            # Asked for in case it is not there: nothing changes.
+            return None
+    else:
+        return None
+    return os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else None
+
+
+def watch_writes(told: Callable[[str], None], word: str) -> None:
+    """Calls `told` before each change of a path that contains `word`, for as long as the owner of `told` lives.
+
+    An exception of `told` comes out of the operation. What `told` itself does is not watched.
+
+    Args:
+        told: a bound method; takes the path.
+        word: what a path contains.
+    """
+    method: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(told)
+    inside = threading.local()
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        # Called for everything that Python does: it is fast where nothing is to be done.
+        if event != "open" and event not in _CHANGES:
+            return
+        path = changed_path(event, arguments)
+        if path is None or word not in path or getattr(inside, "now", False):
+            return
+        current = method()
+        if current is None:
+            return
+        inside.now = True
+        try:
+            current(path)
+        finally:
+            inside.now = False
+
+    # There is no way to remove it: it does nothing once its owner is gone.
+    sys.addaudithook(hook)

@@ -1,0 +1,98 @@
+"""Trains a small model on images, as one rank of a job over several hosts: run by the tests here, never collected.
+
+Its steps are slow if asked: then there is time for something to happen in the middle of `fit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import keras_ext
+import strategies
+from tests.strategies.parity.harness import Case, Logs, Outcome, execute
+
+# The last batch has 26 rows: on 4 replicas 7, 7, 6 and 6.
+NUM_ROWS, BATCH_SIZE, EPOCHS = 250, 32, 4
+NUM_STEPS = EPOCHS * -(-NUM_ROWS // BATCH_SIZE)
+
+
+def outcome(strategy: Any = None, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Outcome:
+    """The result of training under the strategy, or in plain Keras on one device."""
+
+    def make() -> keras.Model:
+        model: Any = keras.Sequential(
+            [
+                keras.Input((12, 12, 1)),
+                layers.Conv2D(8, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(32, "relu"),
+                layers.Dense(10),
+            ]
+        )
+        if strategy is not None and strategy.mesh.axes.get("pipe", 1) > 1:
+            model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def run(model: Any, _: tf.distribute.Strategy | None) -> Logs:
+        random = np.random.default_rng(1)
+        digits = random.integers(0, 10, NUM_ROWS)
+        noise = random.standard_normal((NUM_ROWS, 12, 12, 1))
+        images = (noise + random.standard_normal((10, 12, 12, 1))[digits]).astype("float32")
+        settings: dict[str, Any] = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "verbose": 0, "shuffle": False}
+        return dict(model.fit(images, digits, callbacks=list(callbacks), **settings).history)
+
+    return execute(Case("", make, run), strategy)
+
+
+class Progress(keras.callbacks.Callback):
+    """Writes to a file how many steps this rank has done."""
+
+    def __init__(self, file: Path, seconds_per_step: float) -> None:
+        super().__init__()
+        self._file, self._seconds_per_step = file, seconds_per_step
+        self._count = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._count += 1
+        self._file.write_text(str(self._count))
+        time.sleep(self._seconds_per_step)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("strategy")
+    parser.add_argument("folder", type=Path, help="gets the number of steps of each rank, and what the first one has")
+    parser.add_argument("--mesh", type=strategies.DeviceMesh.axes_of)
+    parser.add_argument("--seconds-per-step", type=float, default=0.0)
+    parser.add_argument("--timeout-seconds", type=float, default=600.0)
+    parser.add_argument("--late-rank", type=int, default=-1)
+    parser.add_argument("--seconds-late", type=float, default=0.0)
+    flags = parser.parse_args()
+    if flags.late_rank == strategies.Cluster.from_environment().rank:
+        time.sleep(flags.seconds_late)
+    settings: dict[str, Any] = {"timeout_seconds": flags.timeout_seconds}
+    if flags.strategy == "MultiWorkerMirroredStrategy":
+        settings = {"communication_options": tf.distribute.experimental.CommunicationOptions(**settings)}
+    strategy = getattr(strategies, flags.strategy)(mesh=flags.mesh, **settings)
+    progress = Progress(flags.folder / f"steps{strategy.rank}", flags.seconds_per_step)
+    found = outcome(strategy, [progress])
+    if strategy.is_chief:
+        (flags.folder / "outcome").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Processes that join, in threads of this one: each has a board of its own."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from strategies.control_plane import Board, JoinError, Seat, join_job, joining
+from tests.processes import free_ports
+
+TIMEOUT_SECONDS = 20.0
+#: For those that are to wait in vain.
+SOON = 0.5
+_made: list[Board] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Closes the boards that a test has made, rank 0's last."""
+    yield
+    for board in sorted(_made, key=lambda board: -board.rank):
+        board.close("")
+    _made.clear()
+
+
+def address() -> str:
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
+def joined(
+    seats: Sequence[Seat], where: str, timeout_seconds: float = TIMEOUT_SECONDS, problems: dict[int, str] | None = None
+) -> list[Board | str]:
+    """What each of the seats gets that joins at the same time: its board, or the error."""
+
+    def one(seat: Seat) -> Board | str:
+        try:
+            told = f"text of {seat.rank}"
+            board, texts = join_job(seat, where, told, timeout_seconds, problem=(problems or {}).get(seat.rank))
+        except JoinError as error:
+            return str(error)
+        _made.append(board)
+        assert texts == [f"text of {rank}" for rank in range(seat.world_size)]
+        return board
+
+    with concurrent.futures.ThreadPoolExecutor(len(seats)) as pool:
+        return list(pool.map(one, seats))
+
+
+def boards(world_size: int, where: str | None = None) -> list[Board]:
+    made = joined([Seat(rank, world_size) for rank in range(world_size)], where or address())
+    assert all(isinstance(each, Board) for each in made), made
+    return [each for each in made if isinstance(each, Board)]
+
+
+def waited(board: Board, condition: Callable[[Board], bool]) -> bool:
+    return board.wait(lambda: condition(board), TIMEOUT_SECONDS)
+
+
+def test_all_read_what_each_posts_and_learn_who_leaves() -> None:
+    all_boards = boards(4)
+    for board in all_boards:
+        board.post("greeting", f"hello from {board.rank}\nand a line")
+    expected = {rank: f"hello from {rank}\nand a line" for rank in range(4)}
+    for board in all_boards:
+        assert waited(board, lambda board: len(board.read("greeting")) == 4)
+        assert board.read("greeting") == expected
+    heard: list[tuple[str, int, str]] = []
+    all_boards[1].listen(lambda *what: heard.append(what))
+    all_boards[3].close("done with it")
+    for board in all_boards[:3]:
+        assert waited(board, lambda board: 3 in board.left())
+        assert board.left() == {3: "done with it"}
+    # Without a word.
+    all_boards[2]._links[0].connection.shutdown(socket.SHUT_RDWR)
+    for board in all_boards[:2]:
+        assert waited(board, lambda board: 2 in board.left())
+        assert list(board.left().items()) == [(3, "done with it"), (2, "")]
+    assert heard == [("farewell", 3, "done with it")]
+    # With rank 0 leaves who passes on.
+    all_boards[0].close("over")
+    assert all_boards[1].wait(lambda: 0 in all_boards[1].left(), TIMEOUT_SECONDS)
+
+
+def test_one_who_does_not_read_holds_nobody_up() -> None:
+    first, second, third = boards(3)
+    large = "x" * 300_000
+    lock = third._changed
+    lock.acquire()
+    try:
+        start = time.monotonic()
+        for i in range(100):
+            second.post(f"large {i}", large)
+        assert first.wait(lambda: bool(first.read("large 99")), TIMEOUT_SECONDS)
+        assert time.monotonic() - start < TIMEOUT_SECONDS
+    finally:
+        lock.release()
+    assert third.wait(lambda: bool(third.read("large 99")), TIMEOUT_SECONDS)
+
+
+def test_the_port_is_free_for_a_server_once_all_have_come() -> None:
+    where = address()
+    held = boards(3, where)
+    host, port = where.split(":")
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, int(port)))
+        server.listen()
+        held[1].post("still", "here")
+        assert held[2].wait(lambda: bool(held[2].read("still")), TIMEOUT_SECONDS)
+
+
+def test_the_missing_are_named_on_all_that_have_come() -> None:
+    errors = joined([Seat(0, 4), Seat(2, 4)], address(), SOON)
+    assert len(set(errors)) == 1
+    assert str(errors[0]).startswith("Ranks 1, 3 of 4 did not come within 0.5 s")
+    [error] = joined([Seat(1, 4)], address(), SOON)
+    assert "Rank 1 did not reach rank 0 within 0.5 s: no answer at 127.0.0.1" in str(error)
+
+
+def test_who_is_waited_for_is_said_while_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LINES", 0.2)
+    lines: list[str] = []
+    with pytest.raises(JoinError):
+        join_job(Seat(0, 3), address(), "", 0.9, say=lines.append)
+    assert len(lines) >= 2
+    assert lines[0].startswith("rank 0 has waited 0 of 0.9 s for ranks 1, 2.")
+    lines.clear()
+    with pytest.raises(JoinError):
+        join_job(Seat(2, 3), "no-such-host.invalid:20000", "", 0.9, say=lines.append)
+    assert "for rank 0: no answer at no-such-host.invalid:20000" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("seats", "message"),
+    [
+        ([Seat(0, 3), Seat(1, 3, "a"), Seat(1, 3, "b")], "Two processes are rank 1 of 3: "),
+        ([Seat(0, 2), Seat(1, 3, "rank 1 on c")], "Rank 1 of 3 (rank 1 on c) has connected to rank 0 of 2."),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused_on_all(seats: list[Seat], message: str) -> None:
+    for error in joined(seats, address(), 2.0):
+        assert message in str(error)
+
+
+def test_a_problem_of_one_is_an_error_of_all() -> None:
+    errors = joined([Seat(rank, 3) for rank in range(3)], address(), problems={1: "Rank 1 has no disk."})
+    assert errors == ["Rank 1 has no disk."] * 3
+
+
+def test_who_has_left_may_come_again() -> None:
+    where, results = address(), list[Board | str]()
+    first = threading.Thread(target=lambda: results.extend(joined([Seat(0, 4), Seat(1, 4)], where)))
+    first.start()
+    connection = connected(where)
+    connection.sendall(greeting(rank=2, world_size=4))
+    connection.close()
+    results += joined([Seat(2, 4), Seat(3, 4)], where)
+    first.join(TIMEOUT_SECONDS)
+    assert all(isinstance(each, Board) for each in results), results
+
+
+def test_strangers_are_dropped() -> None:
+    where, results = address(), list[Board | str]()
+    first = threading.Thread(target=lambda: results.extend(joined([Seat(0, 2)], where)))
+    first.start()
+    for bytes_sent in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000 + b"\n", b"[" * 100_000 + b"\n", greeting(rank="1")):
+        with connected(where) as stranger:
+            stranger.sendall(bytes_sent)
+            assert stranger.recv(100) == b""
+    results += joined([Seat(1, 2)], where)
+    first.join(TIMEOUT_SECONDS)
+    assert all(isinstance(each, Board) for each in results), results
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(JoinError, match=rf"Rank 0 cannot listen at 127.0.0.1:{port}: .*in use"):
+            join_job(Seat(0, 2), f"127.0.0.1:{port}", "", SOON)
+
+
+def connected(where: str) -> socket.socket:
+    host, port = where.split(":")
+    end = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), TIMEOUT_SECONDS)
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+def greeting(**fields: object) -> bytes:
+    return json.dumps({"protocol": "keras-strategies 1", "text": "", **fields}).encode() + b"\n"

@@ -1,0 +1,68 @@
+"""The step after which all stop, among ranks that are threads, with some of them a step ahead."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import random
+import threading
+
+import pytest
+
+from strategies.control_plane import Board, DistributedError, Member
+from tests.strategies.control_plane.test_joining import TIMEOUT_SECONDS, boards, closed
+
+__all__ = ["closed"]
+
+
+class Steps:
+    """Steps that all ranks take together: each ends when all have begun it."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._barriers = [threading.Barrier(num_ranks) for _ in range(200)]
+
+    def take(self, number: int) -> None:
+        self._barriers[number].wait(TIMEOUT_SECONDS)
+
+
+def trained(board: Board, steps: Steps, wanted: dict[int, int], trainings: int) -> list[tuple[int, str]]:
+    """For each training the number of steps that a rank has taken, and the reason for its end.
+
+    Args:
+        wanted: by rank, after which step it wants to stop.
+    """
+    member, taken = Member(board.rank, board.world_size, board, TIMEOUT_SECONDS), []
+    assert member.stops is not None
+    for training in range(trainings):
+        member.stops.begin()
+        for number in range(1, 40):
+            steps.take(40 * training + number)
+            if random.random() < 0.2:
+                threading.Event().wait(0.002)
+            wants = number >= wanted.get(board.rank, 1000)
+            if reason := member.stops.after_step(f"rank {board.rank} wants to" if wants else ""):
+                taken.append((number, reason))
+                break
+    return taken
+
+
+@pytest.mark.parametrize("wanted", [{0: 7}, {2: 7}, {0: 7, 1: 7, 2: 7}, {0: 9, 1: 7}])
+def test_all_stop_after_the_same_step(wanted: dict[int, int]) -> None:
+    all_boards, steps = boards(3), Steps(3)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda board: trained(board, steps, wanted, 4), all_boards))
+    assert results[0] == results[1] == results[2]
+    for number, reason in results[0]:
+        assert min(wanted.values()) <= number <= min(wanted.values()) + 1
+        assert reason in {f"rank {rank} wants to" for rank in wanted}
+
+
+def test_one_that_leaves_is_named() -> None:
+    first, second = boards(2)
+    member = Member(0, 2, first, TIMEOUT_SECONDS)
+    assert member.stops is not None
+    member.stops.begin()
+    second.close("ended behind fit, after step 3")
+    with pytest.raises(
+        DistributedError, match="Rank 1 ended behind fit, after step 3; rank 0 waits for the exchange of"
+    ):
+        member.stops.after_step("a reason")

@@ -1,0 +1,97 @@
+"""A small training in which the last rank does something wrong: ``job.py STRATEGY FAULT``, by each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import strategies
+
+#: Of faults that only a timeout ends; all others are to end long before theirs.
+SHORT_SECONDS, LONG_SECONDS = 8.0, 100.0
+ENDED_BY_TIMEOUT = ("absent", "stop", "sleep")
+#: In the second epoch of four steps, behind its second step.
+STEP = 6
+X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+Y = X[:, :1].copy()
+
+
+class Faulty(keras.callbacks.Callback):
+    """Does it behind a step."""
+
+    def __init__(self, fault: Callable[[keras.Model], Any]) -> None:
+        super().__init__()
+        self._fault = fault
+        self._num_steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts steps."""
+        self._num_steps += 1
+        if self._num_steps == STEP:
+            said("hurt")
+            self._fault(self.model)
+
+
+def said(word: str) -> None:
+    """Prints a word with the time, in one piece: the ranks may write to the same terminal."""
+    sys.stdout.write(f"{word} {time.time():.2f}\n")
+    sys.stdout.flush()
+
+
+def fail(model: keras.Model) -> None:
+    """An error of the user's program."""
+    raise RuntimeError("an error of the user's own")
+
+
+#: By name: what the last rank does in the middle of training.
+STEPS: dict[str, Callable[[keras.Model], Any]] = {
+    "kill": lambda model: os.kill(os.getpid(), signal.SIGKILL),
+    "terminate": lambda model: os.kill(os.getpid(), signal.SIGTERM),
+    "stop": lambda model: os.kill(os.getpid(), signal.SIGSTOP),
+    "leave": lambda model: sys.exit(0),
+    "leave at once": lambda model: os._exit(0),
+    "raise": fail,
+    "sleep": lambda model: time.sleep(600),
+    "evaluate": lambda model: model.evaluate(X, Y, verbose=0),
+    "stop training": lambda model: setattr(model, "stop_training", True),
+}
+
+
+def main(name: str, fault: str) -> None:
+    """Trains."""
+    rank = strategies.Cluster.from_environment().rank
+    is_other = rank == 1
+    timeout_seconds = SHORT_SECONDS if fault in ENDED_BY_TIMEOUT else LONG_SECONDS
+    if fault == "absent" and is_other:
+        sys.exit(0)
+    if fault == "late" and is_other:
+        time.sleep(4.0)
+    if name == "HorovodStrategy":
+        strategy = strategies.HorovodStrategy(timeout_seconds=timeout_seconds)
+    else:
+        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_seconds)
+        strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options)
+    keras.utils.set_random_seed(1)
+    if fault in ("width", "layers"):
+        said("hurt")
+    units = 12 if fault == "width" and is_other else 16
+    more = [keras.layers.Dense(4)] if fault == "layers" and is_other else []
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(units), *more, keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    callbacks = [Faulty(STEPS[fault])] if is_other and fault in STEPS else []
+    model.fit(X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+    total = float(sum(np.abs(weight).sum() for weight in model.get_weights()))
+    said(f"weights {total:.9g} {model.optimizer.iterations.numpy()}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

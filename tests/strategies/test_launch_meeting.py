@@ -1,0 +1,242 @@
+"""The meeting of nodes, in threads of one process: who is waited for, who is refused, who is not even heard."""
+
+import contextlib
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from strategies.launching.coordinator import Policy
+from strategies.launching.messages import Node
+from strategies.launching.nodes import Met, announcement, meet
+from strategies.launching.place import Place
+from strategies.launching.ports import HeldPorts, LaunchError
+from strategies.launching.wire import MAX_MESSAGE_BYTES
+
+LOOPBACK = "127.0.0.1"
+GONE = b'{"node_rank": 1, "num_nodes": 3, "host": "gone", "ports": [5], "hostname": "x", "pid": 1, "token": "t"}'
+NODE_1_OF_3 = b'{"protocol": "strategies.launch 2", "node": %s}\n' % GONE
+Meeting = Future[Met]
+
+
+@pytest.fixture
+def port() -> int:
+    held = HeldPorts(1)
+    held.close()
+    return held.ports[0]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+def nobody(text: str) -> None:
+    """Is told about the waits."""
+
+
+def node(rank: int, of: int) -> Node:
+    return announcement(rank, of, tuple(range(100 * rank + 1, 101 * rank + 2)), "" if rank else LOOPBACK)
+
+
+def place(port: int, seconds: float = 30.0, host: str = LOOPBACK, notice_seconds: float = 10.0) -> Place:
+    return Place(host, port, seconds, notice_seconds)
+
+
+def comes(pool: ThreadPoolExecutor, rank: int, of: int, at: Place) -> Meeting:
+    return pool.submit(meet, node(rank, of), at, say=nobody)
+
+
+def close(met: Met) -> None:
+    for link in met.links.values():
+        link.close()
+
+
+def message_of(meeting: Meeting) -> str:
+    error = meeting.exception(timeout=60)
+    assert isinstance(error, LaunchError)
+    return str(error)
+
+
+def connected(port: int) -> socket.socket:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return socket.create_connection((LOOPBACK, port), timeout=30)
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_all_arrive_whatever_else_knocks(pool: ThreadPoolExecutor, port: int) -> None:
+    meetings = [comes(pool, 0, 3, place(port)), comes(pool, 2, 3, place(port))]
+    garbage = [b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"[" * 100_000 + b"\n", b"{}\n", b"x" * (2 * MAX_MESSAGE_BYTES)]
+    nodes = [b"3", b"{}", b"[]", GONE.replace(b"[5]", b"[0]"), GONE.replace(b"1,", b'"1",'), GONE.replace(b"3", b"1")]
+    garbage += [b'{"protocol": "strategies.launch 2", "node": %s}\n' % node for node in nodes]
+    garbage += [NODE_1_OF_3.replace(b"launch 2", b"launch 1"), b'{"protocol": "strategies.launch 2"}\n']
+    for text in garbage:
+        # It is shown the door: an end, or a reset where it was still talking.
+        with connected(port) as guest, contextlib.suppress(ConnectionError):
+            guest.sendall(text)
+            assert guest.recv(1) == b""
+    with connected(port):
+        meetings.insert(1, comes(pool, 1, 3, place(port)))
+        met = [meeting.result(timeout=60) for meeting in meetings]
+    assert sorted(met[0].nodes) == [0, 1, 2]
+    assert [sorted(each.links) for each in met] == [[1, 2], [0], [0]]
+    assert met[0].nodes[2].addresses == ("127.0.0.1:201", "127.0.0.1:202", "127.0.0.1:203")
+    assert {(each.hostname, each.pid) for each in met[0].nodes.values()} == {(socket.gethostname(), os.getpid())}
+    for each in met:
+        close(each)
+
+
+def test_the_missing_are_named_everywhere(pool: ThreadPoolExecutor, port: int) -> None:
+    for meeting in [comes(pool, rank, 4, place(port, 1.0)) for rank in (0, 2)]:
+        expected = f"Of 4 nodes, these did not connect to {LOOPBACK}:{port} within 1 s: node 1, 3."
+        assert expected in message_of(meeting)
+
+
+def test_a_missing_node_0(pool: ThreadPoolExecutor, port: int) -> None:
+    message = message_of(comes(pool, 1, 2, place(port, 0.5)))
+    assert f"Node 1 did not reach node 0 at {LOOPBACK}:{port} within 0.5 s: " in message
+    assert "refused" in message
+
+
+def test_the_wait_is_told_about(pool: ThreadPoolExecutor, port: int) -> None:
+    said: dict[int, list[str]] = {0: [], 1: []}
+    at = place(port, 3.0, notice_seconds=0.5)
+    second = pool.submit(meet, node(1, 3), at, say=said[1].append)
+    time.sleep(0.8)
+    first = pool.submit(meet, node(0, 3), at, say=said[0].append)
+    assert message_of(first) == message_of(second)
+    own = re.escape(f"({socket.gethostname()})")
+    alone = rf"node 1 {own} has waited \d s of 3 s for node 0 at {LOOPBACK}:{port}: Connection refused\."
+    together = [line for line in said[1] if not re.fullmatch(alone, line)]
+    assert 0 < len(together) < len(said[1])
+    assert together == said[0][-len(together) :]
+    assert re.fullmatch(rf"node 0 {own} has waited \d s of 3 s at {LOOPBACK}:{port} for node 2\.", together[-1])
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_nodes", "expected"),
+    [
+        (2, 4, "started with --nnodes 4, node 0 with --nnodes 3"),
+        (
+            1,
+            3,
+            r"Two nodes, at x \(address gone, pid 1\) and at .* --node-rank 1. It must be .* on each, 0 to 2",
+        ),
+    ],
+)
+def test_who_does_not_fit_ends_it_everywhere(
+    rank: int, num_nodes: int, expected: str, pool: ThreadPoolExecutor, port: int
+) -> None:
+    first = comes(pool, 0, 3, place(port))
+    with connected(port) as guest:
+        guest.sendall(NODE_1_OF_3)
+        meetings = [first, comes(pool, rank, num_nodes, place(port))]
+        messages = [message_of(meetings[1]), guest.recv(1 << 16).decode()]
+    for message in [*messages, message_of(meetings[0])]:
+        assert re.search(expected, message)
+
+
+def test_a_check_that_fails_ends_it_everywhere(pool: ThreadPoolExecutor, port: int) -> None:
+    check = Policy(min_procs=4).check
+    meetings = [pool.submit(meet, node(rank, 2), place(port), check, nobody) for rank in (0, 1)]
+    for meeting in meetings:
+        assert "must not exceed the number of processes of all nodes, 3. Received: 4" in message_of(meeting)
+
+
+def test_a_node_started_again_takes_its_place(pool: ThreadPoolExecutor, port: int) -> None:
+    first = comes(pool, 0, 3, place(port))
+    with connected(port) as guest:
+        guest.sendall(NODE_1_OF_3)
+    others = [comes(pool, rank, 3, place(port)) for rank in (1, 2)]
+    met = [meeting.result(timeout=60) for meeting in (first, *others)]
+    assert met[0].nodes[1].host == LOOPBACK
+    for each in met:
+        close(each)
+
+
+class TestTwoNodesZero:
+    def test_on_one_host(self, pool: ThreadPoolExecutor, port: int) -> None:
+        first = comes(pool, 0, 2, place(port))
+        connected(port).close()
+        start = time.monotonic()
+        second = comes(pool, 0, 2, place(port))
+        own = re.escape(f"{socket.gethostname()} (address {LOOPBACK}, pid {os.getpid()})")
+        for meeting in (first, second):
+            assert re.search(f"Two nodes, at {own} and at {own}, were started with --node-rank 0.", message_of(meeting))
+        assert time.monotonic() - start < 2.0
+
+    @pytest.mark.parametrize("first_is_late", [False, True])
+    def test_on_two_hosts(
+        self, first_is_late: bool, pool: ThreadPoolExecutor, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second listens at all interfaces of its own host, and the first is elsewhere: here, at another port."""
+        held = HeldPorts(1)
+        held.close()
+        here, there = place(port), place(held.ports[0], host="far.example")
+        resolve = socket.getaddrinfo
+
+        def far(host: str, at: int, *args: Any, **settings: Any) -> object:
+            return resolve(*((LOOPBACK, port) if host == "far.example" else (host, at)), *args, **settings)
+
+        monkeypatch.setattr(socket, "getaddrinfo", far)
+        meetings = []
+        for at in (there, here) if first_is_late else (here, there):
+            meetings.append(comes(pool, 0, 2, at))
+            time.sleep(0.3)
+        for meeting in meetings:
+            assert "were started with --node-rank 0" in message_of(meeting)
+
+    def test_one_that_reaches_itself_goes_on(self, pool: ThreadPoolExecutor, port: int) -> None:
+        at = place(port, host="localhost")
+        first = comes(pool, 0, 2, at)
+        time.sleep(0.5)
+        met = [meeting.result(timeout=60) for meeting in (first, comes(pool, 1, 2, place(port)))]
+        assert sorted(met[0].nodes) == [0, 1]
+        for each in met:
+            close(each)
+
+
+@pytest.mark.parametrize("talks", [False, True])
+def test_a_port_in_use_is_named_with_its_holder(talks: bool, port: int, pool: ThreadPoolExecutor) -> None:
+    with socket.create_server((LOOPBACK, port)) as listener:
+        if talks:
+            pool.submit(lambda: listener.accept()[0].close())
+        with pytest.raises(LaunchError, match=rf"{port}: the port is in use by .*pytest.* \(pid {os.getpid()}\)"):
+            meet(replace(node(0, 2)), place(port, 1.0), say=nobody)
+
+
+def test_another_program_at_the_port(pool: ThreadPoolExecutor, port: int) -> None:
+    with socket.create_server((LOOPBACK, port)) as listener:
+        meeting = comes(pool, 1, 2, place(port))
+        guest, _ = listener.accept()
+        with guest:
+            guest.sendall(b"220 mail.example.com\r\n")
+        assert "another program listen there" in message_of(meeting)
+
+
+@pytest.mark.parametrize(("host", "expected"), [("::1", "[::1]:5"), ("a", "a:5")])
+def test_an_ipv6_address_is_in_brackets(host: str, expected: str) -> None:
+    assert Node(0, 1, host, (5,)).addresses == (expected,)
+
+
+def test_nodes_are_checked() -> None:
+    def of(**changes: object) -> Mapping[str, object]:
+        return node(0, 2).to_json() | changes
+
+    assert Node.from_json(of(ports=[1])).ports == (1,)
+    changes: list[tuple[str, object]]
+    changes = [("node_rank", True), ("node_rank", 2), ("ports", []), ("ports", ["1"]), ("host", 3), ("more", 1)]
+    for name, wrong in changes:
+        with pytest.raises(ValueError, match="Received"):
+            Node.from_json(of(**{name: wrong}))

@@ -1,0 +1,154 @@
+"""The callback: which step, which moment, which rank; processes that are hurt from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ext
+from strategies.testing import faults
+from tests.processes import ROOT
+
+STEPS_PER_EPOCH = 4
+
+
+class Steps(keras.callbacks.Callback):
+    """Keeps the steps that were done, as "epoch.batch"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[str] = []
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.done.append(f"{self._epoch}.{batch}")
+
+
+def train(hurt: faults.Faults | None, *others: Any, rank: int = 0, epochs: int = 2, **options: Any) -> list[str]:
+    """Trains with the faults; returns the steps that were done before an error, and the error's name."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", **options)
+    steps = Steps()
+    x = np.ones((2 * STEPS_PER_EPOCH, 3), np.float32)
+    injector = faults.Injector(hurt, rank)
+    try:
+        model.fit(x, x[:, :1], batch_size=2, epochs=epochs, verbose=0, callbacks=[injector, steps, *others])
+    except (Exception, SystemExit) as error:
+        steps.done.append(type(error).__name__)
+    return steps.done
+
+
+ALL = [f"{epoch}.{batch}" for epoch in (0, 1) for batch in range(STEPS_PER_EPOCH)]
+
+
+@pytest.mark.parametrize(
+    ("at", "step", "num_done"),
+    [("step", 0, 0), ("step", 5, 5), ("start", 0, 0), ("epoch_end", 0, 4), ("epoch_end", 4, 8)],
+)
+def test_moments(at: faults.Moment, step: int, num_done: int) -> None:
+    hurt = faults.fail_at(kind="raise", step=step, at=at)
+    assert train(hurt) == [*ALL[:num_done], "RuntimeError"]
+
+
+def test_other_ranks_and_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurt = faults.fail_at(kind="leave", step=2, rank=1)
+    assert train(hurt) == ALL
+    assert train(hurt, rank=1) == [*ALL[:2], "SystemExit"]
+    assert train(None) == ALL
+    monkeypatch.setenv("STRATEGIES_FAULTS", hurt.fail_at(kind="raise", step=3).to_json())
+    assert train(None) == [*ALL[:3], "RuntimeError"]
+
+
+def test_executions_of_several_steps() -> None:
+    # Keras says that a batch begins once for each execution: the third one has the steps 6 to 8.
+    hurt = faults.fail_at(kind="raise", step=7)
+    x = np.ones((18, 1), np.float32)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=3)
+    with pytest.raises(RuntimeError, match="raise of all ranks"):
+        model.fit(x, x, batch_size=2, verbose=0, callbacks=[faults.Injector(hurt, 0)])
+    assert int(model.optimizer.iterations) == 6
+
+
+def test_slow() -> None:
+    start = time.monotonic()
+    assert train(faults.fail_at(kind="slow", step=5, seconds=0.2)) == ALL
+    assert time.monotonic() - start > 0.6
+
+
+def test_a_recorded_fault_happens_in_one_run_only(tmp_path: Path) -> None:
+    hurt = faults.fail_at(kind="raise", step=3).recorded_in(tmp_path)
+    assert train(hurt) == [*ALL[:3], "RuntimeError"]
+    assert train(hurt) == ALL
+
+
+@pytest.mark.parametrize("write", [1, 2, 3])
+def test_a_full_disk_in_the_second_save(write: int, tmp_path: Path) -> None:
+    hurt = faults.fail_at(kind="full_disk", step=3, at="save", write=write)
+    checkpoints = keras_ext.Checkpoints(tmp_path / "checkpoints", STEPS_PER_EPOCH, every_steps=2)
+    assert train(hurt, checkpoints) == [*ALL[:4], "OSError"]
+    # The save before it, and not the one that failed.
+    names = [path.name for path in (tmp_path / "checkpoints").glob("step-*.json")]
+    assert names == ["step-000000002.json"]
+
+
+PROGRAM = f"""
+import sys
+import numpy as np, keras, keras_ext
+from strategies.testing import faults
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+checkpoints = keras_ext.Checkpoints(sys.argv[1] + "/checkpoints", {STEPS_PER_EPOCH})
+at = checkpoints.restore(model)
+x = np.ones(({2 * STEPS_PER_EPOCH}, 16), np.float32)
+model.fit(x, x[:, :1], batch_size=2, initial_epoch=at.epoch, epochs=3, verbose=0,
+          callbacks=[faults.Injector(), checkpoints])
+print("result", checkpoints.history["loss"])
+"""
+
+
+def test_a_program_that_is_hurt_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run after the other, as a launcher would start them, until the faults are over."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    hurt = (
+        faults.fail_at(kind="kill", at="tracing")
+        .fail_at(kind="kill", step=3, at="save", byte=3000)
+        .fail_at(kind="full_disk", step=7, at="save", byte=3000)
+        .recorded_in(tmp_path / "record")
+    )
+    quiet = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    codes, output = [], ""
+    for _ in range(4):
+        ended = subprocess.run(
+            [sys.executable, str(program), str(tmp_path)],
+            env=quiet | hurt.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        codes.append(ended.returncode)
+        output = ended.stdout
+    # HDF5 crashes at the interpreter's end where a file could not be written.
+    assert codes[2] in (1, -signal.SIGSEGV), codes
+    assert [*codes[:2], codes[3]] == [-signal.SIGKILL, -signal.SIGXFSZ, 0]
+    assert sorted(hurt.happened()) == [0, 1, 2]
+    calm: dict[str, Any] = {}
+    monkeypatch.setattr(sys, "argv", ["program.py", str(tmp_path / "calm")])
+    exec(PROGRAM, calm)
+    assert output == f"result {calm['checkpoints'].history['loss']}\n"
