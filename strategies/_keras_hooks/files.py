@@ -22,6 +22,7 @@ from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import accumulators_of, check_known
+from strategies.saving.late_errors import late_errors, open_late
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0
 from strategies.saving.restoring import variables_of
 
@@ -32,6 +33,7 @@ def install() -> None:
     wrap(saving_lib, "save_weights_only", _save, in_step=False)
     wrap(legacy_h5_format, "save_model_to_hdf5", _save, in_step=False)
     wrap(keras_export, "export_saved_model", _export, in_step=False)
+    wrap(saving_lib.H5IOStore, "_get_h5_file", _get_h5_file, in_step=False)
     wrap(saving_lib, "is_memory_sufficient", _is_memory_sufficient, in_step=False)
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
     wrap(keras.saving, "load_weights", _load_weights, in_step=False)
@@ -59,12 +61,32 @@ def _save(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> Result | None:
-    engine = _engine(model)
-    if engine is None or engine.process_group is None:
+    def write(path: object) -> Result:
+        with late_errors():
+            return original(model, path, *args, **kwargs)
+
+    strategy = getattr(model, "distribute_strategy", None)
+    engine = engine_of(strategy or tf.distribute.get_strategy())
+    if engine is None:
         return original(model, filepath, *args, **kwargs)
+    if engine.process_group is None:
+        return write(filepath)
     # An error on all processes that save, not only on the one that reads them.
     check_known(accumulators_of(getattr(model, "optimizer", None)))
-    return write_on_rank_0(engine, filepath, variables_of(model), lambda path: original(model, path, *args, **kwargs))
+    return write_on_rank_0(engine, filepath, variables_of(model), write)
+
+
+def _get_h5_file(
+    original: Callable[[saving_lib.H5IOStore, object, str | None], Result],
+    store: saving_lib.H5IOStore,
+    path_or_io: object,
+    mode: str | None = None,
+) -> Result:
+    """Opens a file of weights so that a full disk is an error of Keras' caller, not a crash of HDF5."""
+    mode = mode or store.mode
+    if store.archive or mode == "r" or not isinstance(path_or_io, (str, pathlib.Path)):
+        return original(store, path_or_io, mode)
+    return original(store, open_late(path_or_io, mode) or path_or_io, mode)
 
 
 def _export(

@@ -76,12 +76,11 @@ class Board:
             return self._changed.wait_for(until, timeout_seconds)
 
     def close(self, farewell: str) -> None:
-        """Says why this process leaves, and ends its connections."""
-        if self._is_closed:
-            return
-        self.post(FAREWELL, farewell)
-        self._is_closed = True
-        self._wake()
+        """Says why this process leaves, and ends its connections; what it says first stands."""
+        if not self._is_closed:
+            self.post(FAREWELL, farewell)
+            self._is_closed = True
+            self._wake()
         self._thread.join(2.0)
 
     # ---- what the thread does

@@ -34,6 +34,7 @@ class Preemption:
         self._leave = leave
         self._saver: Saver | None = None
         self._is_heard = False
+        self._first = threading.Lock()
         self.is_asked = False
 
     @property
@@ -76,6 +77,9 @@ class Preemption:
         # Twice for one signal, here and there, and again for each one more.
         if self._saver is not None:
             self.is_asked = True
+            return
+        if not self._first.acquire(blocking=False):
+            # The other one is telling it to the others, and ends the process behind that.
             return
         self._leave("was ended by SIGTERM")
         # Python lets only the main thread set handlers, which may be waiting in a collective.

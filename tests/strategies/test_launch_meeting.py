@@ -212,7 +212,7 @@ def test_a_port_in_use_is_named_with_its_holder(talks: bool, port: int, pool: Th
     with socket.create_server((LOOPBACK, port)) as listener:
         if talks:
             pool.submit(lambda: listener.accept()[0].close())
-        with pytest.raises(LaunchError, match=rf"{port}: the port is in use by .*pytest.* \(pid {os.getpid()}\)"):
+        with pytest.raises(LaunchError, match=rf"{port}: the port is in use by .*python.* \(pid {os.getpid()}\)"):
             meet(replace(node(0, 2)), place(port, 1.0), say=nobody)
 
 

@@ -40,7 +40,8 @@ class Fault:
         seconds: how long "stop" and "slow" take; for other kinds, how long after the beginning of the step "tracing"
             and "step" strike.
         write: of "save", the change to the folder in whose place it happens, from 1: a folder made, a file opened for
-            writing, renamed or removed, by Python. What HDF5 writes by itself is not counted: see `byte`.
+            writing, renamed or removed, by Python. What HDF5 opens by itself, as without a strategy of this package, is
+            not counted: see `byte`.
         byte: of "save", the size that no file exceeds any more: the process dies, or gets an error, at the write that
             would. For "kill" and "full_disk".
 

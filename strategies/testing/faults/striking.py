@@ -45,7 +45,7 @@ def limit_files(num_bytes: int, *, deadly: bool) -> None:
     """Has every write beyond that size of a file fail with EFBIG, or, if `deadly`, end the process (SIGXFSZ).
 
     The kernel does it, in the midst of a write, whoever writes: also HDF5. To a library EFBIG is like ENOSPC, an error
-    of `write` (h5py 3.x, HDF5 1.14: the same OSError, and the same SIGSEGV when the interpreter ends).
+    of `write` (to HDF5 1.14 by h5py 3, too: the same OSError, and the same SIGSEGV when the interpreter ends).
     """
     if deadly:
         # Without the core, which would be written beside the files.

@@ -42,12 +42,14 @@ def watch_writes(told: Callable[[str], None], word: str) -> None:
     """
     method: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(told)
     inside = threading.local()
+    # Held here: the interpreter takes the module's own names away when it ends, while files are still closed.
+    watched, changed, is_ending = ("open", *_CHANGES), changed_path, sys.is_finalizing
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         # Called for everything that Python does: it is fast where nothing is to be done.
-        if event != "open" and event not in _CHANGES:
+        if event not in watched or is_ending():
             return
-        path = changed_path(event, arguments)
+        path = changed(event, arguments)
         if path is None or word not in path or getattr(inside, "now", False):
             return
         current = method()

@@ -1,0 +1,122 @@
+"""Files to write whose errors are raised when all is written, for libraries that do not survive them.
+
+HDF5 (1.14, under h5py 3) cannot close a file that a full disk did not take: it raises again in destructors, and ends
+the interpreter with a segmentation fault. So it never hears of such an error: the rest of what it writes is dropped,
+and the one who asked for the file gets the system's own error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import io
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+_files: contextvars.ContextVar[list[LateErrorFile] | None] = contextvars.ContextVar(
+    "keras_strategies_late_errors", default=None
+)
+
+
+class LateErrorFile(io.RawIOBase):
+    """A binary file that keeps the first error of writing, and drops what is written after it.
+
+    Args:
+        path: of the file.
+        mode: "w" for a new file; "a" for one that may be there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], mode: str) -> None:
+        super().__init__()
+        self.name = os.fspath(path)
+        is_new = mode == "w" or not pathlib.Path(path).exists()
+        # `close` closes it.
+        self._file = pathlib.Path(path).open("w+b" if is_new else "r+b", buffering=0)  # noqa: SIM115
+        self.error: OSError | None = None
+
+    def readable(self) -> bool:
+        """True: HDF5 reads what it has written."""
+        return True
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Goes to a position, in bytes."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Returns the position, in bytes."""
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads into a buffer; returns the number of bytes."""
+        return self._file.readinto(buffer) or 0
+
+    def write(self, data: Any) -> int:
+        """Writes all of the data, or drops it behind an error; returns its number of bytes."""
+        rest = memoryview(data).cast("B")
+        num_bytes = len(rest)
+        with self._kept():
+            while len(rest) and self.error is None:
+                rest = rest[self._file.write(rest) :]
+        return num_bytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """Sets the size of the file."""
+        with self._kept():
+            return self._file.truncate(size)
+        return size or 0
+
+    def close(self) -> None:
+        """Closes it; the system may tell only now that it could not write."""
+        with self._kept():
+            self._file.close()
+        super().close()
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or OSError(error.errno, error.strerror, self.name)
+
+
+@contextlib.contextmanager
+def late_errors() -> Iterator[None]:
+    """Inside, `open_late` opens files, which are closed at the end.
+
+    Raises:
+        OSError: at the end, if one of these files could not be written.
+    """
+    files: list[LateErrorFile] = []
+    token = _files.set(files)
+    error = None
+    try:
+        yield
+    except OSError as caught:
+        # It may only follow: what reads a file again finds it cut off.
+        error = caught
+    finally:
+        _files.reset(token)
+        for file in files:
+            file.close()
+    error = next((file.error for file in files if file.error is not None), error)
+    if error is not None:
+        raise error
+
+
+def open_late(path: str | os.PathLike[str], mode: str) -> LateErrorFile | None:
+    """Opens a file whose errors are raised at the end of `late_errors`; None outside of it."""
+    files = _files.get()
+    if files is None:
+        return None
+    files.append(LateErrorFile(path, mode))
+    return files[-1]
