@@ -13,7 +13,8 @@ starting with node 0. The launchers stay connected to that of node 0, which deci
 
 If a process fails, all others of all nodes are ended: SIGTERM, after --grace-seconds SIGKILL. So they are if a launcher
 gets SIGINT or SIGTERM, or a node is gone: its launcher has ended, or was silent for --node-timeout seconds. The last
-lines on stderr name the rank, the node and the cause. The exit code is that of the process, or 128 + the signal that
+lines on stderr name the rank, the node and the cause; and the reason, as far as a program under our strategies knows
+it, as when a rank failed because another one had left. The exit code is that of the process, or 128 + the signal that
 killed it, on its node, and 1 on others; after SIGINT or SIGTERM it is 128 + the signal on all. It is 0 only if all
 processes of all nodes ended with 0. A second SIGINT or SIGTERM, a second or more later, kills immediately. SIGHUP,
 SIGUSR1 and SIGUSR2 are forwarded to the processes of the node. If the launcher itself is killed, Linux kills its
@@ -53,6 +54,7 @@ from strategies.launching.place import Place
 from strategies.launching.ports import HeldPorts, LaunchError
 from strategies.launching.processes import Task
 from strategies.topology.cores import deal_cores, usable_cores
+from strategies.topology.rank_end import read_reason
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,6 +128,10 @@ class _Plan:
             self._held.close()
             self._held = None
 
+    def reason_of(self, rank: int) -> str:
+        """Returns why a rank of this round has ended, as its program told it; empty if it did not."""
+        return "" if self._folder is None else read_reason(self._folder.path, rank)
+
     def close_folder(self, *, ended_well: bool) -> Path | None:
         """Returns the folder of tracebacks if it stays, after a failure, and else removes it."""
         folder, self._folder = self._folder, None
@@ -136,6 +142,7 @@ class _Plan:
         self.release()
         # Not before: while nodes wait for each other, a signal ends the launcher at once.
         self._folder = self._folder or JobFolder()
+        self._folder.forget_reasons()
         flags = self._flags
         node_ranks = [node.node_rank for node in start.nodes]
         world = World(

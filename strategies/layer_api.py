@@ -9,7 +9,7 @@ from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.settled_initializers import settled
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.wrapping import engine_of
-from strategies.control_plane.preemption import PREEMPTED, Saver
+from strategies.control_plane.preemption import Saver
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
@@ -20,6 +20,7 @@ from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.saving.restoring import state_of
 from strategies.saving.together import from_all_ranks, values_of, write_together
+from strategies.topology.rank_end import PREEMPTED
 
 
 def replica_parts() -> ReplicaParts:

@@ -74,12 +74,19 @@ ROOMS = (
         ("strategies.install_horovod", "strategies._horovod_recipe", "strategies._horovod_gpu"),
         rooms=("files", "setup"),
     ),
-    Room("control plane", 0, ("strategies.control_plane",), rooms=("port holders", "control plane")),
+    Room("control plane", 0, ("strategies.control_plane",), rooms=("port holders", "rank end", "control plane")),
     # The launcher starts without numpy, too.
     Room("cores", 0, ("strategies.topology.cores",)),
     # Standard library only: whoever meets a port in use may name its holder.
     Room("port holders", 0, ("strategies.topology.port_holders",)),
-    Room("launcher", 0, ("strategies.launch", "strategies.launching"), rooms=("cores", "port holders", "launcher")),
+    # Standard library only: a launcher and its ranks agree on it.
+    Room("rank end", 0, ("strategies.topology.rank_end",)),
+    Room(
+        "launcher",
+        0,
+        ("strategies.launch", "strategies.launching"),
+        rooms=("cores", "port holders", "rank end", "launcher"),
+    ),
     Room(
         "devices",
         1,
@@ -132,6 +139,7 @@ ROOMS = (
         (
             "row values",
             "topology",
+            "rank end",
             "devices",
             "internals",
             "buckets",
@@ -161,7 +169,13 @@ ROOMS = (
             "keras hooks",
         ),
     ),
-    Room("layer api", 3, ("strategies.layer_api",), ("keras",), ("control plane", "replica", "saving", "keras hooks")),
+    Room(
+        "layer api",
+        3,
+        ("strategies.layer_api",),
+        ("keras",),
+        ("control plane", "rank end", "replica", "saving", "keras hooks"),
+    ),
     Room(
         "strategy",
         3,

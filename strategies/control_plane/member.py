@@ -20,6 +20,7 @@ from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stopping import Stops
 from strategies.control_plane.stragglers import WaitingShares
 from strategies.control_plane.waits import Wait, can_go_on, from_text, lack_members, to_text
+from strategies.topology.rank_end import leave_reason
 
 #: After this long without progress a process tells the others what it waits for.
 SECONDS_UNTIL_TOLD = 2.0
@@ -187,6 +188,8 @@ class Member:
         """Tells the others that this process' program has raised an error, which may end it."""
         how = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"failed with {_in_short(error)}"
         self._reason = f"{how} {self._position}"
+        is_of_another = isinstance(error, DistributedError)
+        leave_reason(self.rank, str(error) if is_of_another else f"Rank {self.rank} {self._reason}.")
         if self._board is not None:
             self._board.post(_FAILED, self._reason)
 
@@ -194,6 +197,7 @@ class Member:
         """Takes it back: the program goes on."""
         if self._reason:
             self._reason = ""
+            leave_reason(self.rank, "")
             if self._board is not None:
                 self._board.post(_FAILED, "")
 
@@ -203,6 +207,8 @@ class Member:
         Args:
             reason: as in "was ended by SIGTERM"; empty for that of an error of its program, or none.
         """
+        if reason:
+            leave_reason(self.rank, f"Rank {self.rank} {reason} {self._position}.")
         if self._board is not None:
             self._board.close(f"{reason} {self._position}" if reason else self._reason or f"ended {self._position}")
 

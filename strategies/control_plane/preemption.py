@@ -13,9 +13,6 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-#: The exit code of a process that was asked to end, has saved a checkpoint and can go on later; BSD's EX_TEMPFAIL.
-PREEMPTED = 75
-
 #: Saves a checkpoint after so many steps of the epoch in this call of `fit`, and ends the process.
 Saver = Callable[[int], None]
 

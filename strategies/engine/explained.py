@@ -11,16 +11,13 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 import tensorflow as tf
 
 from strategies.control_plane import DistributedError, Member
+from strategies.topology.rank_end import FOLDER_VARIABLE, traceback_file
 
 _logger = logging.getLogger(__name__)
-
-#: A folder in which each process leaves the tracebacks of errors that are told in short.
-TRACEBACKS = "STRATEGIES_TRACEBACK_DIR"
 
 # Errors that no other process causes.
 _OF_THIS_PROCESS = (
@@ -64,9 +61,9 @@ def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
 
 def _leave(member: Member, error: BaseException) -> None:
     """Writes the traceback of the engine's error to a file, if there is a place for it."""
-    folder = os.environ.get(TRACEBACKS)
+    folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         with contextlib.suppress(OSError):
-            path = Path(folder) / f"rank-{member.rank}.txt"
+            path = traceback_file(folder, member.rank)
             path.write_text("".join(traceback.format_exception(error)))
             _logger.warning("The traceback of rank %d is in %s", member.rank, path)

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from strategies.launching.links import Team
 from strategies.launching.messages import (
-    PREEMPTED,
     Cause,
     Command,
     Ended,
@@ -26,6 +25,7 @@ from strategies.launching.ports import LaunchError
 from strategies.launching.processes import Process, Ranks, Task
 from strategies.launching.signals import PASSED_ON, STOPPING, Signals, signal_name
 from strategies.launching.verdict import Ending, exit_code, first_failure, report
+from strategies.topology.rank_end import PREEMPTED
 
 _BLOCKED_SECONDS = 5.0
 # A request may arrive twice: timeout(1) and some wrappers signal both us and our process group.
@@ -40,6 +40,9 @@ class Plan(Protocol):
 
     def renew(self) -> tuple[int, ...]:
         """Returns free ports for the next round, and holds them."""
+
+    def reason_of(self, rank: int) -> str:
+        """Returns why a rank of this round has ended, as its program told it; empty if it did not."""
 
     def close_folder(self, *, ended_well: bool) -> Path | None:
         """Returns the folder of tracebacks if it stays, after a failure, and else removes it."""
@@ -136,9 +139,11 @@ class _Agent:
         least = min(left, default=float("inf"))
         return None if least == float("inf") else max(0.0, least)
 
-    def _cause(self, kind: Kind, rank: int = 0, pid: int = 0, status: int = 0, detail: str = "") -> Cause:
+    def _cause(
+        self, kind: Kind, rank: int = 0, pid: int = 0, status: int = 0, detail: str = "", reason: str = ""
+    ) -> Cause:
         own = self._settings.own
-        return Cause(kind, own.node_rank, own.name, rank, pid, status, detail)
+        return Cause(kind, own.node_rank, own.name, rank, pid, status, detail, reason)
 
     def _tell(self, cause: Cause, *, urgent: bool = False) -> None:
         self._team.tell(Incident(self._start.round if self._start else 0, cause, urgent))
@@ -193,7 +198,12 @@ class _Agent:
         statuses = {process.rank: process.status or 0 for process in ended if process.status not in (0, PREEMPTED)}
         if statuses:
             failed = next(process for process in ended if process.rank == first_failure(statuses))
-            self._tell(self._cause(Kind.RANK, failed.rank, failed.pid, failed.status or 0))
+            reason = self._plan.reason_of(failed.rank)
+            if early := ranks.ended_well:
+                # What a rank leaves without a word, as by `os._exit(0)`, the others take for a loss.
+                names = f"rank{'s' if len(early) > 1 else ''} {', '.join(map(str, early))}"
+                reason = f"{reason} Before it, with exit code 0, ended: {names}.".lstrip()
+            self._tell(self._cause(Kind.RANK, failed.rank, failed.pid, failed.status or 0, reason=reason))
             ranks.stop(signal.SIGTERM, start.grace_seconds)
         elif preempted := [process for process in ended if process.status == PREEMPTED]:
             first = preempted[0]

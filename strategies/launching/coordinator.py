@@ -160,6 +160,8 @@ class Coordinator:
             self._round += 1
             total = sum(len(node.ports) for node in self._nodes.values())
             reason = f"{reason}, with {total} process{'es' if total != 1 else ''}."
+            told = self._cause.reason if self._cause is not None else ""
+            reason += f" The reason: {told}" if told else ""
         self._cause, self._ended, self._asked = None, {}, {}
         start = Start(
             self._round,

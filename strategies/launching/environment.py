@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strategies.launching.folder import VARIABLE as TRACEBACK_VARIABLE
 from strategies.topology.cores import Threads, usable_cores
+from strategies.topology.rank_end import FOLDER_VARIABLE as TRACEBACK_VARIABLE
 
 _OTHER_LAUNCHERS = {"HOROVOD_RANK": "horovodrun", "OMPI_COMM_WORLD_RANK": "mpirun"}
 _NVIDIA_SMI_TIMEOUT_SECONDS = 30

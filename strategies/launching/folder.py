@@ -7,9 +7,7 @@ import tempfile
 from pathlib import Path
 
 from strategies.launching.ports import LaunchError
-
-#: The variable that names the folder to the ranks; rank N writes `rank-N.txt`.
-VARIABLE = "STRATEGIES_TRACEBACK_DIR"
+from strategies.topology.rank_end import REASON_SUFFIX
 
 
 class JobFolder:
@@ -33,11 +31,19 @@ class JobFolder:
         """True if a file in it is not empty: `faulthandler` opens its file long before it writes to it."""
         found = False
         with contextlib.suppress(OSError), os.scandir(self.path) as entries:
-            found = any(entry.is_dir() or entry.stat().st_size > 0 for entry in entries)
+            own = [entry for entry in entries if not entry.name.endswith(REASON_SUFFIX)]
+            found = any(entry.is_dir() or entry.stat().st_size > 0 for entry in own)
         return found
+
+    def forget_reasons(self) -> None:
+        """Removes what the ranks of an earlier round said of their end."""
+        with contextlib.suppress(OSError):
+            for path in Path(self.path).glob(f"*{REASON_SUFFIX}"):
+                path.unlink()
 
     def close(self, *, ended_well: bool) -> Path | None:
         """Removes the folder, unless the job failed and there are tracebacks in it: then returns its path."""
+        self.forget_reasons()
         if not ended_well and self.has_tracebacks:
             return Path(self.path)
         shutil.rmtree(self.path, ignore_errors=True)

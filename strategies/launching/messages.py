@@ -9,9 +9,6 @@ import typing
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-#: Exit code of a rank that was asked to stop, has saved a checkpoint and can go on later: EX_TEMPFAIL of sysexits.h.
-PREEMPTED = 75
-
 
 class Kind(enum.StrEnum):
     """The kinds of causes for which ranks are ended."""
@@ -134,6 +131,7 @@ class Cause(_Message):
         rank, pid: the rank and its process, of kinds that concern one.
         status: the exit code of the rank, or minus the signal that killed it; the signal to a launcher.
         detail: further words, of kinds that need them.
+        reason: as the rank's program told it, in sentences; empty if it did not.
     """
 
     kind: Kind
@@ -143,6 +141,7 @@ class Cause(_Message):
     pid: int = 0
     status: int = 0
     detail: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)

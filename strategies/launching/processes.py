@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from strategies.launching.messages import PREEMPTED, Outcome
+from strategies.launching.messages import Outcome
 from strategies.launching.output import Output
 from strategies.launching.ports import LaunchError
 from strategies.launching.signals import STOPPING
+from strategies.topology.rank_end import PREEMPTED
 
 _PR_SET_PDEATHSIG = 1
 # A killed process that does not end within this time is blocked in the kernel.
@@ -115,6 +116,11 @@ class Ranks:
     def running(self) -> list[Process]:
         """The processes that have not ended."""
         return [process for process in self._processes if process.status is None]
+
+    @property
+    def ended_well(self) -> list[int]:
+        """The ranks that have ended with exit code 0."""
+        return [process.rank for process in self._processes if process.status == 0]
 
     @property
     def outcome(self) -> Outcome:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strategies.launching.messages import PREEMPTED, Cause, Kind
+from strategies.launching.messages import Cause, Kind
 from strategies.launching.signals import signal_name
+from strategies.topology.rank_end import PREEMPTED
 
 #: Detail of a cause: the node has left, the others go on.
 LEFT = "left"
@@ -96,6 +97,8 @@ def report(end: Ending) -> None:
     if cause is not None:
         told = described(cause, one_node=end.one_node)
         text.append(f"strategies.launch: {told}{_after(cause, end.one_node, end.num_processes)}")
+        if cause.reason:
+            text.append(f"strategies.launch: the reason: {cause.reason}")
     if text:
         with contextlib.suppress(OSError):
             print("\n".join(text), file=sys.stderr, flush=True)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from strategies.control_plane import preemption
-from strategies.launching import messages
 from strategies.launching.coordinator import Coordinator, Policy
 from strategies.launching.messages import (
     Cause,
@@ -226,10 +224,6 @@ class TestRestarts:
         assert job.stops == dict.fromkeys(range(3), (True, 10.0))
         job.ends(n0=FAILED, n1=FAILED, n2=FAILED)
         assert job.verdicts == dict.fromkeys(range(3), ("signal", 143))
-
-
-def test_ranks_and_launcher_mean_the_same_exit_code() -> None:
-    assert messages.PREEMPTED == preemption.PREEMPTED == 75
 
 
 class TestPreemption:

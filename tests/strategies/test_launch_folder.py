@@ -1,6 +1,7 @@
 """The folder of a job, where ranks leave tracebacks: it stays only if the job failed and there is something in it."""
 
 import os
+import re
 import signal
 import stat
 import tempfile
@@ -10,6 +11,7 @@ import pytest
 
 from strategies.launching.folder import JobFolder
 from strategies.launching.ports import LaunchError
+from tests.processes import ROOT
 from tests.strategies.launching import last_line, launched, nodes, ready, written
 
 # Leaves a traceback as the engine does, and ends with a code.
@@ -88,6 +90,34 @@ def test_is_one_for_all_restarts_and_goes_with_success(temporary: Path, tmp_path
     assert first == second
     assert left_in(temporary) == []
     assert b"tracebacks" not in done.stderr
+
+
+# As a program under our strategies does whose rank 1 leaves: rank 0 says so, and fails.
+GIVES_A_REASON = """
+import os, sys, time
+from strategies.topology import rank_end
+rank = int(os.environ["RANK"])
+if rank == 1:
+    sys.exit(0)
+time.sleep(0.5)
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if restart == "0":
+    rank_end.leave_reason(rank, "Rank 1 called sys.exit(0),\\nin round " + restart)
+sys.exit(3)
+"""
+
+
+def test_the_reason_is_the_last_line_and_of_its_own_round(temporary: Path, tmp_path: Path) -> None:
+    path = written(tmp_path, GIVES_A_REASON)
+    environment = {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    done = launched("--nproc-per-node", "2", "--max-restarts", "1", path, environment=environment)
+    restart, verdict, reason = [line for line in done.stderr.decode().splitlines() if line.startswith("strategies.l")]
+    early = "Before it, with exit code 0, ended: rank 1."
+    assert re.search(r"rank 0 \(pid \d+\) failed with exit code 3; restart 1 of 1, with 2 processes\. ", restart)
+    assert restart.endswith(f" The reason: Rank 1 called sys.exit(0), in round 0 {early}")
+    assert "failed with exit code 3" in verdict
+    assert reason == f"strategies.launch: the reason: {early}"
+    assert left_in(temporary) == []
 
 
 def test_an_empty_one_goes_after_a_failure_too(temporary: Path, tmp_path: Path) -> None:

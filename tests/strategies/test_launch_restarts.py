@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strategies.launching.messages import PREEMPTED
+from strategies.topology.rank_end import PREEMPTED
 from tests.strategies.launching import Running, last_line, launched, name, nodes, wait_until_gone, written
 
 # Every start is noted in a file of its own, and goes on when all ranks have noted theirs.

@@ -1,9 +1,12 @@
-"""A small training in which the last rank does something wrong: ``job.py STRATEGY FAULT``, by each rank."""
+"""A small training in which a rank does something wrong: ``job.py STRATEGY FAULT [FOLDER]``, by each rank.
+
+What the fault does not name here comes from the environment, by the injector. With a folder, checkpoints are saved
+there, at the end of epochs and in their middle.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,12 +16,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import keras_ext
 import strategies
+from strategies.testing import faults
 
 #: Of faults that only a timeout ends; all others are to end long before theirs.
 SHORT_SECONDS, LONG_SECONDS = 8.0, 100.0
 ENDED_BY_TIMEOUT = ("absent", "stop", "sleep")
-#: In the second epoch of four steps, behind its second step.
+STEPS_PER_EPOCH = 4
+#: In the second epoch, behind its second step.
 STEP = 6
 X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
 Y = X[:, :1].copy()
@@ -46,26 +52,16 @@ def said(word: str) -> None:
     sys.stdout.flush()
 
 
-def fail(model: keras.Model) -> None:
-    """An error of the user's program."""
-    raise RuntimeError("an error of the user's own")
-
-
 #: By name: what the last rank does in the middle of training.
 STEPS: dict[str, Callable[[keras.Model], Any]] = {
-    "kill": lambda model: os.kill(os.getpid(), signal.SIGKILL),
-    "terminate": lambda model: os.kill(os.getpid(), signal.SIGTERM),
-    "stop": lambda model: os.kill(os.getpid(), signal.SIGSTOP),
-    "leave": lambda model: sys.exit(0),
     "leave at once": lambda model: os._exit(0),
-    "raise": fail,
     "sleep": lambda model: time.sleep(600),
     "evaluate": lambda model: model.evaluate(X, Y, verbose=0),
     "stop training": lambda model: setattr(model, "stop_training", True),
 }
 
 
-def main(name: str, fault: str) -> None:
+def main(name: str, fault: str, folder: str = "") -> None:
     """Trains."""
     rank = strategies.Cluster.from_environment().rank
     is_other = rank == 1
@@ -87,11 +83,15 @@ def main(name: str, fault: str) -> None:
     with strategy.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(units), *more, keras.layers.Dense(1)])
         model.compile("adam", "mse")
-    callbacks = [Faulty(STEPS[fault])] if is_other and fault in STEPS else []
+    callbacks: list[Any] = [faults.Injector()]
+    if is_other and fault in STEPS:
+        callbacks.append(Faulty(STEPS[fault]))
+    if folder:
+        callbacks.append(keras_ext.Checkpoints(folder, STEPS_PER_EPOCH, every_steps=2))
     model.fit(X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
     total = float(sum(np.abs(weight).sum() for weight in model.get_weights()))
     said(f"weights {total:.9g} {model.optimizer.iterations.numpy()}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -13,14 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.processes import Programs, cluster_environments, horovodrun
-from tests.strategies.faults.job import SHORT_SECONDS
+from strategies.testing import faults
+from tests.processes import Programs, horovodrun
+from tests.strategies.faults.job import SHORT_SECONDS, STEP
+from tests.strategies.faults.table import Row, written
 
 JOB = str(Path(__file__).with_name("job.py"))
 ENGINES = ("MultiWorkerMirroredStrategy", "HorovodStrategy")
 LIMIT_SECONDS = 120
+MARK = "KERAS_STRATEGIES_FAULTS_TEST"
 
 
 @dataclass(frozen=True)
@@ -28,93 +33,171 @@ class Case:
     """A fault and how it has to end.
 
     Attributes:
-        fault: its name in `job`.
+        fault: its name in `job`, or the kind of an injected one.
         says: a pattern of the last words of the rank that did nothing wrong.
+        at: the moment of an injected fault; in a save it happens to rank 0, which writes, and else to rank 1.
         within_seconds: from the fault to its end, on a machine that is busy.
+        code: the exit code of the launcher; None for any but 0.
         ends_well: True if the job is to go on.
+        saves: True if checkpoints are saved.
         is_default: True if it runs without `--parity-all`.
     """
 
     fault: str
     says: str
+    at: faults.Moment | None = None
     within_seconds: float = 25.0
+    code: int | None = None
     ends_well: bool = False
+    saves: bool = False
     is_default: bool = False
 
+    @property
+    def rank(self) -> int:
+        """The rank to which it happens."""
+        return 0 if self.at == "save" else 1
 
+    @property
+    def name(self) -> str:
+        """The fault and its moment."""
+        return (
+            f"{self.fault} at {self.at}{', saves' if self.saves and self.at != 'save' else ''}"
+            if self.at
+            else self.fault
+        )
+
+    def injected(self, record: Path) -> faults.Faults:
+        """What the injector is to do."""
+        if self.at is None:
+            return faults.Faults()
+        # In the second epoch; a process begins and traces once only.
+        step = 0 if self.at in ("start", "tracing") else STEP
+        return faults.fail_at(kind=self.fault, step=step, rank=self.rank, at=self.at).recorded_in(record)  # type: ignore[arg-type]
+
+
+IN_TIME = SHORT_SECONDS + 30
 _WAITS = r"waits? for the \w+ of "
+_WHERE = {
+    "start": "",
+    "tracing": "in fit, epoch 1",
+    "step": "in fit, epoch 2",
+    "epoch_end": "in fit, epoch 2",
+    "save": "in fit",
+}
+#: Kinds of injected faults: what the other rank says of rank {rank}, and the launcher's exit code.
+_KINDS: dict[faults.Kind, tuple[str, int | None, float]] = {
+    "kill": (r"Rank {rank} (was killed, or its host is gone|\(pid \d+\) failed with signal SIGKILL)", 137, 25.0),
+    "terminate": (r"Rank {rank} was ended by SIGTERM", 143, 25.0),
+    "stop": (r"rank {rank} does not answer", None, IN_TIME),
+    "leave": (r"Rank {rank} called sys\.exit\(0\)", None, 25.0),
+    "raise": (r"Rank {rank} failed with RuntimeError: A fault that was asked for", None, 25.0),
+}
+_MOMENTS: tuple[faults.Moment, ...] = ("start", "tracing", "step", "epoch_end", "save")
+
+
+def _injected(kind: faults.Kind, at: faults.Moment) -> Case:
+    says, code, seconds = _KINDS[kind]
+    saves = at == "save"
+    if saves and kind == "terminate":
+        # Both finish the step, and save.
+        return Case(kind, "", at, code=75, saves=True)
+    rank = 0 if saves else 1
+    is_default = (kind, at) in (("terminate", "step"),)
+    return Case(kind, says.format(rank=rank), at, seconds, code, saves=saves, is_default=is_default)
+
+
 CASES = (
-    Case("absent", r"Rank 1 of 2 did not come within 8 s", SHORT_SECONDS + 30),
+    Case("absent", r"Rank 1 of 2 did not come within 8 s", within_seconds=IN_TIME),
     Case("late", "", ends_well=True),
     Case("width", r"different programs: .*the initial value of kernel \(8, 1[26]\)"),
     Case("layers", r"different programs: .*the initial value of kernel \(16, [14]\)"),
-    Case("kill", r"Rank 1 was killed, or its host is gone.*rank 0, in fit, epoch 2, after step 2"),
-    Case("terminate", r"Rank 1 was ended by SIGTERM in fit, epoch 2, after step 2", is_default=True),
-    Case("stop", r"Rank 0 has waited 8 s for .* gradients of .*; rank 1 does not answer", SHORT_SECONDS + 30),
-    Case("leave", r"Rank 1 called sys\.exit\(0\) in fit, epoch 2, after step 2"),
     Case("leave at once", r"Rank 1 was killed, or its host is gone"),
-    Case("raise", r"Rank 1 failed with RuntimeError: an error of the user's own in fit, epoch 2, after step 2"),
-    Case("sleep", r"rank 1 is in fit, epoch 2, after step 2, at job\.py:\d+ in ", SHORT_SECONDS + 30),
+    Case("sleep", r"rank 1 is in fit, epoch 2, after step 2, at job\.py:\d+ in ", within_seconds=IN_TIME),
     Case(
         "evaluate",
         rf"different programs: rank 0 {_WAITS}gradients of .*, in fit, epoch 2, after step 2; rank 1 {_WAITS}.*eval",
         is_default=True,
     ),
     Case("stop training", "", ends_well=True),
+    *itertools.starmap(_injected, itertools.product(_KINDS, _MOMENTS)),
+    Case("terminate", "", "step", code=75, saves=True),
+    Case("full_disk", r"Rank 0 failed with OSError: .*No space left on device", "save", saves=True),
 )
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[list[str]]:
+def table() -> Iterator[list[Row]]:
     """Rows of the table; written if the environment says where."""
-    rows: list[str] = []
+    rows: list[Row] = []
     yield rows
     if path := os.environ.get("FAULT_TABLE"):
-        head = [
-            "# Faults of one rank of two",
-            "",
-            "Written by `tests/strategies/faults`; seconds on two shared cores.",
-            "",
-        ]
-        head += [
-            "| fault of rank 1 | engine | seconds to the end | exit code | the other rank's last words |",
-            "|---|---|---|---|---|",
-        ]
-        Path(path).write_text("\n".join([*head, *rows]) + "\n")
+        Path(path).write_text(written(rows))
 
 
-@pytest.mark.timeout(LIMIT_SECONDS + 30)
+def _orphans(mark: str) -> list[psutil.Process]:
+    """The processes of a job that are still there a while after its end."""
+    deadline = time.monotonic() + 10.0
+    found: list[psutil.Process] = []
+    while time.monotonic() < deadline:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        if not found:
+            break
+        time.sleep(0.2)
+    return found
+
+
+@pytest.mark.timeout(LIMIT_SECONDS + 60)
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.fault)
-def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: list[str]) -> None:
-    arguments = [JOB, engine, case.fault]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: list[Row]) -> None:
+    arguments = [JOB, engine, case.fault, *([str(tmp_path / "checkpoints")] if case.saves else [])]
     is_horovod = engine == "HorovodStrategy"
-    if is_horovod:
-        programs = Programs(tmp_path, [horovodrun(2, arguments)])
-    else:
-        programs = Programs(tmp_path, [[sys.executable, *arguments]] * 2, cluster_environments(2))
+    launcher = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2"]
+    command = horovodrun(2, arguments) if is_horovod else [*launcher, *arguments]
+    hurt = case.injected(tmp_path / "record")
     begin = time.time()
-    with programs:
-        codes = programs.wait(LIMIT_SECONDS)
-        if not is_horovod and not case.ends_well:
-            # Of two programs without a launcher: the one that has to end.
-            while programs.wait(1.0)[0] is None and time.time() - begin < LIMIT_SECONDS:
-                pass
-            codes = programs.wait(0.1)
+    with Programs(tmp_path, [command], [hurt.environment() | {MARK: str(tmp_path)}]) as programs:
+        (code,) = programs.wait(LIMIT_SECONDS)
         end = time.time()
         output = programs.output(limit=60000)
+        orphans = _orphans(str(tmp_path)) if code is not None else []
+    assert not orphans, f"{orphans}\n{output}"
+    assert code is not None, output
+    if case.saves:
+        # Whole ones: of the save before the fault, or of that which the fault asked for.
+        marks = sorted((tmp_path / "checkpoints").glob("step-*.json"))
+        assert marks, output
+        assert all(mark.with_suffix(".weights.h5").exists() for mark in marks), output
     if case.ends_well:
-        assert not any(codes), output
+        assert code == 0, output
         weights = re.findall(r"weights (\S+ \d+)", output)
         assert len(weights) == 2, output
         assert weights[0] == weights[1], output
-        table.append(f"| {case.fault} | {engine} | goes on | 0 | |")
+        table.append(Row(case.fault, case.at, engine, None, 0, "goes on, with equal weights"))
         return
-    assert codes[0] not in (None, 0), output
-    hurt = [float(moment) for moment in re.findall(r"hurt ([\d.]+)", output)]
-    seconds = end - max(hurt, default=begin)
-    errors = re.findall(r"(?:DistributedError|JoinError): (.*)", output)
-    assert any(re.search(case.says, error) for error in errors), output
+    happened = [*map(float, re.findall(r"hurt ([\d.]+)", output)), *hurt.happened().values()]
+    assert happened or case.fault == "absent", output
+    seconds = end - max(happened, default=begin)
+    # horovodrun has a code of its own.
+    assert code == case.code or (code != 0 and (is_horovod or case.code is None)), output
+    says = case.says or "Asked to end: saved after step"
+    words = next((line for line in _reasons(output) if re.search(says, line, re.IGNORECASE)), "")
+    assert words, output
+    if not case.says:
+        assert "DistributedError" not in output, output
     assert seconds < case.within_seconds, f"{seconds} s\n{output}"
-    words = next(error for error in errors if re.search(case.says, error))
-    table.append(f"| {case.fault} | {engine} | {seconds:.1f} | {codes[0]} | {words} |")
+    table.append(Row(case.fault, case.at, engine, seconds, code, words, saves=case.saves))
+
+
+def _reasons(output: str) -> list[str]:
+    """The lines that say why: the launcher's last ones, or, as `horovodrun` has none, those of the ranks."""
+    told = [line for line in output.splitlines() if line.startswith("strategies.launch: ")][-2:]
+    told = [line.removeprefix("strategies.launch: ").removeprefix("the reason: ") for line in reversed(told)]
+    told += re.findall(r"(Asked to end: .*)", output)
+    return told or re.findall(r"(?:DistributedError|JoinError): (.*)", output)
