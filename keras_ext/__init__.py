@@ -24,6 +24,7 @@ from keras_ext.tensor.plan import Plan
 from keras_ext.tensor.positionwise import ShardwiseAdd, ShardwiseLayerNormalization, ShardwiseRMSNormalization
 from keras_ext.tensor.transformer import ParallelTransformerBlock
 from keras_ext.throughput import Throughput
+from keras_ext.weights_comparison import WeightsComparison
 
 __all__ = [
     "Checkpoints",
@@ -55,6 +56,7 @@ __all__ = [
     "VocabParallelReversibleEmbedding",
     "VocabParallelSparseCategoricalAccuracy",
     "VocabParallelSparseCategoricalCrossentropy",
+    "WeightsComparison",
     "default_plan",
     "memory_report",
     "parallelize",

@@ -6,6 +6,7 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.plain_classes import saved_as
+from strategies._keras_hooks.same_models import compare_weights
 from strategies._keras_hooks.settled_initializers import settled
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.wrapping import engine_of
@@ -61,6 +62,7 @@ __all__ = [
     "SplitWeight",
     "StageMessages",
     "clock_offset",
+    "compare_weights",
     "copy_value",
     "drawn_for_now",
     "from_all_ranks",

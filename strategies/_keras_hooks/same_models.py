@@ -127,8 +127,12 @@ def _alike(model: keras.Model) -> list[Any]:
     return [v for v in model.variables if not isinstance(v._value, MetricVariable)]
 
 
-def compare_weights(model: keras.Model) -> None:
-    """Compares the values of a model's weights, and of its optimizer, between processes. All processes call it.
+def compare_weights(model: keras.Model, when: str = "") -> None:
+    """Compares the values of a model's weights between processes. All processes call it.
+
+    Args:
+        model: under a strategy of this package; nothing happens under another.
+        when: for the error, as in "after step 3".
 
     Raises:
         ValueError: on all processes, if they hold other values.
@@ -137,7 +141,8 @@ def compare_weights(model: keras.Model) -> None:
     job = None if engine is None else engine.process_group
     if engine is None or job is None:
         return
-    refuse_other_values(weights_held_alike(model), job, f"the weights of the model {model.name!r}")
+    of = f"the weights of the model {model.name!r}{', ' if when else ''}{when}"
+    refuse_other_values(weights_held_alike(model), job, of)
 
 
 def weights_held_alike(model: keras.Model) -> list[Any]:

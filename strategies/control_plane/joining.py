@@ -19,6 +19,7 @@ from typing import Any
 
 from strategies.control_plane.board import Board
 from strategies.topology.port_holders import holder_of
+from strategies.topology.rank_end import leave_reason
 
 _PROTOCOL = "keras-strategies 1"
 _MAX_GREETING_BYTES = 1 << 20
@@ -74,11 +75,15 @@ def join_job(
         JoinError: on every process that has come, if one is missing or has a problem.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    if seat.rank == 0:
-        listener = listener or listen(str(address() if callable(address) else address))
-        gathering = _Gathering(seat, listener, text, problem, say)
-        return gathering.wait(deadline, timeout_seconds)
-    return _Arrival(seat, address, say).wait({"text": text, "problem": problem}, deadline, timeout_seconds)
+    try:
+        if seat.rank == 0:
+            listener = listener or listen(str(address() if callable(address) else address))
+            gathering = _Gathering(seat, listener, text, problem, say)
+            return gathering.wait(deadline, timeout_seconds)
+        return _Arrival(seat, address, say).wait({"text": text, "problem": problem}, deadline, timeout_seconds)
+    except JoinError as error:
+        leave_reason(seat.rank, str(error))
+        raise
 
 
 def listen(address: str) -> socket.socket:

@@ -14,8 +14,9 @@ def bound_waits(num_processes: int, timeout_seconds: float) -> None:
     """Makes TensorFlow wait as long as it is told, where it would choose a time of its own.
 
     By default it waits an hour for a process that does not come, and takes one for dead that has not been heard of for
-    10 s, be it that its host's link is gone for that long (TensorFlow 2.21). A process that ends is noticed at once,
-    whatever the limits. Call it before TensorFlow starts, or nothing changes.
+    10 s, be it that its host's link is gone for that long (TensorFlow 2.21). It may notice a process that was killed by
+    its silence only, and rank 0 may wait for ever for one that never came: the control plane finds both earlier. Call
+    it before TensorFlow starts, or nothing changes.
 
     Args:
         num_processes: of the job, all of which are workers.

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_ext
 from tests.strategies.processes.ranks import all_ranks, rank, strategy
 
 X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
@@ -192,6 +193,20 @@ def test_weights_that_come_apart() -> None:
         ValueError, match=r"'.*bias', one of the weights .*, at the end of epoch 1\..*ranks 1 that differ"
     ):
         fitted(made, epochs=3, callbacks=[Drift()])
+
+
+def test_weights_that_come_apart_within_an_epoch() -> None:
+    class Drift(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if is_other() and batch == 1:
+                self.model.layers[0].bias.assign_add([1e-7, 0.0])
+
+    made = model(rate=0.0)
+    check = keras_ext.WeightsComparison(every_steps=2)
+    with pytest.raises(
+        ValueError, match=r"'.*bias', one of the weights .*, after step 2 of epoch 1\..*ranks 1 that di"
+    ):
+        fitted(made, batch_size=2, epochs=3, callbacks=[Drift(), check])
 
 
 def test_there_are_forty() -> None:

@@ -1,0 +1,57 @@
+"""A check, while training runs, that all processes hold the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from strategies import layer_api
+
+
+class WeightsComparison(keras.callbacks.Callback):
+    """Compares the weights of all processes every so many steps, and ends the training on all if they differ.
+
+    ``fit`` does it at each epoch's end by itself. Where epochs are long, this finds a memory error, or a program that
+    sets weights on one rank, earlier. It reads all weights of this process once and sends eight bytes for each
+    variable. Weights that processes hold parts of are compared between those that hold the same part. In a job of one
+    process, and under another package's strategy, it does nothing.
+
+    Args:
+        every_steps: counted over all epochs of a call of ``fit``. An execution of several steps
+            (``steps_per_execution``) is not cut.
+
+    Example:
+
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        check = keras_ext.WeightsComparison(every_steps=500)
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), callbacks=[check], verbose=0)
+
+    Raises:
+        ValueError: an argument out of range; in ``fit``, on all ranks, weights that differ, with their path and the
+            ranks.
+    """
+
+    def __init__(self, every_steps: int) -> None:
+        super().__init__()
+        if not isinstance(every_steps, int) or every_steps < 1:
+            raise ValueError(f"every_steps must be a whole number from 1. Received: every_steps={every_steps!r}.")
+        self._every_steps = every_steps
+        self._epoch = self._before = self._done = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Counts from 0."""
+        self._before = self._done = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts on from the epochs before."""
+        self._epoch, self._before = epoch, self._done
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares, if it is time."""
+        # Keras counts the last execution of an epoch as a whole one.
+        step = min(batch + 1, (self.params or {}).get("steps") or batch + 1)
+        last, self._done = self._done, self._before + step
+        if self._done // self._every_steps > last // self._every_steps:
+            layer_api.compare_weights(self.model, f"after step {step} of epoch {self._epoch + 1}")
