@@ -27,6 +27,7 @@ class Job:
         folder: gets logs and what the ranks write.
         arguments: of the program, after strategy and folder.
         late_seconds: how much later than the others the last host starts.
+        launcher_arguments: of our launcher, beside those that it needs.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Job:
         folder: Path,
         arguments: Sequence[str] = (),
         late_seconds: float = 0.0,
+        launcher_arguments: Sequence[str] = (),
     ) -> None:
         self._hosts, self._folder, self.num_hosts = hosts, folder, num_hosts
         program = [PROGRAM, engine, str(folder), *arguments]
@@ -46,8 +48,9 @@ class Job:
             horovodrun = str(Path(sys.executable).with_name("horovodrun"))
             commands = [[horovodrun, *hosts.horovodrun(ranks, [sys.executable, *program, *late])]]
         else:
-            launch = [sys.executable, "-m", "strategies.launch", "--nnodes", str(num_hosts), "--node-rank"]
-            commands = [[*launch, str(rank), "--master-addr", hosts.addresses[0], *program] for rank in ranks]
+            launch = [sys.executable, "-m", "strategies.launch", "--nnodes", str(num_hosts), *launcher_arguments]
+            at = ["--master-addr", hosts.addresses[0], "--node-rank"]
+            commands = [[*launch, *at, str(rank), *program] for rank in ranks]
         self.logs = [folder / f"log{i}" for i in range(len(commands))]
         #: By host: of all, or of the first only.
         self.launchers: list[subprocess.Popen[bytes]] = []

@@ -163,5 +163,22 @@ def test_all_end_or_go_on(row: Row, hosts: Hosts, folder: Path, on_plain_keras: 
         assert 0 not in job.codes([row.host]), job.output()
 
 
+@pytest.mark.timeout(2 * START_SECONDS + 60)
+def test_a_job_goes_on_without_a_host(hosts: Hosts, folder: Path, on_plain_keras: Outcome) -> None:
+    """From the last checkpoint, in the middle of an epoch, with fewer processes: batches are global."""
+    arguments = ["--seconds-per-step", str(SECONDS_PER_STEP), "--saves"]
+    restarts = ["--max-restarts", "1", "--min-procs", "1"]
+    job = Job(hosts, MULTI_WORKER, 2, folder, arguments, launcher_arguments=restarts)
+    # In the second epoch, behind a checkpoint within it.
+    job.wait_for_steps(13, START_SECONDS)
+    hosts.drop(1)
+    ended = job.wait([0], START_SECONDS)
+    print(f"{_shown(ended)} s until the end, {job.reasons()}")
+    assert job.codes([0]) == [0], job.output()
+    assert "restart 1 of 1, with 1 process." in job.output(), job.output()
+    difference = compare(on_plain_keras, job.outcome())
+    assert difference.largest <= TOLERANCE, difference
+
+
 def _shown(seconds: Mapping[int, float | None]) -> dict[str, float | None]:
     return {f"host{host}": value and round(value, 1) for host, value in seconds.items()}

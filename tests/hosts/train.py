@@ -23,11 +23,16 @@ from tests.strategies.parity.harness import Case, Logs, Outcome, execute
 
 # The last batch has 26 rows: on 4 replicas 7, 7, 6 and 6.
 NUM_ROWS, BATCH_SIZE, EPOCHS = 250, 32, 4
-NUM_STEPS = EPOCHS * -(-NUM_ROWS // BATCH_SIZE)
+STEPS_PER_EPOCH = -(-NUM_ROWS // BATCH_SIZE)
+NUM_STEPS = EPOCHS * STEPS_PER_EPOCH
 
 
-def outcome(strategy: Any = None, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Outcome:
-    """The result of training under the strategy, or in plain Keras on one device."""
+def outcome(
+    strategy: Any = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    checkpoints: keras_ext.Checkpoints | None = None,
+) -> Outcome:
+    """The result of training under the strategy, or in plain Keras on one device; from the last checkpoint on."""
 
     def make() -> keras.Model:
         model: Any = keras.Sequential(
@@ -52,8 +57,17 @@ def outcome(strategy: Any = None, callbacks: Sequence[keras.callbacks.Callback] 
         digits = random.integers(0, 10, NUM_ROWS)
         noise = random.standard_normal((NUM_ROWS, 12, 12, 1))
         images = (noise + random.standard_normal((10, 12, 12, 1))[digits]).astype("float32")
-        settings: dict[str, Any] = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "verbose": 0, "shuffle": False}
-        return dict(model.fit(images, digits, callbacks=list(callbacks), **settings).history)
+        settings: dict[str, Any] = {"batch_size": BATCH_SIZE, "verbose": 0, "shuffle": False}
+        settings["callbacks"] = [*callbacks, *([checkpoints] if checkpoints else [])]
+        if checkpoints is None:
+            return dict(model.fit(images, digits, epochs=EPOCHS, **settings).history)
+        at = checkpoints.restore(model)
+        if at.step:
+            done = at.step * BATCH_SIZE
+            model.fit(images[done:], digits[done:], initial_epoch=at.epoch, epochs=at.epoch + 1, **settings)
+            at = checkpoints.restore(model)
+        model.fit(images, digits, initial_epoch=at.epoch, epochs=EPOCHS, **settings)
+        return dict(checkpoints.history)
 
     return execute(Case("", make, run), strategy)
 
@@ -79,6 +93,7 @@ def main() -> None:
     parser.add_argument("--mesh", type=strategies.DeviceMesh.axes_of)
     parser.add_argument("--seconds-per-step", type=float, default=0.0)
     parser.add_argument("--timeout-seconds", type=float, default=600.0)
+    parser.add_argument("--saves", action="store_true", help="checkpoints, from which it goes on")
     parser.add_argument("--late-rank", type=int, default=-1)
     parser.add_argument("--seconds-late", type=float, default=0.0)
     flags = parser.parse_args()
@@ -89,7 +104,8 @@ def main() -> None:
         settings = {"communication_options": tf.distribute.experimental.CommunicationOptions(**settings)}
     strategy = getattr(strategies, flags.strategy)(mesh=flags.mesh, **settings)
     progress = Progress(flags.folder / f"steps{strategy.rank}", flags.seconds_per_step)
-    found = outcome(strategy, [progress])
+    checkpoints = keras_ext.Checkpoints(flags.folder / "checkpoints", STEPS_PER_EPOCH, every_steps=3)
+    found = outcome(strategy, [progress], checkpoints if flags.saves else None)
     if strategy.is_chief:
         (flags.folder / "outcome").write_bytes(pickle.dumps(found))
 
