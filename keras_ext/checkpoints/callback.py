@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -153,7 +153,7 @@ class Checkpoints(keras.callbacks.Callback):
             values.append(float((logs or {}).get(name, math.nan)))
         self._save(TrainingPosition(epoch + 1))
         if self._ends_with_epoch:
-            raise SystemExit(layer_api.PREEMPTED)
+            self._end(f"epoch {epoch + 1}")
 
     def _save_and_end(self, num_steps: int) -> None:
         done = self._position.step + num_steps
@@ -162,12 +162,12 @@ class Checkpoints(keras.callbacks.Callback):
             self._ends_with_epoch = True
             return
         self._save(TrainingPosition(self._position.epoch, done))
+        self._end(f"step {done} of epoch {self._position.epoch + 1}")
+
+    def _end(self, behind: str) -> NoReturn:
+        """Ends the process, which was asked to end and has saved."""
         if getattr(self.model.distribute_strategy, "is_chief", True):
-            _logger.warning(
-                "Asked to end: saved after step %d of epoch %d; the same command goes on.",
-                done,
-                self._position.epoch + 1,
-            )
+            _logger.warning("Asked to end: saved after %s; the same command goes on.", behind)
         raise SystemExit(layer_api.PREEMPTED)
 
     def _put_back(self, counted: Callable[[Any], Any]) -> None:

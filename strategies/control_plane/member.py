@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -91,7 +93,7 @@ class Member:
         #: The share of its time in which this process waits in collectives.
         self.shares = WaitingShares()
         #: SIGTERM to this process.
-        self.preemption = Preemption(self.leave)
+        self.preemption = Preemption(self._leave_by_signal)
         if board is not None:
             self.stops = Stops(board, self._wait_for)
             board.listen(self._heard)
@@ -211,6 +213,25 @@ class Member:
             leave_reason(self.rank, f"Rank {self.rank} {reason} {self._position}.")
         if self._board is not None:
             self._board.close(f"{reason} {self._position}" if reason else self._reason or f"ended {self._position}")
+
+    def _leave_by_signal(self, reason: str) -> None:
+        """Leaves; before, says what has ended others: their launcher ends this process because of it.
+
+        `horovodrun` does it before the error of a collective could be raised here, and says of others no more than an
+        exit code.
+        """
+        board = self._board
+        if board is not None:
+            failed = {rank: text for rank, text in board.read(_FAILED).items() if text}
+            others = {rank: text or verdict.LOST for rank, text in board.left().items()} | failed
+            causes = [*board.read(_VERDICT).values()]
+            causes += [f"Rank {rank} {how}." for rank, how in others.items() if rank != self.rank and reason not in how]
+            if causes:
+                line = f"strategies: rank {self.rank} {reason} {self._position}, behind this: {causes[0]}\n"
+                # Not by Python's stderr: the main thread may hold its lock.
+                with contextlib.suppress(OSError):
+                    os.write(2, line.encode())
+        self.leave(reason)
 
     def meet(self, name: str) -> None:
         """Returns when all processes have come here, as before the first of them ends."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from strategies.control_plane.waits import Wait
 
+#: The end of a process that has said nothing of it.
+LOST = "was killed, or its host is gone"
 _SAME_PROGRAM = "All ranks have to make the same calls in the same order, with the same model and as many batches."
 
 
@@ -37,7 +39,7 @@ def deserted(rank: int, farewell: str, waits: Mapping[int, Sequence[Wait]], wher
         waits: what the others wait for, by rank.
         where: where each is, or was last heard to be, in its program, by rank.
     """
-    how = farewell or "was killed, or its host is gone"
+    how = farewell or LOST
     last = where.get(rank)
     at = f" {last}" if last and not farewell else ""
     waiting = [other for other, own in sorted(waits.items()) if own]

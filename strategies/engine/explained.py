@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from strategies.control_plane import DistributedError, Member
-from strategies.topology.rank_end import FOLDER_VARIABLE, traceback_file
+from strategies.topology.rank_end import FOLDER_VARIABLE, leave_reason, traceback_file
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +45,9 @@ def explained(member: Member, what: str = "") -> Iterator[None]:
         if reason is None:
             raise
         _leave(member, error)
-        raise DistributedError(f"{reason} (Here: rank {member.rank}, {member.position}.)") from None
+        told = f"{reason} (Here: rank {member.rank}, {member.position}.)"
+        leave_reason(member.rank, told)
+        raise DistributedError(told) from None
 
 
 def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:

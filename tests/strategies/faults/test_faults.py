@@ -87,7 +87,7 @@ _WHERE = {
 #: Kinds of injected faults: what the other rank says of rank {rank}, and the launcher's exit code.
 _KINDS: dict[faults.Kind, tuple[str, int | None, float]] = {
     "kill": (r"Rank {rank} (was killed, or its host is gone|\(pid \d+\) failed with signal SIGKILL)", 137, 25.0),
-    "terminate": (r"Rank {rank} was ended by SIGTERM", 143, 25.0),
+    "terminate": (r"Rank {rank} was ended by SIGTERM|Process {rank} exit with status code 143", 143, 25.0),
     "stop": (r"rank {rank} does not answer", None, IN_TIME),
     "leave": (r"Rank {rank} called sys\.exit\(0\)", None, 25.0),
     "raise": (r"Rank {rank} failed with RuntimeError: A fault that was asked for", None, 25.0),
@@ -186,7 +186,7 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
     seconds = end - max(happened, default=begin)
     # horovodrun has a code of its own.
     assert code == case.code or (code != 0 and (is_horovod or case.code is None)), output
-    says = case.says or "Asked to end: saved after step"
+    says = case.says or r"Asked to end: saved after (step|epoch)"
     words = next((line for line in _reasons(output) if re.search(says, line, re.IGNORECASE)), "")
     assert words, output
     if not case.says:
@@ -200,4 +200,6 @@ def _reasons(output: str) -> list[str]:
     told = [line for line in output.splitlines() if line.startswith("strategies.launch: ")][-2:]
     told = [line.removeprefix("strategies.launch: ").removeprefix("the reason: ") for line in reversed(told)]
     told += re.findall(r"(Asked to end: .*)", output)
-    return told or re.findall(r"(?:DistributedError|JoinError): (.*)", output)
+    told = told or re.findall(r"(?:DistributedError: |JoinError: |strategies: (?=rank \d was ended))(.*)", output)
+    # It ends the others before they could say why, as while they trace.
+    return told or re.findall(r"(Process \d exit with status code \d+)", output)
