@@ -49,11 +49,15 @@ CHOICES: tuple[tuple[Moment, tuple[Kind, ...]], ...] = (
 
 
 def draw(chance: random.Random, count: int) -> Faults:
-    """Returns that many faults."""
-    return Faults(tuple(_draw_one(chance) for _ in range(count)))
+    """Returns that many faults.
+
+    One rank at most is stopped for good: of a job whose ranks are all stopped, nobody is left to notice it.
+    """
+    may_stop = chance.randrange(NUM_RANKS)
+    return Faults(tuple(_draw_one(chance, may_stop) for _ in range(count)))
 
 
-def _draw_one(chance: random.Random) -> Fault:
+def _draw_one(chance: random.Random, may_stop: int) -> Fault:
     at, kinds = chance.choice(CHOICES)
     kind = chance.choice(kinds)
     # A process starts again only as long as faults end it: those of a start come early.
@@ -65,7 +69,7 @@ def _draw_one(chance: random.Random) -> Fault:
         seconds = 0.02
     elif kind == "stop":
         # Soon over, or for good.
-        seconds = chance.choice((1.0, None))
+        seconds = chance.choice((1.0, None)) if rank == may_stop else 1.0
     elif at == "step":
         # Somewhere in the step: its computation, its exchange.
         seconds = chance.uniform(0.0, 0.01)

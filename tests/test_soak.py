@@ -19,6 +19,7 @@ def test_a_seed_repeats_the_faults_and_all_of_them_are_drawn() -> None:
     assert pairs == {(at, kind) for at, kinds in soak.CHOICES for kind in kinds}
     assert {fault.rank for fault in drawn.faults if fault.at == "save"} == {0}
     assert {fault.rank for fault in drawn.faults} == {0, 1}
+    assert len({fault.rank for fault in drawn.faults if fault.kind == "stop" and fault.seconds is None}) == 1
 
 
 def test_the_table() -> None:
