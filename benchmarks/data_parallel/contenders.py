@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,11 +35,16 @@ KINDS: Mapping[str, Kind] = {
     "multi_worker": Kind("strategies.MultiWorkerMirroredStrategy", "training", "tensorflow"),
     "horovod": Kind("strategies.HorovodStrategy", "training", "horovod", "horovod"),
     "raw_horovod": Kind("hvd.DistributedGradientTape", "raw_horovod", "horovod", "horovod"),
+    "multi_worker_before": Kind("strategies.MultiWorkerMirroredStrategy, as before", "training", "tensorflow"),
+    "horovod_before": Kind("strategies.HorovodStrategy, as before", "training", "horovod", "horovod"),
     "stock": Kind("tf.distribute.MultiWorkerMirroredStrategy, mended", "training", "tensorflow"),
     "independent_again": Kind("plain Keras, other independent processes", "training"),
     "torch_independent": Kind("torch, independent processes", "torch_training", "none", "torch"),
     "torch_ddp": Kind("torch DistributedDataParallel, gloo", "torch_training", "torch", "torch"),
 }
+
+#: At the end of the names of contenders whose strategies come from another checkout.
+BEFORE = "_before"
 
 # As conditions of a release: by model, of a strategy's name, against independent processes.
 TARGETS_OF_INDEPENDENT: Mapping[str, Mapping[str, float]] = {
@@ -56,6 +62,7 @@ def contenders(
     num_processes: int,
     autotune: bool,
     horovod_slots: clusters.Slots,
+    before: str = "",
 ) -> list[Contender]:
     """The contenders of those names, in that order.
 
@@ -65,11 +72,12 @@ def contenders(
         num_processes: of each contender, one core and one thread for each.
         autotune: whether tf.data may choose its threads and buffers, which is what it does if not told.
         horovod_slots: makes the environments of one Horovod job.
+        before: the checkout from which contenders that end in `BEFORE` import our packages.
     """
     return [
         clusters.contender(
             KINDS[name].row,
-            functools.partial(_run, name, workload, autotune),
+            functools.partial(_run, name, workload, autotune, before),
             KINDS[name].cluster,
             num_processes,
             horovod_slots,
@@ -86,6 +94,8 @@ def comparisons(model: str, names: Collection[str]) -> list[Comparison]:
         ("multi_worker", "independent", of_independent["multi_worker"]),
         ("horovod", "raw_horovod", TARGET_OF_RAW_HOROVOD),
         ("multi_worker", "stock", TARGET_OF_STOCK),
+        ("horovod", "horovod_before", None),
+        ("multi_worker", "multi_worker_before", None),
         ("raw_horovod", "independent", None),
         ("stock", "independent", None),
         ("torch_ddp", "torch_independent", None),
@@ -126,12 +136,15 @@ def efficiencies(measured: Mapping[str, Sequence[float]]) -> dict[str, list[floa
     return result
 
 
-def _run(name: str, workload: Workload, autotune: bool, report: Report) -> None:
+def _run(name: str, workload: Workload, autotune: bool, before: str, report: Report) -> None:
+    if name.endswith(BEFORE):
+        # Nothing of ours is imported yet.
+        sys.path.insert(0, before)
     match KINDS[name].program:
         case "training":
             from data_parallel import training
 
-            training.run(name, workload, autotune, report)
+            training.run(name.removesuffix(BEFORE), workload, autotune, report)
         case "raw_horovod":
             from data_parallel import raw_horovod
 

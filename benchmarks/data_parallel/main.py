@@ -22,6 +22,7 @@ options.define_flags(_DEFAULTS, "one process")
 program.define_contenders(contenders.KINDS)
 program.define_processes()
 flags.DEFINE_bool("autotune", True, "Whether tf.data chooses its threads and buffers, which it does if not told.")
+flags.DEFINE_string("before", "", "Another checkout, whose strategies are measured, too: contenders ..._before.")
 program.define_timeout()
 
 
@@ -29,10 +30,11 @@ def main() -> None:
     """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
     print(environment.describe(("tensorflow", "keras", "numpy", "horovod", "torch")), flush=True)
     names = program.installed(FLAGS.contender, contenders.KINDS)
+    names = [name for name in names if FLAGS.before or not name.endswith(contenders.BEFORE)]
     for workload in options.workloads(_DEFAULTS):
         with horovod_slots.rendezvous_of_each() as slots:
             measured = rounds.measure_in_turn(
-                contenders.contenders(names, workload, FLAGS.processes, FLAGS.autotune, slots),
+                contenders.contenders(names, workload, FLAGS.processes, FLAGS.autotune, slots, FLAGS.before),
                 workload.num_rounds,
                 FLAGS.timeout_seconds,
             )

@@ -1,6 +1,6 @@
 """A fault of one rank ends the job on all of them, within a stated time, with a reason that names the rank.
 
-``FAULT_TABLE=docs/fault_table.md make test ARGS="tests/strategies/faults --parity-all"`` writes what was seen.
+``FAULT_TABLE=docs/fault_table.md make test ARGS="tests/strategies/faults --parity-all -n0"`` writes what was seen.
 """
 
 from __future__ import annotations
