@@ -83,7 +83,7 @@ def test_contenders_have_their_cores_and_their_cluster() -> None:
     made = contenders.contenders(names, Workload("small_cnn", 4, 2, 1, 1), 2, True, lambda count: slots[:count])
     by_name = dict(zip(names, made, strict=True))
     assert by_name["horovod"].environments == slots
-    assert [name for name in names if by_name[name].freezes] == ["horovod", "raw_horovod"]
+    assert [name for name in names if by_name[name].freezes] == ["horovod", "raw_horovod", "horovod_before"]
     for contender in made:
         assert contender.cores is not None
         assert [len(cores) for cores in contender.cores] == [1, 1]
