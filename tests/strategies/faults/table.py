@@ -44,6 +44,7 @@ class Row:
         code: the exit code of the launcher, or of horovodrun.
         words: the line that says why.
         saves: True if the program has `keras_ext.Checkpoints`.
+        byte: of a full disk, the size at which a file cannot grow any more.
     """
 
     fault: str
@@ -53,11 +54,13 @@ class Row:
     code: int
     words: str
     saves: bool = False
+    byte: int | None = None
 
     def __str__(self) -> str:
         at = _MOMENTS[self.at] if self.at else ""
         if self.saves and self.at != "save":
             at += ", with `keras_ext.Checkpoints`"
+        at += f", while HDF5 writes (byte {self.byte})" if self.byte else ""
         seconds = "" if self.seconds is None else f"{self.seconds:.1f}"
         words = self.words if len(self.words) <= _MOST_CHARACTERS else f"{self.words[:_MOST_CHARACTERS].rstrip()} ..."
         words = words.replace("|", "\\|").replace("<", "&lt;")
@@ -68,8 +71,8 @@ def written(rows: Iterable[Row]) -> str:
     """Returns the page."""
     faults, moments, engines = list(_FAULTS), [None, *_MOMENTS], list(_ENGINES)
 
-    def place(row: Row) -> tuple[int, int, bool, int]:
-        return faults.index(row.fault), moments.index(row.at), row.saves, engines.index(row.engine)
+    def place(row: Row) -> tuple[int, int, bool, int, int]:
+        return faults.index(row.fault), moments.index(row.at), row.saves, row.byte or 0, engines.index(row.engine)
 
     return "\n".join(
         [

@@ -40,6 +40,7 @@ class Case:
         code: the exit code of the launcher; None for any but 0.
         ends_well: True if the job is to go on.
         saves: True if checkpoints are saved.
+        byte: of a save, the size beyond which the kernel lets no file grow.
         is_default: True if it runs without `--parity-all`.
     """
 
@@ -50,6 +51,7 @@ class Case:
     code: int | None = None
     ends_well: bool = False
     saves: bool = False
+    byte: int | None = None
     is_default: bool = False
 
     @property
@@ -60,11 +62,9 @@ class Case:
     @property
     def name(self) -> str:
         """The fault and its moment."""
-        return (
-            f"{self.fault} at {self.at}{', saves' if self.saves and self.at != 'save' else ''}"
-            if self.at
-            else self.fault
-        )
+        saves = ", saves" if self.saves and self.at != "save" else ""
+        byte = f", byte {self.byte}" if self.byte else ""
+        return f"{self.fault} at {self.at}{saves}{byte}" if self.at else self.fault
 
     def injected(self, record: Path) -> faults.Faults:
         """What the injector is to do."""
@@ -72,7 +72,8 @@ class Case:
             return faults.Faults()
         # In the second epoch; a process begins and traces once only.
         step = 0 if self.at in ("start", "tracing") else STEP
-        return faults.fail_at(kind=self.fault, step=step, rank=self.rank, at=self.at).recorded_in(record)  # type: ignore[arg-type]
+        hurt = faults.fail_at(kind=self.fault, step=step, rank=self.rank, at=self.at, byte=self.byte)  # type: ignore[arg-type]
+        return hurt.recorded_in(record)
 
 
 IN_TIME = SHORT_SECONDS + 30
@@ -122,6 +123,8 @@ CASES = (
     *itertools.starmap(_injected, itertools.product(_KINDS, _MOMENTS)),
     Case("terminate", "", "step", code=75, saves=True),
     Case("full_disk", r"Rank 0 failed with OSError: .*No space left on device", "save", saves=True),
+    # Some of the weights' file is written.
+    Case("full_disk", r"Rank 0 failed with OSError: .*File too large: '.*\.h5'", "save", saves=True, byte=3000),
 )
 
 
@@ -192,7 +195,7 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
     if not case.says:
         assert "DistributedError" not in output, output
     assert seconds < case.within_seconds, f"{seconds} s\n{output}"
-    table.append(Row(case.fault, case.at, engine, seconds, code, words, saves=case.saves))
+    table.append(Row(case.fault, case.at, engine, seconds, code, words, case.saves, case.byte))
 
 
 def _reasons(output: str) -> list[str]:
