@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 class State:
-    """What an elastic training keeps in memory; :func:`run` makes it and gives it to the training function.
+    """The memory of an elastic training; :func:`run` makes it and gives it to the training function.
 
     :class:`keras_ext.Commits` fills it and goes on from it. A program that does not train by ``fit`` may do so itself.
 
@@ -29,7 +29,7 @@ class State:
 
     @property
     def value(self) -> Any:
-        """What was committed last, in whichever process; None if nothing was."""
+        """The last commit, of whichever process; None if there was none."""
         return self._value if self._memory is None else self._memory.value
 
     def commit(self, value: Any) -> None:

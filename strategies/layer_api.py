@@ -45,7 +45,8 @@ def save_before_end(model: keras.Model, saver: Saver | None) -> None:
     Args:
         model: under a strategy of this package; nothing happens under another.
         saver: takes the number of steps that are done of the epoch in this call of ``fit``; it saves, and raises
-            ``SystemExit(PREEMPTED)``, now or at the end of the epoch. None to end at once.
+            ``SystemExit(PREEMPTED)``. If it returns, as behind the last step of an epoch, the processes end with that
+            code behind ``on_epoch_end``. None to end at once.
     """
     engine = engine_of(model.distribute_strategy)
     if engine is not None:

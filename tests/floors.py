@@ -157,6 +157,7 @@ ROOMS = (
         ("strategies._keras_hooks",),
         ("numpy", "tensorflow", "keras"),
         (
+            "rank end",
             "versions",
             "row values",
             "internals",

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 import numpy as np
@@ -86,7 +86,6 @@ class Checkpoints(keras.callbacks.Callback):
         self._unfinished: list[Any] = []
         self._to_put_back: list[Any] = []
         self._done = 0
-        self._ends_with_epoch = False
 
     def restore(self, model: keras.Model) -> TrainingPosition:
         """Loads the last checkpoint into a compiled model; returns where training goes on, which may be the start.
@@ -110,7 +109,7 @@ class Checkpoints(keras.callbacks.Callback):
         layer_api.save_before_end(self.model, self._save_and_end)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Has the process end at once again, if it is asked to."""
+        """Has a signal end the process at once again; one that came behind the last epoch does it now."""
         layer_api.save_before_end(self.model, None)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -152,22 +151,19 @@ class Checkpoints(keras.callbacks.Callback):
             values += [math.nan] * (epoch - len(values))
             values.append(float((logs or {}).get(name, math.nan)))
         self._save(TrainingPosition(epoch + 1))
-        if self._ends_with_epoch:
-            self._end(f"epoch {epoch + 1}")
 
     def _save_and_end(self, num_steps: int) -> None:
         done = self._position.step + num_steps
         if done >= self._steps_per_epoch:
-            # What is left of the epoch is its validation.
-            self._ends_with_epoch = True
+            # What is left of the epoch is its validation; the processes end behind its checkpoint.
             return
         self._save(TrainingPosition(self._position.epoch, done))
-        self._end(f"step {done} of epoch {self._position.epoch + 1}")
-
-    def _end(self, behind: str) -> NoReturn:
-        """Ends the process, which was asked to end and has saved."""
         if getattr(self.model.distribute_strategy, "is_chief", True):
-            _logger.warning("Asked to end: saved after %s; the same command goes on.", behind)
+            _logger.warning(
+                "Asked to end: saved after step %d of epoch %d; the same command goes on.",
+                done,
+                self._position.epoch + 1,
+            )
         raise SystemExit(layer_api.PREEMPTED)
 
     def _put_back(self, counted: Callable[[Any], Any]) -> None:

@@ -19,9 +19,11 @@ from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
+from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, sum_accumulated, variables_of
+from strategies.topology.rank_end import PREEMPTED
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -152,20 +154,34 @@ def _on_epoch_end(
     process_group = _process_group(model)
     if model is None or process_group is None:
         original(callbacks, epoch, logs)
+        alone = _member(callbacks)
+        if alone is not None and alone.preemption.is_asked:
+            _end_if_saved(alone.preemption, epoch, is_chief=True)
         return
     # Callbacks of rank 0 alone may save now, and the program after `fit`.
     sum_accumulated(getattr(model, "optimizer", None))
     original(callbacks, epoch, logs)
-    # Whatever made one process stop, all stop with it.
+    # Whatever made one process stop, or asks it to end, all stop with it.
     weights = same_models.weights_held_alike(model)
     of = f"the weights of the model {model.name!r}, at the end of epoch {epoch + 1}"
     member = callbacks.model.distribute_strategy.extended.member
-    mine = (int(bool(model.stop_training)), *member.shares.taken())
+    mine = (int(bool(model.stop_training)), int(member.preemption.is_asked), *member.shares.taken())
     told = same_models.gathered_with_checksums(weights, process_group, of, *mine)
     model.stop_training = any(wants for wants, *_ in told)
-    slow = stragglers([looks for _, *looks in told])
+    if any(is_asked for _, is_asked, *_ in told):
+        _end_if_saved(member.preemption, epoch, is_chief=process_group.rank == 0)
+    slow = stragglers([looks for _, _, *looks in told])
     if slow is not None and process_group.rank == 0:
         _logger.warning("In epoch %d %s", epoch + 1, slow)
+
+
+def _end_if_saved(preemption: Preemption, epoch: int, *, is_chief: bool) -> None:
+    """Ends a process that was asked to, or whose peer was, behind the checkpoint of an epoch: all have met."""
+    if preemption.saver is None:
+        return
+    if is_chief:
+        _logger.warning("Asked to end: saved after epoch %d; the same command goes on.", epoch + 1)
+    raise SystemExit(PREEMPTED)
 
 
 def _restore(

@@ -19,12 +19,16 @@ def called(member: Member, call: str) -> Iterator[None]:
         member.position = Position(f"{call} inside of {before.call}", before.epoch, 0)
     else:
         member.forget_failure()
+        member.preemption.end_if_asked()
         member.position = Position(call)
     try:
         with explained(member):
             yield
     except BaseException as error:
-        member.note_failure(error)
+        # An error of a nested call may be handled by the callback that made it.
+        if not before.call:
+            member.note_failure(error)
+            member.preemption.drop_saver()
         raise
     finally:
         member.position = before if before.call else replace(member.position, call="", last_call=call)

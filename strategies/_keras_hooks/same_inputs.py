@@ -1,4 +1,4 @@
-"""What ``fit``, ``evaluate`` and ``predict`` are given: all processes say the same of it, before their first step.
+"""The arguments of ``fit``, ``evaluate`` and ``predict``, compared between processes before their first step.
 
 Rows themselves are not compared here: they may be large, and each process may read its own.
 """

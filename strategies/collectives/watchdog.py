@@ -19,6 +19,8 @@ from strategies.control_plane import Member
 from strategies.control_plane.member import SECONDS_UNTIL_TOLD
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+# Horovod's own thread takes up to a tenth of a core while it waits.
+_BUSY_SHARE = 0.2
 
 
 class Watchdog:
@@ -26,7 +28,8 @@ class Watchdog:
 
     Args:
         who: names this process in the error, as in "rank 0 of 2".
-        timeout_seconds: how long a collective may be pending while no other finishes; 0 for no limit and no ledger.
+        timeout_seconds: how long a collective may be pending while no other finishes; 0 for no limit: then a wait ends
+            only by what the other processes tell.
         end: aborts all collectives of this process; takes the error message.
         setting: the setting that allows more time, for the error message.
         member: this process in its job, which hears from the others; None if there is nothing to hear.
@@ -71,28 +74,32 @@ class Watchdog:
             self._thread.join(_SECONDS_BETWEEN_LOOKS)
 
     def _look(self) -> None:
-        seen, since = None, time.monotonic()
+        seen: tuple[int, int] | None = None
+        since = time.monotonic()
+        work = _Work()
         pause = min(_SECONDS_BETWEEN_LOOKS, self._timeout_seconds / 5 or _SECONDS_BETWEEN_LOOKS)
         while not self._stop.wait(pause):
             counts = self.ledger.counts()
-            now = time.monotonic()
+            now, is_busy = time.monotonic(), work.is_busy()
             if self._member is not None:
                 self._member.shares.note(self._source, counts[0] > counts[1])
             if counts[0] == counts[1] or counts != seen:
-                seen, since = counts, now
                 if self._member is not None:
                     self._member.note_waits(self._source, [])
-            elif reason := self._reason(now - since):
+                    if seen is not None and counts[0] > seen[0]:
+                        self._member.note_progress()
+                seen, since = counts, now
+            elif reason := self._reason(now - since, is_busy):
                 if self._member is not None:
                     self._member.note_end(reason)
                 self._end(reason)
                 return
 
-    def _reason(self, waited: float) -> str | None:
+    def _reason(self, waited: float, is_busy: bool) -> str | None:
         """Returns why what is pending is to be aborted, if it is."""
         found = None
         if self._member is not None and waited >= SECONDS_UNTIL_TOLD:
-            self._member.note_waits(self._source, self.ledger.pending())
+            self._member.note_waits(self._source, self.ledger.pending(), is_busy=is_busy)
             found = self._member.found()
         if found or not self._timeout_seconds or waited < self._timeout_seconds:
             return found
@@ -104,3 +111,17 @@ class Watchdog:
             "another program: see its own output."
         )
         return f"{about or unknown} If it was only slow, allow more time with {self._setting}, 0 for no limit."
+
+
+class _Work:
+    """The share of a core that this process has used since it was last looked at.
+
+    A collective that is pending does not mean that the process waits: others may be computed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.monotonic(), time.process_time()
+
+    def is_busy(self) -> bool:
+        before, self._last = self._last, (time.monotonic(), time.process_time())
+        return self._last[1] - before[1] > _BUSY_SHARE * (self._last[0] - before[0])

@@ -23,7 +23,7 @@ MAX_MESSAGE_BYTES = 1 << 24
 _MAX_HELD_BYTES = 1 << 26
 _READ_BYTES = 1 << 16
 
-#: What a process posts last, before it ends of its own will.
+#: The key of the last post of a process that ends of its own will.
 FAREWELL = "farewell"
 
 
@@ -60,6 +60,11 @@ class Board:
         """Returns what is posted under `key`, by rank."""
         with self._changed:
             return dict(self._posted.get(key, {}))
+
+    def forget(self, key: str) -> None:
+        """Drops what is posted under `key` from this process' copy: nobody here reads it any more."""
+        with self._changed:
+            self._posted.pop(key, None)
 
     def left(self) -> dict[int, str]:
         """Returns the ranks that have left, in that order, each with what it said last; empty if it said nothing."""
@@ -111,11 +116,12 @@ class Board:
     def _serve(self, other: int, events: int) -> bool:
         link = self._links[other]
         try:
-            if events & selectors.EVENT_WRITE:
-                link.flush()
+            # First: of a connection that is closed, sending fails, and what came before would be lost.
             if events & selectors.EVENT_READ:
                 for message in link.receive():
                     self._take(other, message)
+            if events & selectors.EVENT_WRITE:
+                link.flush()
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return len(link.held) <= _MAX_HELD_BYTES

@@ -348,7 +348,7 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """Returns what comes before a line feed, byte by byte: what follows it is the board's."""
+    """Returns what comes before a line feed, and leaves what follows it: that is the board's."""
     read = bytearray()
     while not read.endswith(b"\n") and len(read) < 64 * _MAX_GREETING_BYTES:
         ahead = connection.recv(1 << 16, socket.MSG_PEEK)

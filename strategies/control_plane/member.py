@@ -15,28 +15,22 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from strategies.control_plane import verdict
+from strategies.control_plane import keys, preemption
 from strategies.control_plane.board import Board
+from strategies.control_plane.findings import Findings
 from strategies.control_plane.position import Position
-from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stopping import Stops
 from strategies.control_plane.stragglers import WaitingShares
-from strategies.control_plane.waits import Wait, can_go_on, from_text, lack_members, to_text
+from strategies.control_plane.waits import Wait, to_text
 from strategies.topology.rank_end import leave_reason
 
 #: After this long without progress a process tells the others what it waits for.
 SECONDS_UNTIL_TOLD = 2.0
-# What all have said has to stand for this long before it is believed: a message may be on its way.
-_SECONDS_TO_STAND = 1.0
 _SECONDS_BETWEEN_LOOKS = 0.5
-# For answers of the others: their Python may be busy.
-_SECONDS_TO_ANSWER = 3.0
-# A process that failed in Python may be about to end, or to go on.
-_SECONDS_FOR_FAILED = 5.0
+# What ends behind a failure does not show that the program goes on.
+_SECONDS_BEHIND_A_FAILURE = 2.0
 
-_WAITS, _POSITION, _FAILED, _VERDICT = "waits", "position", "failed", "verdict"
 _DESCRIPTIONS = "descriptions of the model and its input"
-_QUESTION, _ANSWER = "where are you", "here"
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
@@ -85,28 +79,32 @@ class Member:
         self._position = Position()
         self._lock = threading.Lock()
         self._waits: dict[str, list[Wait]] = {}
-        self._stood: tuple[object, float] = (None, 0.0)
+        self._busy: dict[str, bool] = {}
         self._reason = self._ended = ""
+        self._failed_at = 0.0
+        self._last_exchange = ""
         self._num_strategies = self._num_comparisons = 0
         #: Agrees on the last step of a training; None if there is no board.
         self.stops: Stops | None = None
         #: The share of its time in which this process waits in collectives.
         self.shares = WaitingShares()
         #: SIGTERM to this process.
-        self.preemption = Preemption(self._leave_by_signal)
+        self.preemption = preemption.of_process()
+        self._findings = None if board is None else Findings(board, lambda: str(self._position))
         if board is not None:
+            self.preemption.leave_by(self._leave_by_signal)
             self.stops = Stops(board, self._wait_for)
             board.listen(self._heard)
             atexit.register(self.leave)
 
     @property
     def hears_others(self) -> bool:
-        """True if there are other processes, and a board that joins them."""
+        """True if a board joins the processes of the job."""
         return self._board is not None
 
     @property
     def position(self) -> Position:
-        """How far this process has come with its program."""
+        """The place of this process in its program."""
         return self._position
 
     @position.setter
@@ -136,6 +134,9 @@ class Member:
         board.post(key, text)
         self._wait_for(lambda: len(board.read(key)) == self.world_size, name, what)
         said = board.read(key)
+        # All have read the one before: they have posted this one since.
+        board.forget(self._last_exchange)
+        self._last_exchange = key
         return [said[rank] for rank in range(self.world_size)]
 
     def _wait_for(self, condition: Callable[[], bool], name: str, what: str = "") -> None:
@@ -168,32 +169,45 @@ class Member:
         digests = self.exchange(name, hashlib.sha1(text.encode()).hexdigest(), _DESCRIPTIONS)
         if len(set(digests)) == 1:
             return None
-        return [json.loads(each) for each in self.exchange(f"{name} in words", text, _DESCRIPTIONS)]
+        # One of those that are alike tells the lines of all of them.
+        tells = digests.index(digests[self.rank]) == self.rank
+        told = self.exchange(f"{name} in words", text if tells else "", _DESCRIPTIONS)
+        return [json.loads(told[digests.index(digest)]) for digest in digests]
 
-    def note_waits(self, source: str, waits: Sequence[Wait]) -> None:
+    def note_waits(self, source: str, waits: Sequence[Wait], *, is_busy: bool = False) -> None:
         """Tells the others what this process waits for, if that has changed.
 
         Args:
             source: names what notes it; each tells of its own.
             waits: none if it does not wait, or not long.
+            is_busy: True if the process computes meanwhile, so that it may bring forth what others wait for.
         """
+        board = self._board
+        # Posted inside: of two threads that tell at once, the later list has to come last.
         with self._lock:
-            if self._waits.get(source, []) == list(waits):
+            if (self._waits.get(source, []), self._busy.get(source, False)) == (list(waits), is_busy):
                 return
-            self._waits[source] = list(waits)
-            everything = [wait for each in self._waits.values() for wait in each]
-        if self._board is not None:
-            self._board.post(_POSITION, str(self._position))
-            self._board.post(_WAITS, to_text(everything))
+            self._waits[source], self._busy[source] = list(waits), is_busy
+            if board is not None:
+                everything = [wait for each in self._waits.values() for wait in each]
+                board.post(keys.BUSY, "yes" if any(self._busy.values()) else "")
+                board.post(keys.POSITION, str(self._position))
+                board.post(keys.WAITS, to_text(everything))
 
     def note_failure(self, error: BaseException) -> None:
         """Tells the others that this process' program has raised an error, which may end it."""
         how = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"failed with {_in_short(error)}"
-        self._reason = f"{how} {self._position}"
+        self._reason, self._failed_at = f"{how} {self._position}", time.monotonic()
         is_of_another = isinstance(error, DistributedError)
         leave_reason(self.rank, str(error) if is_of_another else f"Rank {self.rank} {self._reason}.")
-        if self._board is not None:
-            self._board.post(_FAILED, self._reason)
+        # What follows from the end of another is no news to the others.
+        if self._board is not None and not is_of_another:
+            self._board.post(keys.FAILED, self._reason)
+
+    def note_progress(self) -> None:
+        """Takes note that collectives have started, by which a program goes on that has handled its error."""
+        if self._reason and time.monotonic() - self._failed_at > _SECONDS_BEHIND_A_FAILURE:
+            self.forget_failure()
 
     def forget_failure(self) -> None:
         """Takes it back: the program goes on."""
@@ -201,7 +215,7 @@ class Member:
             self._reason = ""
             leave_reason(self.rank, "")
             if self._board is not None:
-                self._board.post(_FAILED, "")
+                self._board.post(keys.FAILED, "")
 
     def leave(self, reason: str = "") -> None:
         """Tells the others that this process ends, and closes its connections.
@@ -220,17 +234,13 @@ class Member:
         `horovodrun` does it before the error of a collective could be raised here, and says of others no more than an
         exit code.
         """
-        board = self._board
-        if board is not None:
-            failed = {rank: text for rank, text in board.read(_FAILED).items() if text}
-            others = {rank: text or verdict.LOST for rank, text in board.left().items()} | failed
-            causes = [*board.read(_VERDICT).values()]
-            causes += [f"Rank {rank} {how}." for rank, how in others.items() if rank != self.rank and reason not in how]
-            if causes:
-                line = f"strategies: rank {self.rank} {reason} {self._position}, behind this: {causes[0]}\n"
-                # Not by Python's stderr: the main thread may hold its lock.
-                with contextlib.suppress(OSError):
-                    os.write(2, line.encode())
+        # A launcher that ends all: nobody is the cause.
+        causes = [cause for cause in self._findings.causes_elsewhere() if reason not in cause] if self._findings else []
+        if causes:
+            line = f"strategies: rank {self.rank} {reason} {self._position}, behind this: {causes[0]}\n"
+            # Not by Python's stderr: the main thread may hold its lock.
+            with contextlib.suppress(OSError):
+                os.write(2, line.encode())
         self.leave(reason)
 
     def meet(self, name: str) -> None:
@@ -246,40 +256,12 @@ class Member:
 
         All processes find the same one; call it again and again while waiting.
         """
-        board = self._board
-        if board is None:
-            return None
-        if told := board.read(_VERDICT):
-            return told[min(told)]
-        waits = {rank: from_text(text) for rank, text in board.read(_WAITS).items()}
-        if not waits.get(self.rank):
-            return None
-        failed = {rank: text for rank, text in board.read(_FAILED).items() if text}
-        left = board.left()
-        snapshot = (board.read(_WAITS), tuple(left), failed)
-        if snapshot != self._stood[0]:
-            self._stood = (snapshot, time.monotonic())
-            return None
-        stood = time.monotonic() - self._stood[1]
-        found = None
-        if lacking := lack_members(waits, left):
-            if stood >= _SECONDS_TO_STAND:
-                gone = next(rank for rank in left if any(rank in wait.members for wait in lacking.values()))
-                found = self._deserted(gone, waits)
-        elif not can_go_on(waits, self.world_size):
-            if stood >= _SECONDS_TO_STAND:
-                found = verdict.diverged(waits, board.read(_POSITION))
-        elif (lacking := lack_members(waits, failed)) and stood >= _SECONDS_FOR_FAILED:
-            gone = next(rank for rank in failed if any(rank in wait.members for wait in lacking.values()))
-            found = verdict.deserted(gone, failed[gone], waits, board.read(_POSITION))
-        if found:
-            self.conclude(found)
-        return found
+        return None if self._findings is None else self._findings.found()
 
     def conclude(self, text: str) -> None:
         """Tells the others why what they wait for does not come to an end."""
-        if self._board is not None:
-            self._board.post(_VERDICT, text)
+        if self._findings is not None:
+            self._findings.conclude(text)
 
     def note_end(self, reason: str) -> None:
         """Remembers why this process has aborted its collectives."""
@@ -287,59 +269,13 @@ class Member:
 
     def absent(self, seconds: float) -> str | None:
         """Returns who did not come to what this process has waited for, and where they are; tells it to the others."""
-        board = self._board
-        if board is None:
-            return None
-        if found := self.found():
-            return found
-        where, silent = self._asked()
-        waits = {rank: from_text(text) for rank, text in board.read(_WAITS).items() if rank in where}
-        found = verdict.absent(waits, where, silent, seconds)
-        self.conclude(found)
-        return found
-
-    def _asked(self) -> tuple[dict[int, str], list[int]]:
-        """Returns where the processes are, by rank, and those that do not answer although they have not left."""
-        board = self._required()
-        question = f"{self.rank} {time.monotonic()}"
-        answer = f"{_ANSWER} {question}"
-        board.post(_QUESTION, question)
-        board.post(answer, str(self._position))
-
-        def all_answered() -> bool:
-            return len({*board.read(answer), *board.left()}) == self.world_size
-
-        board.wait(all_answered, _SECONDS_TO_ANSWER)
-        where = board.read(answer)
-        return where, [rank for rank in range(self.world_size) if rank not in where and rank not in board.left()]
+        return None if self._findings is None else self._findings.absent(seconds)
 
     def explanation(self, timeout_seconds: float = 2.0) -> str | None:
         """Returns why a collective has failed here, as far as the others tell within a time; None if they do not."""
-        board = self._board
-        if self._ended:
-            return self._ended
-        if board is None:
-            return None
-
-        def known() -> bool:
-            failed = any(text for rank, text in board.read(_FAILED).items() if rank != self.rank)
-            return bool(board.left() or failed or board.read(_VERDICT))
-
-        board.wait(known, timeout_seconds)
-        if told := board.read(_VERDICT):
-            return told[min(told)]
-        waits = {rank: from_text(text) for rank, text in board.read(_WAITS).items()}
-        failed = {rank: text for rank, text in board.read(_FAILED).items() if text and rank != self.rank}
-        for rank, text in failed.items():
-            return verdict.deserted(rank, text, waits, board.read(_POSITION))
-        for rank in board.left():
-            return self._deserted(rank, waits)
-        _, silent = self._asked()
-        return verdict.silent(silent) if silent else None
-
-    def _deserted(self, rank: int, waits: dict[int, list[Wait]]) -> str:
-        board = self._required()
-        return verdict.deserted(rank, board.left().get(rank, ""), waits, board.read(_POSITION))
+        if self._ended or self._findings is None:
+            return self._ended or None
+        return self._findings.explanation(timeout_seconds)
 
     def _required(self) -> Board:
         if self._board is None:
@@ -348,8 +284,8 @@ class Member:
 
     def _heard(self, key: str, rank: int, text: str) -> None:
         """Answers, on the thread of the board, those that wait: where this process is instead."""
-        if key == _QUESTION and self._board is not None:
-            self._board.post(f"{_ANSWER} {text}", f"{self._position}{_line_of_program()}")
+        if key == keys.QUESTION and self._board is not None:
+            self._board.post(keys.answer_to(text), f"{self._position}{_line_of_program()}")
 
 
 def _line_of_program() -> str:

@@ -1,4 +1,4 @@
-"""How far a process has come: in `fit`, after so many steps; as text, for messages."""
+"""The place of a process in its program: in `fit`, after so many steps; as text, for messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Position:
-    """How far a process has come with its program.
+    """The place of a process in its program.
 
     Attributes:
         call: the method of the model that runs, as in "fit"; empty outside of them.

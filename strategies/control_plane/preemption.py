@@ -18,25 +18,26 @@ Saver = Callable[[int], None]
 
 
 class Preemption:
-    """The requests of the system, or of a scheduler, that this process end.
-
-    Args:
-        leave: tells the other processes that this one ends, and why.
+    """The requests of the system, or of a scheduler, that this process end. There is one: see `of_process`.
 
     Attributes:
         is_asked: True once the process was asked to end, and is to save a checkpoint first.
     """
 
-    def __init__(self, leave: Callable[[str], None]) -> None:
-        self._leave = leave
+    def __init__(self) -> None:
+        self._leave: Callable[[str], None] = lambda reason: None
         self._saver: Saver | None = None
         self._is_heard = False
         self._first = threading.Lock()
         self.is_asked = False
 
+    def leave_by(self, leave: Callable[[str], None]) -> None:
+        """Has `leave` tell the other processes that this one ends, and why."""
+        self._leave = leave
+
     @property
     def saver(self) -> Saver | None:
-        """Saves a checkpoint before the process ends; None if it ends at once."""
+        """Saves a checkpoint before the process ends; None if it ends at once, also if it was asked before."""
         return self._saver
 
     @saver.setter
@@ -44,6 +45,17 @@ class Preemption:
         self._saver = saver
         if saver is not None:
             self.hear()
+        elif self.is_asked:
+            self._take()
+
+    def drop_saver(self) -> None:
+        """Has nothing saved any more: an error has ended the training, and may end the process by itself."""
+        self._saver = None
+
+    def end_if_asked(self) -> None:
+        """Ends the process if it was asked to while there was a saver, which is gone."""
+        if self.is_asked and self._saver is None:
+            self._take()
 
     def hear(self) -> None:
         """Hears of the signal from now on; not where the program does, nor outside of the main thread."""
@@ -82,3 +94,11 @@ class Preemption:
         # Python lets only the main thread set handlers, which may be waiting in a collective.
         ctypes.CDLL(None).signal(signal.SIGTERM, None)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+_of_process = Preemption()
+
+
+def of_process() -> Preemption:
+    """Returns the one of this process: it has one handler of signals, however many strategies it makes."""
+    return _of_process

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.texts import broadcast_text
+from strategies.engine.explained import explained
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.deferred import component_of
 from strategies.replica.driving import current_driver, driving
@@ -51,9 +52,15 @@ def drive(engine: ReplicatedExtended, variables: Sequence[Any], function: Callab
         return function()
     if not engine.parts.spans_processes:
         return function() if job.rank == 0 else None
-    if job.rank > 0:
+    with explained(engine.member):
+        if job.rank == 0:
+            return _run(job, variables, function)
         _serve(job, variables)
         return None
+
+
+def _run(job: ProcessGroup, variables: Sequence[Any], function: Callable[[], _Result]) -> _Result:
+    """Runs the function on rank 0, and says how it ended."""
     try:
         with driving(_Rank0(job, variables)):
             result = function()

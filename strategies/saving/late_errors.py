@@ -21,7 +21,9 @@ _files: contextvars.ContextVar[list[LateErrorFile] | None] = contextvars.Context
 
 
 class LateErrorFile(io.RawIOBase):
-    """A binary file that keeps the first error of writing, and drops what is written after it.
+    """A binary file that keeps the first error of writing, and drops what is written after it, or when it is closed.
+
+    Keras leaves files of HDF5 open behind an error of its own; HDF5 then writes once more when they are forgotten.
 
     Args:
         path: of the file.
@@ -50,11 +52,11 @@ class LateErrorFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Goes to a position, in bytes."""
-        return self._file.seek(offset, whence)
+        return 0 if self._file.closed else self._file.seek(offset, whence)
 
     def tell(self) -> int:
         """Returns the position, in bytes."""
-        return self._file.tell()
+        return 0 if self._file.closed else self._file.tell()
 
     def readinto(self, buffer: Any) -> int:
         """Reads into a buffer; returns the number of bytes."""
@@ -65,14 +67,14 @@ class LateErrorFile(io.RawIOBase):
         rest = memoryview(data).cast("B")
         num_bytes = len(rest)
         with self._kept():
-            while len(rest) and self.error is None:
+            while len(rest) and self.error is None and not self._file.closed:
                 rest = rest[self._file.write(rest) :]
         return num_bytes
 
     def truncate(self, size: int | None = None) -> int:
         """Sets the size of the file."""
         with self._kept():
-            return self._file.truncate(size)
+            return size or 0 if self._file.closed else self._file.truncate(size)
         return size or 0
 
     def close(self) -> None:

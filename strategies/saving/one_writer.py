@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from strategies.engine import arrivals
+from strategies.engine.explained import explained
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.saving.driving import drive
 from strategies.saving.restoring import is_alone
@@ -82,7 +83,8 @@ def wait_until_written(engine: ReplicatedExtended | None, filepath: object) -> N
     if is_alone():
         return
     if engine is not None and engine.process_group is not None:
-        engine.process_group.barrier()
+        with explained(engine.member):
+            engine.process_group.barrier()
         return
     path = _local_path(filepath)
     known = arrivals.all_savings()

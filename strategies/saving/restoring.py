@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.texts import broadcast_text
+from strategies.engine.explained import explained
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
 from strategies.replica.fetching import assembled, give_to_all, slices
 from strategies.replica.holders import holders_of
@@ -80,6 +81,12 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
     process_group: ProcessGroup | None = getattr(engine, "process_group", None)
     if process_group is None:
         return load()
+    with explained(engine.member):
+        return _load_and_send(engine, process_group, load, variables)
+
+
+def _load_and_send(engine: Any, process_group: ProcessGroup, load: Callable[[], str], variables: Sequence[Any]) -> str:
+    """Loads on rank 0, and gives to all what was loaded."""
     values = [variable.value for variable in variables]
 
     def attempt() -> tuple[str, Exception | None]:

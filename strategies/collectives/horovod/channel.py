@@ -10,6 +10,7 @@ from strategies.collectives import checks
 from strategies.collectives.channel import Channel
 from strategies.collectives.horovod.members import Group, from_bits, to_bits
 from strategies.collectives.shapes import num_elements, shape_of
+from strategies.control_plane.waits import RECEIVE
 
 
 class HorovodChannel(Channel):
@@ -43,15 +44,15 @@ class HorovodChannel(Channel):
         checks.check_tag(tag, self._num_messages, self._recv_tags, "a receive")
         if group is None:
             return []
-        received = self._exchange(group, tf.zeros([0], dtype), tag)
+        received = self._exchange(group, tf.zeros([0], dtype), tag, RECEIVE)
         with tf.device(self._device):
             return [tf.reshape(received, shapes[0])]
 
     def _end(self, position: int) -> Group | None:
         return self._group if self._group is not None and self._group.position == position else None
 
-    def _exchange(self, group: Group, value: tf.Tensor, tag: int) -> tf.Tensor:
+    def _exchange(self, group: Group, value: tf.Tensor, tag: int, kind: str = "send") -> tf.Tensor:
         with tf.device(self._device):
             vector = to_bits(tf.reshape(value, [-1]))
             splits = group.by_rank([0, num_elements(shape_of(vector))])
-            return from_bits(group.exchange(vector, splits, self._first_ordinal + tag), value.dtype)
+            return from_bits(group.exchange(vector, splits, self._first_ordinal + tag, kind), value.dtype)

@@ -31,7 +31,7 @@ _SECONDS_TO_COME = 600
 
 
 class ElasticMemory(State):
-    """What this process has committed last, and how many commits that makes. Horovod calls the methods.
+    """The last commit of this process, and the number of its commits. Horovod calls the methods.
 
     Attributes:
         value: anything that can be pickled; None before the first commit.
@@ -54,6 +54,9 @@ class ElasticMemory(State):
 
     def sync(self) -> None:
         """Gives all processes the newest commit: one that has come has none, others may not have reached the last."""
+        _lost_peers_told(self._take_newest)
+
+    def _take_newest(self) -> None:
         numbers = hvd.allgather_object(self.num_commits)
         newest = max(numbers)
         if min(numbers) < newest:

@@ -72,32 +72,35 @@ class HorovodGroup(members.Group):
         return self._run(hvd.allgather, rows)[0]
 
     def exchange(
-        self, rows: tf.Tensor, splits: Sequence[int | tf.Tensor] | None = None, ordinal: int | None = None
+        self,
+        rows: tf.Tensor,
+        splits: Sequence[int | tf.Tensor] | None = None,
+        ordinal: int | None = None,
+        kind: str = "",
     ) -> tf.Tensor:
         """Sends each member its part of the rows, by `splits` or even; returns what came from all."""
         options = {} if splits is None else {"splits": tf.stack(splits)}
-        return self._run(hvd.alltoall, rows, ordinal=ordinal, **options)[0]
+        return self._run(hvd.alltoall, rows, ordinal=ordinal, kind=kind, **options)[0]
 
     def broadcast(self, vector: tf.Tensor, root: int) -> tf.Tensor:
         """Returns the vector of the member at position `root`."""
         return self._run(hvd.broadcast, vector, root_rank=self.ranks[root])[0]
 
     def _run(
-        self, function: Callable[..., Any], value: Any, *, ordinal: int | None = None, **options: Any
+        self, function: Callable[..., Any], value: Any, *, ordinal: int | None = None, kind: str = "", **options: Any
     ) -> list[tf.Tensor]:
         """The outputs of a Horovod function of a tensor, or of tensors; the first has a dimension or more."""
         options["process_set"] = self._process_set
         # One op at a time, where it runs at once: it needs no name, and nobody can take it away.
         first, *others = [value] if isinstance(value, tf.Tensor) else value
         eager = tf.executing_eagerly()
-        kind = _KINDS[function]
-        name = f"{self._name}_{kind}"
+        name = f"{self._name}_{_KINDS[function]}"
         if not eager:
             # The scopes around it may differ between processes; the name does not.
             name = f"{self._name}_{self.take() if ordinal is None else ordinal}"
             options |= {"name": name, "ignore_name_scope": True}
             first = self._fence.pin(first)
-        entry = self._ledger.entry(Wait(name, self.ranks, kind))
+        entry = self._ledger.entry(Wait(name, self.ranks, kind or _KINDS[function]))
         first = entry.started(first)
         with self._ledger.eagerly() if eager else contextlib.nullcontext():
             outputs = function(first if isinstance(value, tf.Tensor) else [first, *others], **options)

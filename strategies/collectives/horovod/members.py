@@ -55,9 +55,20 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def exchange(
-        self, rows: tf.Tensor, splits: Sequence[int | tf.Tensor] | None = None, ordinal: int | None = None
+        self,
+        rows: tf.Tensor,
+        splits: Sequence[int | tf.Tensor] | None = None,
+        ordinal: int | None = None,
+        kind: str = "",
     ) -> tf.Tensor:
-        """Sends ``splits[i]`` rows to the i-th rank, equal parts if None; returns the received rows in rank order."""
+        """Sends ``splits[i]`` rows to the i-th rank, equal parts if None; returns the received rows in rank order.
+
+        Args:
+            rows: those for all ranks, one after the other.
+            splits: how many for each.
+            ordinal: identifies the operation; None for the next one.
+            kind: for messages; that of the operation if empty.
+        """
 
     @abc.abstractmethod
     def broadcast(self, vector: tf.Tensor, root: int) -> tf.Tensor:

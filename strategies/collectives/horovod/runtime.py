@@ -27,7 +27,7 @@ from strategies.topology.mesh import DeviceMesh
 _logger = logging.getLogger(__name__)
 
 
-#: How long Gloo waits for a process that has not ended, but is not heard of.
+#: The variable with the seconds for which Gloo waits for a process that has not ended, but is not heard of.
 GLOO_VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 # The limit of horovodrun's own, where its user sets none; and about 24 days for none at all.
 _GLOO_SECONDS, _NEVER_SECONDS = "30", 2**21

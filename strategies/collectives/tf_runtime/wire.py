@@ -33,6 +33,7 @@ from strategies.collectives.ledger import Ledger
 from strategies.collectives.shapes import Shape, num_elements, shape_of
 from strategies.collectives.tf_runtime import order
 from strategies.control_plane import Wait
+from strategies.control_plane.waits import RECEIVE
 
 _NUM_SIZE_CLASSES = 256
 _MAX_KEY = 2**31 - 1
@@ -254,7 +255,7 @@ def recv(count: int | tf.Tensor, dtype: tf.DType, group: CollectiveGroup, ordina
         functools.partial(tf.raw_ops.CollectiveBcastRecvV2, T=wire_dtype),
         argument="shape",
         takes_token=False,
-        kind="receive",
+        kind=RECEIVE,
         has_equal_sizes=False,
     )
     return group.run(tf.convert_to_tensor([length]), op, ordinal, size_class)[:count]

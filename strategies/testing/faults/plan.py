@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-#: What happens to the process.
+#: The deeds of faults.
 Kind = Literal["kill", "terminate", "stop", "slow", "raise", "leave", "full_disk"]
-#: When, once `step` is reached.
+#: The moments of faults, once `step` is reached.
 Moment = Literal["start", "tracing", "step", "epoch_end", "save"]
 
 #: The variable in which faults travel to a program.

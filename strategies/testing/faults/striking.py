@@ -1,4 +1,4 @@
-"""What a fault does to the process that it happens to. Standard library only."""
+"""The deed of a fault, in the process that it happens to. Standard library only."""
 
 from __future__ import annotations
 

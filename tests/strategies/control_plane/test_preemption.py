@@ -24,7 +24,8 @@ def leave(reason):
     sys.stdout.write(f"{reason}, told by {threading.current_thread().name}\\n")
     sys.stdout.flush()
 
-preemption = Preemption(leave)
+preemption = Preemption()
+preemption.leave_by(leave)
 preemption.hear()
 for _ in range(int(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGTERM)

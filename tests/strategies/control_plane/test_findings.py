@@ -1,0 +1,143 @@
+"""Verdicts of members whose boards are joined in one process: none of a job that goes on, the right one of others."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from strategies.control_plane import Board, DistributedError, Member, Wait, findings, keys, member
+from strategies.control_plane.waits import RECEIVE
+
+LIMIT_SECONDS = 20.0
+SUM, OTHER = Wait("1/1", (0, 1), "all_reduce", "gradients"), Wait("1/2", (0, 1), "all_gather", "batches")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts come soon."""
+    for name in ("TO_STAND", "UNTIL_DIVERGED", "BETWEEN_QUESTIONS", "FOR_FAILED"):
+        monkeypatch.setattr(findings, f"_SECONDS_{name}", 0.2)
+    monkeypatch.setattr(findings, "_SECONDS_TO_ANSWER", 1.0)
+    monkeypatch.setattr(member, "_SECONDS_BEHIND_A_FAILURE", 0.0)
+
+
+@pytest.fixture
+def members() -> Iterator[list[Member]]:
+    """Three, joined by rank 0."""
+    pairs = {rank: socket.socketpair() for rank in (1, 2)}
+    boards = [Board(0, 3, {rank: ends[0] for rank, ends in pairs.items()})]
+    boards += [Board(rank, 3, {0: ends[1]}) for rank, ends in pairs.items()]
+    made = [Member(rank, 3, board) for rank, board in enumerate(boards)]
+    yield made
+    for each in reversed(made):
+        each.leave()
+
+
+def found(by: Member, seconds: float = LIMIT_SECONDS) -> str:
+    """The reason that is found within a time; empty if there is none."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if reason := by.found():
+            return reason
+        time.sleep(0.02)
+    return ""
+
+
+def tell(members: list[Member], *waits: list[Wait]) -> None:
+    for each, own in zip(members, waits, strict=True):
+        each.note_waits("test", own)
+
+
+def waited(board: Board, condition: Callable[[Board], object]) -> bool:
+    return board.wait(lambda: bool(condition(board)), LIMIT_SECONDS)
+
+
+def seen_by_all(members: list[Member], key: str) -> None:
+    for each in members:
+        assert waited(each._required(), lambda board: board.read(key))
+
+
+def test_other_programs_are_found_by_one_and_told_to_all(members: list[Member]) -> None:
+    tell(members, [SUM], [OTHER], [OTHER])
+    reason = found(members[0])
+    assert reason.startswith("The ranks run different programs: rank 0 waits for the all_reduce of gradients")
+    assert found(members[2]) == reason
+
+
+def test_receives_that_are_posted_early_are_no_waits(members: list[Member]) -> None:
+    """Both stages of a pipeline compute what the other receives, slowly."""
+    tell(members, [Wait("g/1", (0, 1), RECEIVE)], [Wait("a/2", (0, 1), RECEIVE)], [SUM])
+    assert not found(members[0], 1.5)
+
+
+def test_who_computes_may_bring_forth_what_others_wait_for(members: list[Member]) -> None:
+    tell(members, [SUM], [OTHER], [OTHER])
+    members[1].note_waits("test", [OTHER], is_busy=True)
+    assert not found(members[0], 1.5)
+    members[1].note_waits("test", [OTHER])
+    assert "different programs" in found(members[0])
+
+
+def test_who_does_not_answer_may_have_paused_behind_its_wait(members: list[Member]) -> None:
+    tell(members, [OTHER], [SUM], [OTHER])
+    with members[1]._required()._changed:
+        # Its board is held up, as by SIGSTOP.
+        assert not found(members[0], 2.5)
+
+
+def test_an_error_that_was_handled_is_forgotten(members: list[Member]) -> None:
+    members[1].note_failure(ValueError("handled"))
+    seen_by_all(members, keys.FAILED)
+    tell(members, [], [SUM], [])
+    # Rank 1 itself waits: it has gone on.
+    assert not found(members[1], 1.0)
+    tell(members, [SUM], [], [])
+    members[1].note_progress()
+    assert (
+        members[0]._required().wait(lambda: not any(members[0]._required().read(keys.FAILED).values()), LIMIT_SECONDS)
+    )
+    assert not found(members[0], 1.0)
+
+
+def test_an_error_that_was_not(members: list[Member]) -> None:
+    members[1].note_failure(ValueError("of the user"))
+    seen_by_all(members, keys.FAILED)
+    tell(members, [SUM], [], [])
+    assert found(members[0]).startswith("Rank 1 failed with ValueError: of the user")
+
+
+def test_the_first_to_leave_is_the_cause(members: list[Member]) -> None:
+    tell(members, [SUM], [SUM], [])
+    members[2]._required()._links[0].connection.shutdown(socket.SHUT_RDWR)
+    for each in members[:2]:
+        assert waited(each._required(), lambda board: 2 in board.left())
+    # What follows from it.
+    members[0].note_failure(DistributedError("Rank 2 was killed."))
+    reason = members[1].explanation()
+    assert reason is not None
+    assert reason.startswith("Rank 2 was killed, or its host is gone")
+    assert members[0].explanation() == reason
+
+
+def test_a_failure_is_told_also_where_the_farewell_is_lost(members: list[Member]) -> None:
+    members[2].note_failure(ValueError("of the user"))
+    seen_by_all(members, keys.FAILED)
+    members[2]._required()._links[0].connection.shutdown(socket.SHUT_RDWR)
+    assert (members[0].explanation() or "").startswith("Rank 2 failed with ValueError: of the user")
+
+
+def test_the_board_forgets_what_all_have_read(members: list[Member]) -> None:
+    def compares(each: Member) -> list[object]:
+        same = [each.differing(["alike"]) for _ in range(20)]
+        return [*same, each.differing(["a layer", "one more"] if each.rank == 1 else ["a layer"])]
+
+    with ThreadPoolExecutor(3) as pool:
+        told = list(pool.map(compares, members))
+    for answers in told:
+        assert answers == [*[None] * 20, [["a layer"], ["a layer", "one more"], ["a layer"]]]
+    for each in members:
+        assert len(each._required()._posted) < 6
