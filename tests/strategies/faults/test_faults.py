@@ -78,16 +78,14 @@ class Case:
 
 IN_TIME = SHORT_SECONDS + 30
 _WAITS = r"waits? for the \w+ of "
-_WHERE = {
-    "start": "",
-    "tracing": "in fit, epoch 1",
-    "step": "in fit, epoch 2",
-    "epoch_end": "in fit, epoch 2",
-    "save": "in fit",
-}
 #: Kinds of injected faults: what the other rank says of rank {rank}, and the launcher's exit code.
 _KINDS: dict[faults.Kind, tuple[str, int | None, float]] = {
-    "kill": (r"Rank {rank} (was killed, or its host is gone|\(pid \d+\) failed with signal SIGKILL)", 137, 25.0),
+    "kill": (
+        r"Rank {rank} (was killed, or its host is gone|\(pid \d+\) failed with signal SIGKILL)"
+        r"|Process {rank} exit with status code 137",
+        137,
+        25.0,
+    ),
     "terminate": (r"Rank {rank} was ended by SIGTERM|Process {rank} exit with status code 143", 143, 25.0),
     "stop": (r"rank {rank} does not answer", None, IN_TIME),
     "leave": (r"Rank {rank} called sys\.exit\(0\)", None, 25.0),
