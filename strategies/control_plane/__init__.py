@@ -2,14 +2,16 @@
 
 Standard library only. The processes join once (`joining`), on rank 0's address, and keep those connections as a `board`
 for as long as they live. A `member` tells the others where it is and for what it waits; from that all of them
-find, without asking anybody, who is missing, has left or runs another program (`waits`, `verdict`).
+find who is missing, has left or runs another program (`findings`, `waits`, `verdict`).
 """
 
 from strategies.control_plane.board import Board
-from strategies.control_plane.joining import JoinError, Seat, join_job, listen
+from strategies.control_plane.joining import join_job
+from strategies.control_plane.listening import listen
 from strategies.control_plane.member import DistributedError, Member
 from strategies.control_plane.ports import port_problem
 from strategies.control_plane.position import Position
+from strategies.control_plane.seats import JoinError, Seat
 from strategies.control_plane.waits import Wait
 
 __all__ = ["Board", "DistributedError", "JoinError", "Member", "Position", "Seat", "Wait"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from strategies.control_plane import JoinError, Member, Seat, join_job
 from strategies.control_plane.hosts import loopback_problem, own_address
-from strategies.control_plane.joining import listen
+from strategies.control_plane.listening import listen
 
 _SCOPE = "keras-strategies"
 _REQUEST_SECONDS = 10.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from strategies.control_plane import Board, JoinError, Seat, join_job, joining
+from strategies.control_plane import Board, JoinError, Seat, join_job, seats
 from tests.processes import free_ports
 
 TIMEOUT_SECONDS = 20.0
@@ -124,7 +124,7 @@ def test_the_missing_are_named_on_all_that_have_come() -> None:
 
 
 def test_who_is_waited_for_is_said_while_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LINES", 0.2)
+    monkeypatch.setattr(seats, "SECONDS_BETWEEN_LINES", 0.2)
     lines: list[str] = []
     with pytest.raises(JoinError):
         join_job(Seat(0, 3), address(), "", 0.9, say=lines.append)

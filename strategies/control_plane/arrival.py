@@ -1,0 +1,89 @@
+"""The side of the other processes: they connect to rank 0, as soon as it listens, and hear who has come."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from strategies.control_plane import seats
+from strategies.control_plane.board import Board
+from strategies.control_plane.listening import split
+from strategies.control_plane.seats import MORE_TIME, SLACK_SECONDS, JoinError, Seat, decoded, encoded, read_line
+
+_RETRY_SECONDS = 0.1
+
+
+class Arrival:
+    """The side of a process that is not rank 0."""
+
+    def __init__(self, seat: Seat, address: str | Callable[[], str | None], say: Callable[[str], None]) -> None:
+        self._seat, self._say = seat, say
+        self._find = address if callable(address) else lambda: str(address)
+        self._why = "it has not started, or its address is not known yet"
+
+    def wait(
+        self, told: dict[str, Any], deadline: float | None, timeout_seconds: float | None
+    ) -> tuple[Board, list[str]]:
+        """Returns when all are there."""
+        began = said = time.monotonic()
+        who = f"rank {self._seat.rank}"
+        while True:
+            now = time.monotonic()
+            connection = self._connect(deadline)
+            if connection is not None:
+                answer = self._ask(connection, told, deadline)
+                if isinstance(answer, list):
+                    return Board(self._seat.rank, self._seat.world_size, {0: connection}), answer
+                connection.close()
+            if deadline is not None and now >= deadline:
+                raise JoinError(
+                    f"{who.capitalize()} did not reach rank 0 within {timeout_seconds:g} s: {self._why}. Start all "
+                    f"processes with the same command, and look at the output of rank 0. {MORE_TIME}"
+                )
+            if now - said >= seats.SECONDS_BETWEEN_LINES:
+                said = now
+                limit = "" if timeout_seconds is None else f" of {timeout_seconds:g}"
+                self._say(f"{who} has waited {now - began:.0f}{limit} s for rank 0: {self._why}.")
+            time.sleep(_RETRY_SECONDS)
+
+    def _connect(self, deadline: float | None) -> socket.socket | None:
+        address = self._find()
+        if address is None:
+            return None
+        left = (
+            seats.SECONDS_BETWEEN_LINES
+            if deadline is None
+            else min(seats.SECONDS_BETWEEN_LINES, deadline - time.monotonic())
+        )
+        try:
+            connection = socket.create_connection(split(address), timeout=max(0.1, left))
+        except OSError as error:
+            self._why = f"no answer at {address} ({error})"
+            return None
+        # Over loopback, a connection to a port without a listener can connect to itself.
+        if connection.getsockname() == connection.getpeername():
+            connection.close()
+            return None
+        self._why = f"what answers at {address} is not rank 0 of this job"
+        return connection
+
+    def _ask(self, connection: socket.socket, told: dict[str, Any], deadline: float | None) -> list[str] | None:
+        """Returns what all have told; None if there is no answer, as of a server that was about to end."""
+        seat = self._seat
+        greeting = {"rank": seat.rank, "world_size": seat.world_size, "where": seat.where, **told}
+        try:
+            connection.settimeout(None if deadline is None else max(0.1, deadline - time.monotonic()) + SLACK_SECONDS)
+            connection.sendall(encoded(greeting))
+            answer = read_line(connection)
+        except OSError:
+            return None
+        message = decoded(answer)
+        if message is None:
+            return None
+        if "error" in message:
+            connection.close()
+            raise JoinError(str(message["error"]))
+        texts = message.get("texts")
+        return texts if isinstance(texts, list) and len(texts) == seat.world_size else None

@@ -1,0 +1,58 @@
+"""The port at which rank 0 waits for the others."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from strategies.control_plane.seats import JoinError
+from strategies.topology.port_holders import holder_of
+
+
+def listen(address: str) -> socket.socket:
+    """Returns a socket that listens at "host:port", on all interfaces only if the host is not one of this machine's.
+
+    Raises:
+        JoinError: the port is in use; the message names the program that uses it, if that can be known.
+    """
+    host, port = split(address)
+    try:
+        if _is_own(host):
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return _reusable(socket.socket(family), (host, port))
+        return _reusable(socket.socket(socket.AF_INET), ("", port))
+    except OSError as error:
+        user = holder_of(port)
+        raise JoinError(
+            f"Rank 0 cannot listen at {address}: {error}."
+            f"{f' The port is used by {user}.' if user else ''} End that program, or give the processes other ports."
+        ) from None
+
+
+def _reusable(made: socket.socket, where: tuple[str, int]) -> socket.socket:
+    # The connections inherit it, so that another server of this process can listen there later.
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(where)
+        made.listen(1024)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _is_own(host: str) -> bool:
+    """True if this is an IP address of one of this machine's interfaces."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.bind((host, 0))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def split(address: str) -> tuple[str, int]:
+    """Returns host and port of "host:port", an IPv6 address without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
