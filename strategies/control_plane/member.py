@@ -31,6 +31,8 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_BEHIND_A_FAILURE = 2.0
 
 _DESCRIPTIONS = "descriptions of the model and its input"
+# Of an error, in what others are told.
+_MOST_CHARACTERS = 600
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
@@ -303,4 +305,4 @@ def _is_of_library(path: str) -> bool:
 
 def _in_short(error: BaseException) -> str:
     text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[:_MOST_CHARACTERS]}" if text else type(error).__name__

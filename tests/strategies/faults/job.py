@@ -23,6 +23,8 @@ from strategies.testing import faults
 #: Of faults that only a timeout ends; all others are to end long before theirs.
 SHORT_SECONDS, LONG_SECONDS = 8.0, 100.0
 ENDED_BY_TIMEOUT = ("absent", "stop", "sleep")
+#: What ranks compare before the first step.
+REFUSED = ("clipnorm", "batch size", "dtype policy")
 STEPS_PER_EPOCH = 4
 #: In the second epoch, behind its second step.
 STEP = 6
@@ -81,14 +83,18 @@ def main(name: str, fault: str, folder: str = "") -> None:
     units = 12 if fault == "width" and is_other else 16
     more = [keras.layers.Dense(4)] if fault == "layers" and is_other else []
     with strategy.scope():
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(units), *more, keras.layers.Dense(1)])
-        model.compile("adam", "mse")
+        last = keras.layers.Dense(1, dtype="mixed_bfloat16" if fault == "dtype policy" and is_other else None)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(units), *more, last])
+        model.compile(keras.optimizers.Adam(clipnorm=1.0 if fault == "clipnorm" and is_other else None), "mse")
     callbacks: list[Any] = [faults.Injector()]
     if is_other and fault in STEPS:
         callbacks.append(Faulty(STEPS[fault]))
     if folder:
         callbacks.append(keras_ext.Checkpoints(folder, STEPS_PER_EPOCH, every_steps=2))
-    model.fit(X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+    if fault in REFUSED:
+        said("hurt")
+    batch_size = 8 if fault == "batch size" and is_other else 16
+    model.fit(X, Y, batch_size=batch_size, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
     total = float(sum(np.abs(weight).sum() for weight in model.get_weights()))
     said(f"weights {total:.9g} {model.optimizer.iterations.numpy()}")
 

@@ -10,6 +10,9 @@ _FAULTS = {
     "late": "a rank comes 4 s late",
     "width": "a layer of another width",
     "layers": "one layer more",
+    "clipnorm": "another clipnorm",
+    "batch size": "another batch size",
+    "dtype policy": "another dtype policy",
     "leave at once": "`os._exit(0)` in the middle of an epoch",
     "sleep": "a rank that sleeps in a callback",
     "evaluate": "`evaluate` on one rank only, in the middle of an epoch",
@@ -29,7 +32,7 @@ _MOMENTS = {
     "save": "in a checkpoint",
 }
 _ENGINES = {"MultiWorkerMirroredStrategy": "TensorFlow, by our launcher", "HorovodStrategy": "Horovod, by horovodrun"}
-_MOST_CHARACTERS = 230
+_MOST_CHARACTERS = 330
 
 
 @dataclass(frozen=True)

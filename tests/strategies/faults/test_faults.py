@@ -91,6 +91,12 @@ _KINDS: dict[faults.Kind, tuple[str, int | None, float]] = {
     "leave": (r"Rank {rank} called sys\.exit\(0\)", None, 25.0),
     "raise": (r"Rank {rank} failed with RuntimeError: A fault that was asked for", None, 25.0),
 }
+#: What differs, as the error shows it of both ranks.
+REFUSED = {
+    "clipnorm": r"optimizer Adam\(clipnorm=None\) \| rank 1: optimizer Adam\(clipnorm=1\.0\)",
+    "batch size": r"fit\(batch_size=16\) \| rank 1: fit\(batch_size=8\)",
+    "dtype policy": r"none of these \| rank 1: layer dense\(dtype=mixed_bfloat16\)",
+}
 _MOMENTS: tuple[faults.Moment, ...] = ("start", "tracing", "step", "epoch_end", "save")
 
 
@@ -110,6 +116,7 @@ CASES = (
     Case("late", "", ends_well=True),
     Case("width", r"different programs: .*the initial value of kernel \(8, 1[26]\)"),
     Case("layers", r"different programs: .*the initial value of kernel \(16, [14]\)"),
+    *(Case(name, rf"where they differ: rank 0: {shown}") for name, shown in REFUSED.items()),
     Case("leave at once", r"Rank 1 was killed, or its host is gone"),
     Case("sleep", r"rank 1 is in fit, epoch 2, after step 2, at job\.py:\d+ in ", within_seconds=IN_TIME),
     Case(
@@ -201,6 +208,8 @@ def _reasons(output: str) -> list[str]:
     told = [line for line in output.splitlines() if line.startswith("strategies.launch: ")][-2:]
     told = [line.removeprefix("strategies.launch: ").removeprefix("the reason: ") for line in reversed(told)]
     told += re.findall(r"(Asked to end: .*)", output)
-    told = told or re.findall(r"(?:DistributedError: |JoinError: |strategies: (?=rank \d was ended))(.*)", output)
+    told = told or re.findall(
+        r"(?:DistributedError: |JoinError: |ValueError: |strategies: (?=rank \d was ended))(.*)", output
+    )
     # It ends the others before they could say why, as while they trace.
     return told or re.findall(r"(Process \d exit with status code \d+)", output)
