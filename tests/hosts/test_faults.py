@@ -1,6 +1,7 @@
 """Something happens to a host in the middle of `fit`: either the job ends everywhere in time, or goes on unharmed.
 
-`pytest -rP` shows after how many seconds, and the reasons that ranks gave.
+`pytest -rP` shows after how many seconds, and the reasons that ranks gave;
+``HOST_FAULT_TABLE=docs/host_fault_table.md make test ARGS="tests/hosts --parity-all -n0"`` writes them down.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from _pytest.mark import ParameterSet
 
 from tests.hosts.jobs import ENGINES, Job
 from tests.hosts.network import Hosts
+from tests.hosts.table import Line, written
 from tests.strategies.parity.harness import TOLERANCE, Outcome, compare
 
 START_SECONDS = 120.0
@@ -133,9 +135,18 @@ def _parametrized(row: Row) -> ParameterSet:
     return pytest.param(row, id=row.name, marks=marks)
 
 
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[Line]]:
+    """Lines of the table; written if the environment says where."""
+    lines: list[Line] = []
+    yield lines
+    if path := os.environ.get("HOST_FAULT_TABLE"):
+        Path(path).write_text(written(lines, TIMEOUT_SECONDS))
+
+
 @pytest.mark.timeout(2 * START_SECONDS + 60)
 @pytest.mark.parametrize("row", [_parametrized(row) for row in ROWS])
-def test_all_end_or_go_on(row: Row, hosts: Hosts, folder: Path, on_plain_keras: Outcome) -> None:
+def test_all_end_or_go_on(row: Row, hosts: Hosts, folder: Path, on_plain_keras: Outcome, table: list[Line]) -> None:
     arguments = ["--seconds-per-step", str(SECONDS_PER_STEP)]
     if row.end_seconds is not None:
         arguments += ["--timeout-seconds", str(TIMEOUT_SECONDS)]
@@ -147,6 +158,8 @@ def test_all_end_or_go_on(row: Row, hosts: Hosts, folder: Path, on_plain_keras: 
     codes = job.codes(living)
     print(f"{row.name}: {_shown(ended)} s until the end, exit codes {codes}, steps {job.steps()}, {job.reasons()}")
     assert None not in ended.values(), job.output()
+    seconds = {} if row.end_seconds is None else ended
+    table.append(Line(row.act.__name__, row.engine, row.host, seconds, codes, job.reasons()))
     if row.end_seconds is None:
         assert set(codes) == {0}, job.output()
         difference = compare(on_plain_keras, job.outcome())

@@ -1,0 +1,74 @@
+"""The table of faults of hosts in the documentation, as tests have seen them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+_ENGINES = {
+    "MultiWorkerMirroredStrategy": "TensorFlow, our launcher on each host",
+    "HorovodStrategy": "Horovod, by horovodrun",
+}
+_FAULTS = {
+    "dropped": "is dropped: its processes and its network are gone",
+    "cut": "is cut off for good",
+    "cut_for_a_while": "is cut off for 5 s",
+    "restarted": "has its network down for 5 s",
+    "stopped": "has all its processes stopped for good",
+    "stopped_for_a_while": "has all its processes stopped for 5 s",
+    "started_late": "starts 20 s late",
+    "interrupted": "has a Ctrl-C at its launcher",
+}
+_MOST_CHARACTERS = 330
+
+
+@dataclass(frozen=True)
+class Line:
+    """A fault of a host, and what came of it.
+
+    Attributes:
+        fault: its name in the tests.
+        engine: the strategy.
+        host: to which it happened.
+        seconds: until nothing of the job ran any more, by host; empty if the job went on.
+        codes: the exit codes of the launchers on hosts that live.
+        reasons: what launchers and ranks said of it.
+    """
+
+    fault: str
+    engine: str
+    host: int
+    seconds: Mapping[int, float | None]
+    codes: Sequence[int | None]
+    reasons: Sequence[str]
+
+    def __str__(self) -> str:
+        seconds = ", ".join("-" if value is None else f"{value:.1f}" for value in self.seconds.values())
+        told = next((line for line in self.reasons if "DistributedError" in line), "")
+        told = told or next(iter(self.reasons), "") if self.seconds else "goes on, to the weights of one device"
+        words = told if len(told) <= _MOST_CHARACTERS else f"{told[:_MOST_CHARACTERS].rstrip()} ..."
+        words = words.replace("|", "\\|").replace("<", "&lt;")
+        codes = ", ".join(map(str, self.codes))
+        return f"| host {self.host} {_FAULTS[self.fault]} | {_ENGINES[self.engine]} | {seconds} | {codes} | {words} |"
+
+
+def written(lines: Iterable[Line], timeout_seconds: float) -> str:
+    """Returns the page."""
+    order = list(_FAULTS), list(_ENGINES)
+    ordered = sorted(lines, key=lambda line: (order[0].index(line.fault), line.host, order[1].index(line.engine)))
+    return "\n".join(
+        [
+            "# Faults of one host of two",
+            "",
+            "Written by `tests/hosts` ([what is found, and by which means](faults.md);",
+            "[faults of ranks](fault_table.md)). The hosts are network namespaces of one machine with two cores, one rank",
+            f"on each; the fault comes in the midst of `fit`. `timeout_seconds` is {timeout_seconds:g} where the job has",
+            "to end, and `--node-timeout` its default of 30. Seconds are until nothing of the job runs any more, on each",
+            "host that lives. Real networks are not measured.",
+            "",
+            "| fault | engine | seconds | exit codes | reason |",
+            "|---|---|---|---|---|",
+            *map(str, ordered),
+            "",
+        ]
+    )
