@@ -10,8 +10,10 @@ from strategies.collectives.fixed_order import reduce_in_order
 from strategies.collectives.shapes import Shape, num_elements, shape_of
 from strategies.collectives.tf_runtime import wire
 from strategies.collectives.tf_runtime.wire import CollectiveGroup
+from strategies.control_plane.waits import RECEIVE
 
 _MERGE_OPS = {"sum": "Add", "min": "Min", "max": "Max"}
+_BROADCAST = "broadcast"
 
 
 # TensorFlow's ring moves one tensor at 0.2 GB/s between two processes, and 8 to 16 at a time at 0.6 GB/s in all;
@@ -101,14 +103,16 @@ def reduce_scatter(
 def broadcast(value: tf.Tensor, group: CollectiveGroup, ordinal: int, is_root: bool) -> tf.Tensor:
     """`S` -> `S`."""
     if not is_root:
-        return receive(shape_of(value), value.dtype, group, ordinal)
-    with tf.control_dependencies([wire.send(wire.flatten(value), group, ordinal)]):
+        return receive(shape_of(value), value.dtype, group, ordinal, _BROADCAST)
+    with tf.control_dependencies([wire.send(wire.flatten(value), group, ordinal, _BROADCAST)]):
         return tf.identity(value)
 
 
-def receive(shape: Shape | tf.Tensor, dtype: tf.DType, group: CollectiveGroup, ordinal: int) -> tf.Tensor:
+def receive(
+    shape: Shape | tf.Tensor, dtype: tf.DType, group: CollectiveGroup, ordinal: int, kind: str = RECEIVE
+) -> tf.Tensor:
     """Receives a tensor of `shape` from the member that sends."""
-    return wire.restore(wire.recv(num_elements(shape), dtype, group, ordinal), shape, dtype)
+    return wire.restore(wire.recv(num_elements(shape), dtype, group, ordinal, kind), shape, dtype)
 
 
 def all_to_all(value: tf.Tensor, group: CollectiveGroup, ordinal: int, split_dim: int, concat_dim: int) -> tf.Tensor:

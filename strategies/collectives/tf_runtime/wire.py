@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -150,7 +150,7 @@ class _Op:
 
 _GATHER = _Op(tf.raw_ops.CollectiveGatherV2, kind="all_gather")
 _EXCHANGE = _Op(tf.raw_ops.CollectiveAllToAllV2, kind="all_to_all")
-_SEND = _Op(tf.raw_ops.CollectiveBcastSendV2, takes_token=False, kind="send", has_equal_sizes=False)
+_SEND = _Op(tf.raw_ops.CollectiveBcastSendV2, takes_token=False, has_equal_sizes=False)
 # TensorFlow's kernel of all-reduce refuses these on GPUs.
 _REDUCED_ON_GPUS = {tf.int32: tf.int64, tf.bfloat16: tf.float32}
 
@@ -240,13 +240,15 @@ def exchange(rows: tf.Tensor, group: CollectiveGroup, ordinal: int) -> tf.Tensor
     return tf.bitcast(received, tf.bfloat16) if as_bits else received
 
 
-def send(vector: tf.Tensor, group: CollectiveGroup, ordinal: int) -> tf.Tensor:
+def send(vector: tf.Tensor, group: CollectiveGroup, ordinal: int, kind: str = "send") -> tf.Tensor:
     """Sends `[k]` to all other members; ready when they have received it, or at least posted their receive."""
     length, size_class = group.padded_length(num_elements(shape_of(vector)))
-    return group.run(_sent(vector, length), _SEND, ordinal, size_class)
+    return group.run(_sent(vector, length), replace(_SEND, kind=kind), ordinal, size_class)
 
 
-def recv(count: int | tf.Tensor, dtype: tf.DType, group: CollectiveGroup, ordinal: int) -> tf.Tensor:
+def recv(
+    count: int | tf.Tensor, dtype: tf.DType, group: CollectiveGroup, ordinal: int, kind: str = RECEIVE
+) -> tf.Tensor:
     """Receives `[count]` elements, of flattened `dtype`, from the member that sends."""
     length, size_class = group.padded_length(count)
     wire_dtype = {tf.bool: tf.int32, tf.bfloat16: tf.float16}.get(dtype, dtype)
@@ -255,7 +257,7 @@ def recv(count: int | tf.Tensor, dtype: tf.DType, group: CollectiveGroup, ordina
         functools.partial(tf.raw_ops.CollectiveBcastRecvV2, T=wire_dtype),
         argument="shape",
         takes_token=False,
-        kind=RECEIVE,
+        kind=kind,
         has_equal_sizes=False,
     )
     return group.run(tf.convert_to_tensor([length]), op, ordinal, size_class)[:count]

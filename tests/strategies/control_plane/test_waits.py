@@ -31,6 +31,14 @@ A, B = wait("1/1", 0, 1), wait("1/2", 0, 1)
         # The same collective of other sizes; one whose size is not known.
         ({0: [wait("1", 0, 1, form="float32[3]")], 1: [wait("1", 0, 1, form="float32[4]")]}, 2, False),
         ({0: [wait("1", 0, 1, form="float32[3]")], 1: [wait("1", 0, 1)]}, 2, True),
+        # A receive that was posted early is no wait, a broadcast is.
+        ({0: [wait("g", 0, 1, kind="receive")], 1: [B]}, 2, True),
+        ({0: [wait("g", 0, 1, kind="receive"), A], 1: [B]}, 2, False),
+        (
+            {0: [wait("g", 0, 1, kind="broadcast", form="a")], 1: [wait("g", 0, 1, kind="broadcast", form="b")]},
+            2,
+            False,
+        ),
     ],
 )
 def test_what_can_go_on(waits: dict[int, list[Wait]], size: int, expected: bool) -> None:

@@ -85,7 +85,7 @@ def written(rows: Iterable[Row]) -> str:
             "machine of two cores, which other programs use, too; where nothing but a limit can tell,",
             "`timeout_seconds` is 8. Seconds are from the fault to the end of the launcher.",
             "In a checkpoint it is rank 0 to which it happens, which writes; elsewhere rank 1. The checkpoint before",
-            "stays whole. GPUs, NCCL and real networks are not measured. Faults of hosts: `tests/hosts`.",
+            "stays whole. GPUs, NCCL and real networks are not measured. [Faults of hosts](host_fault_table.md).",
             "",
             "| fault | moment | engine | seconds | exit code | reason |",
             "|---|---|---|---|---|---|",
