@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ _FAULTS = {
     "started_late": "starts 20 s late",
     "interrupted": "has a Ctrl-C at its launcher",
 }
+#: In lines that say why, the best first.
+_TOLD_BY = ("DistributedError", " is gone", "ended by SIGINT")
 _MOST_CHARACTERS = 330
 
 
@@ -44,12 +47,18 @@ class Line:
 
     def __str__(self) -> str:
         seconds = ", ".join("-" if value is None else f"{value:.1f}" for value in self.seconds.values())
-        told = next((line for line in self.reasons if "DistributedError" in line), "")
-        told = told or next(iter(self.reasons), "") if self.seconds else "goes on, to the weights of one device"
+        told = self._reason() if self.seconds else "goes on, to the weights of one device"
         words = told if len(told) <= _MOST_CHARACTERS else f"{told[:_MOST_CHARACTERS].rstrip()} ..."
         words = words.replace("|", "\\|").replace("<", "&lt;")
         codes = ", ".join(map(str, self.codes))
         return f"| host {self.host} {_FAULTS[self.fault]} | {_ENGINES[self.engine]} | {seconds} | {codes} | {words} |"
+
+    def _reason(self) -> str:
+        """The words of a rank, or else of a launcher, without their names."""
+        found = [next((line for line in self.reasons if word in line), "") for word in _TOLD_BY]
+        return re.sub(
+            r"^(\[\d\](<stderr>:| ))?strategies\.(launch|DistributedError): ", "", next(filter(None, found), "")
+        )
 
 
 def written(lines: Iterable[Line], timeout_seconds: float) -> str:
@@ -64,7 +73,8 @@ def written(lines: Iterable[Line], timeout_seconds: float) -> str:
             "[faults of ranks](fault_table.md)). The hosts are network namespaces of one machine with two cores, one",
             "rank on each; the fault comes in the midst of `fit`. Where the job has to end, `timeout_seconds` is",
             f"{timeout_seconds:g}; `--node-timeout` is its default, 30. Seconds are until nothing of the job runs any",
-            "more, on each host that lives. Real networks are not measured.",
+            "more, on each host that lives; where host 0 is gone, so is horovodrun, with its exit code. Real networks",
+            "are not measured.",
             "",
             "| fault | engine | seconds | exit codes | reason |",
             "|---|---|---|---|---|",
