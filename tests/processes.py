@@ -41,6 +41,24 @@ def horovodrun(num_processes: int, program: Sequence[str]) -> list[str]:
     return [*command, "--network-interfaces", "lo", sys.executable, *program]
 
 
+def marked(variable: str, mark: str) -> list[psutil.Process]:
+    """Returns the processes in whose environment a variable has a value, as those of a job that was started with it."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(variable) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def marked_after(variable: str, mark: str, seconds: float) -> list[psutil.Process]:
+    """Returns those that are still there after some seconds, or, at once, that there are none."""
+    deadline = time.monotonic() + seconds
+    while (found := marked(variable, mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
 class Programs:
     """Programs that run at the same time; leaving the context ends them and all that they started.
 

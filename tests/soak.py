@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from strategies.testing.faults import Fault, Faults, Kind, Moment
-from tests.processes import ROOT, horovodrun
+from tests.processes import ROOT, horovodrun, marked_after
 
 ENGINES = ("launcher", "horovod")
 NUM_RANKS, NUM_STEPS = 2, 120
@@ -131,29 +131,13 @@ def run(words: Sequence[str], log: Path, environment: dict[str, str]) -> Run:
             if code is None:
                 process.kill()
                 process.wait()
-            orphans = list(_marked(mark)) if code is None else _after_a_while(mark)
+            # Who continues a stopped process sleeps for some seconds.
+            orphans = marked_after(_MARK, mark, 0.0 if code is None else 4.0)
             for orphan in orphans:
                 output.write(f"outlived the run: {orphan.pid}\n".encode())
                 orphan.kill()
             psutil.wait_procs(orphans, timeout=10)
     return Run(code, end, 0 if code is None else len(orphans))
-
-
-def _marked(mark: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (psutil.Error, OSError):
-            continue
-
-
-def _after_a_while(mark: str) -> list[psutil.Process]:
-    """The processes that are still there after some seconds: what continues a stopped process sleeps that long."""
-    deadline = time.monotonic() + 4.0
-    while (found := list(_marked(mark))) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
 
 
 class Job:

@@ -155,7 +155,7 @@ class Checkpoints(keras.callbacks.Callback):
     def _save_and_end(self, num_steps: int) -> None:
         done = self._position.step + num_steps
         if done >= self._steps_per_epoch:
-            # What is left of the epoch is its validation; the processes end behind its checkpoint.
+            # Of the epoch only its validation is left; the processes end behind its checkpoint.
             return
         self._save(TrainingPosition(self._position.epoch, done))
         if getattr(self.model.distribute_strategy, "is_chief", True):

@@ -34,7 +34,7 @@ def compare(engine: ReplicatedExtended, lines: Sequence[str]) -> None:
 
 def difference(told: Sequence[Sequence[str]]) -> str:
     """Returns the error about lines that differ, from those of all processes by rank."""
-    # What a process alone has, or has otherwise: lines that all have, in whatever order, are left out.
+    # Lines that a process alone has, or has otherwise: those that all have, in whatever order, are left out.
     common = set(told[0]).intersection(*told[1:])
     own = [[line for line in lines if line not in common] for lines in told]
     same: dict[str, list[int]] = {}

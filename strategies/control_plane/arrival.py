@@ -52,11 +52,8 @@ class Arrival:
         address = self._find()
         if address is None:
             return None
-        left = (
-            seats.SECONDS_BETWEEN_LINES
-            if deadline is None
-            else min(seats.SECONDS_BETWEEN_LINES, deadline - time.monotonic())
-        )
+        left = seats.SECONDS_BETWEEN_LINES
+        left = left if deadline is None else min(left, deadline - time.monotonic())
         try:
             connection = socket.create_connection(split(address), timeout=max(0.1, left))
         except OSError as error:

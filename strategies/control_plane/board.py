@@ -19,7 +19,7 @@ from typing import Any
 
 #: Longer messages end the connection.
 MAX_MESSAGE_BYTES = 1 << 24
-#: What is held for a process that does not read, as while it is stopped; more ends its connection.
+#: The most that is held for a process that does not read, as while it is stopped; more ends its connection.
 _MAX_HELD_BYTES = 1 << 26
 _READ_BYTES = 1 << 16
 

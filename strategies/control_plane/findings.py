@@ -9,7 +9,7 @@ from strategies.control_plane import keys, verdict
 from strategies.control_plane.board import Board
 from strategies.control_plane.waits import Wait, can_go_on, from_text, lack_members
 
-# What all have said has to stand for this long before it is believed: a message may be on its way.
+# Posts of all have to stand for this long before they are believed: a message may be on its way.
 _SECONDS_TO_STAND = 1.0
 # Longer, and asked for twice, where it is not the end of a process that tells: one may have paused behind a wait.
 _SECONDS_UNTIL_DIVERGED = 3.0
@@ -21,7 +21,7 @@ _SECONDS_FOR_FAILED = 30.0
 
 
 class Findings:
-    """What the board tells about collectives that cannot come to an end.
+    """Finds on the board the collectives that cannot come to an end.
 
     Args:
         board: joins the processes.
@@ -30,7 +30,7 @@ class Findings:
 
     def __init__(self, board: Board, position: Callable[[], str]) -> None:
         self._board, self._position = board, position
-        #: What was seen last, since when, and when all had answered while it stood.
+        #: The last posts, the time since which they stand, and that at which all had answered meanwhile.
         self._seen: tuple[object, float, float | None] = (None, 0.0, None)
 
     def found(self) -> str | None:
@@ -41,13 +41,9 @@ class Findings:
         board = self._board
         if told := board.read(keys.VERDICT):
             return told[min(told)]
-        waits = self._waits()
+        waits, left, failed = posted = self._posted()
         if not waits.get(board.rank):
             return None
-        # Of those that wait, an error is handled.
-        failed = {rank: text for rank, text in self._failed().items() if not waits.get(rank)}
-        left = board.left()
-        posted = self._posted()
         if posted != self._seen[0]:
             self._seen = (posted, time.monotonic(), None)
             return None
@@ -137,9 +133,10 @@ class Findings:
             return False
         return self._posted() == snapshot
 
-    def _posted(self) -> object:
-        """What has to stay as it is for a while before it is believed."""
+    def _posted(self) -> tuple[dict[int, list[Wait]], tuple[int, ...], dict[int, str]]:
+        """Returns waits, ranks that have left, and errors by rank: they have to stand for a while to be believed."""
         waits = self._waits()
+        # Of those that wait, an error is handled.
         failed = {rank: text for rank, text in self._failed().items() if not waits.get(rank)}
         return waits, tuple(self._board.left()), failed
 

@@ -1,14 +1,14 @@
 """The keys under which processes post on the board of their job."""
 
-#: What a process waits for; empty text for nothing.
+#: The collectives for which a process waits; empty text for none.
 WAITS = "waits"
 #: Text if a process computes while it waits.
 BUSY = "computes while it waits"
-#: Where a process was when it last told what it waits for.
+#: The position of a process when it last told its waits.
 POSITION = "position"
 #: The error of a process' program, which may end it; empty once it goes on.
 FAILED = "failed"
-#: Why collectives cannot come to an end.
+#: The reason for which collectives cannot come to an end.
 VERDICT = "verdict"
 #: Asks all processes where they are.
 QUESTION = "where are you"

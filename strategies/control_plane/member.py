@@ -27,7 +27,7 @@ from strategies.topology.rank_end import leave_reason
 #: After this long without progress a process tells the others what it waits for.
 SECONDS_UNTIL_TOLD = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.5
-# What ends behind a failure does not show that the program goes on.
+# Collectives that still run behind a failure do not show that the program goes on.
 _SECONDS_BEHIND_A_FAILURE = 2.0
 
 _DESCRIPTIONS = "descriptions of the model and its input"
@@ -156,7 +156,7 @@ class Member:
                     found = self.absent(self.timeout_seconds)
                     found = f"{found} If it was only slow, allow more time with the strategy's timeout_seconds."
                 if found:
-                    raise DistributedError(found)
+                    raise self.lost(found)
         finally:
             self.note_waits("board", [])
 
@@ -200,11 +200,17 @@ class Member:
         """Tells the others that this process' program has raised an error, which may end it."""
         how = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"failed with {_in_short(error)}"
         self._reason, self._failed_at = f"{how} {self._position}", time.monotonic()
-        is_of_another = isinstance(error, DistributedError)
-        leave_reason(self.rank, str(error) if is_of_another else f"Rank {self.rank} {self._reason}.")
-        # What follows from the end of another is no news to the others.
-        if self._board is not None and not is_of_another:
+        if isinstance(error, DistributedError):
+            # It follows from the end of another, which `lost` has told.
+            return
+        leave_reason(self.rank, f"Rank {self.rank} {self._reason}.")
+        if self._board is not None:
             self._board.post(keys.FAILED, self._reason)
+
+    def lost(self, reason: str) -> DistributedError:
+        """Returns the error of a collective that cannot complete; leaves the reason for the launcher."""
+        leave_reason(self.rank, reason)
+        return DistributedError(reason)
 
     def note_progress(self) -> None:
         """Takes note that collectives have started, by which a program goes on that has handled its error."""

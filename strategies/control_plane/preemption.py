@@ -45,8 +45,7 @@ class Preemption:
         self._saver = saver
         if saver is not None:
             self.hear()
-        elif self.is_asked:
-            self._take()
+        self.end_if_asked()
 
     def drop_saver(self) -> None:
         """Has nothing saved any more: an error has ended the training, and may end the process by itself."""

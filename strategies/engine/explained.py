@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import traceback
 from collections.abc import Iterator
 
 import tensorflow as tf
 
-from strategies.control_plane import DistributedError, Member
-from strategies.topology.rank_end import FOLDER_VARIABLE, leave_reason, traceback_file
+from strategies.control_plane import Member
+from strategies.topology.rank_end import leave_traceback
 
 _logger = logging.getLogger(__name__)
 
@@ -44,10 +43,10 @@ def explained(member: Member, what: str = "") -> Iterator[None]:
         reason = _reason(member, error, what)
         if reason is None:
             raise
-        _leave(member, error)
-        told = f"{reason} (Here: rank {member.rank}, {member.position}.)"
-        leave_reason(member.rank, told)
-        raise DistributedError(told) from None
+        path = leave_traceback(member.rank, "".join(traceback.format_exception(error)))
+        if path is not None:
+            _logger.warning("The traceback of rank %d is in %s", member.rank, path)
+        raise member.lost(f"{reason} (Here: rank {member.rank}, {member.position}.)") from None
 
 
 def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
@@ -59,13 +58,3 @@ def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
             f"The ranks run different programs: in {what}, {str(error.message).rpartition('}} ')[2].split(' [Op')[0]}"
         )
     return member.explanation()
-
-
-def _leave(member: Member, error: BaseException) -> None:
-    """Writes the traceback of the engine's error to a file, if there is a place for it."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder:
-        with contextlib.suppress(OSError):
-            path = traceback_file(folder, member.rank)
-            path.write_text("".join(traceback.format_exception(error)))
-            _logger.warning("The traceback of rank %d is in %s", member.rank, path)

@@ -19,11 +19,6 @@ FOLDER_VARIABLE = "STRATEGIES_TRACEBACK_DIR"
 REASON_SUFFIX = ".reason"
 
 
-def traceback_file(folder: str | os.PathLike[str], rank: int) -> Path:
-    """Returns the path of a rank's traceback."""
-    return Path(folder) / f"rank-{rank}.txt"
-
-
 def reason_file(folder: str | os.PathLike[str], rank: int) -> Path:
     """Returns the path of the line that says why a rank ended."""
     return Path(folder) / f"rank-{rank}{REASON_SUFFIX}"
@@ -39,6 +34,19 @@ def leave_reason(rank: int, reason: str) -> None:
             reason_file(folder, rank).write_text(reason)
         else:
             reason_file(folder, rank).unlink(missing_ok=True)
+
+
+def leave_traceback(rank: int, text: str) -> Path | None:
+    """Writes the traceback of an error that is told in short; returns its path, None where there is no place for it."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return None
+    path = Path(folder) / f"rank-{rank}.txt"
+    try:
+        path.write_text(text)
+    except OSError:
+        return None
+    return path
 
 
 def read_reason(folder: str | os.PathLike[str], rank: int) -> str:

@@ -113,7 +113,7 @@ def _short(error: Exception) -> str:
 
 def _join_again() -> None:
     """Leaves Horovod and joins it again, with the processes that there are then."""
-    # What the function had made is waited for by nobody any more: its watchdogs must not end the new session.
+    # Nobody waits any more for collectives that the function had made: its watchdogs must not end the new session.
     SESSION.end()
     hvd.shutdown()
     gc.collect()

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from strategies.testing import faults
-from tests.processes import Programs, horovodrun
+from tests.processes import Programs, horovodrun, marked_after
 from tests.strategies.faults.job import SHORT_SECONDS, STEP
 from tests.strategies.faults.table import Row, written
 
@@ -142,24 +141,6 @@ def table() -> Iterator[list[Row]]:
         Path(path).write_text(written(rows))
 
 
-def _orphans(mark: str) -> list[psutil.Process]:
-    """The processes of a job that are still there a while after its end."""
-    deadline = time.monotonic() + 10.0
-    found: list[psutil.Process] = []
-    while time.monotonic() < deadline:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        if not found:
-            break
-        time.sleep(0.2)
-    return found
-
-
 @pytest.mark.timeout(LIMIT_SECONDS + 60)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -174,7 +155,7 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
         (code,) = programs.wait(LIMIT_SECONDS)
         end = time.time()
         output = programs.output(limit=60000)
-        orphans = _orphans(str(tmp_path)) if code is not None else []
+        orphans = marked_after(MARK, str(tmp_path), 10.0) if code is not None else []
     assert not orphans, f"{orphans}\n{output}"
     assert code is not None, output
     if case.saves:
