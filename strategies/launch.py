@@ -12,7 +12,8 @@ waits for the others at --master-addr:--master-port, and says every 10 s for who
 starting with node 0. The launchers stay connected to that of node 0, which decides for all.
 
 If a process fails, all others of all nodes are ended: SIGTERM, after --grace-seconds SIGKILL. So they are if a launcher
-gets SIGINT or SIGTERM, or a node is gone: its launcher has ended, or was silent for --node-timeout seconds. The last
+gets SIGINT or SIGTERM, or a node is gone: its launcher has ended, or was silent for --node-timeout seconds; or no rank
+of the job runs, as those that have not ended are stopped by a signal, for as long, while the launcher runs. The last
 lines on stderr name the rank, the node and the cause; and the reason, as far as a program under our strategies knows
 it, as when a rank failed because another one had left. The exit code is that of the process, or 128 + the signal that
 killed it, on its node, and 1 on others; after SIGINT or SIGTERM it is 128 + the signal on all. It is 0 only if all
@@ -91,7 +92,7 @@ def _launch(flags: argparse.Namespace) -> int:
             )
             place = Place(flags.master_addr, flags.master_port or MASTER_PORT, flags.rdzv_timeout)
             met = meet(own, place, policy.check)
-        return run_node(_team(met, policy, flags), plan, Settings(own, flags.grace_seconds))
+        return run_node(_team(met, policy, flags), plan, Settings(own, flags.grace_seconds, flags.node_timeout))
     finally:
         plan.release()
         plan.close_folder(ended_well=False)

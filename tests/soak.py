@@ -51,7 +51,7 @@ CHOICES: tuple[tuple[Moment, tuple[Kind, ...]], ...] = (
 def draw(chance: random.Random, count: int) -> Faults:
     """Returns that many faults.
 
-    One rank at most is stopped for good: of a job whose ranks are all stopped, nobody is left to notice it.
+    One rank at most is stopped for good: where all ranks are, `horovodrun` waits for ever.
     """
     may_stop = chance.randrange(NUM_RANKS)
     return Faults(tuple(_draw_one(chance, may_stop) for _ in range(count)))

@@ -29,6 +29,8 @@ def called(member: Member, call: str) -> Iterator[None]:
         if not before.call:
             member.note_failure(error)
             member.preemption.drop_saver()
+            if isinstance(error, SystemExit):
+                member.leave_no_stopped(error)
         raise
     finally:
         member.position = before if before.call else replace(member.position, call="", last_call=call)

@@ -72,11 +72,16 @@ class Findings:
         """Returns who did not come to what this process has waited for, and where they are; tells it to the others."""
         if found := self.found():
             return found
-        where, silent = self._asked()
+        where, silent = self._asked(_SECONDS_TO_ANSWER)
         waits = {rank: own for rank, own in self._waits().items() if rank in where}
         found = verdict.absent(waits, where, silent, seconds)
         self.conclude(found)
         return found
+
+    def silent(self, timeout_seconds: float | None) -> str | None:
+        """Returns which processes do not answer within a time (None: any), and have not left; None if all do."""
+        _, silent = self._asked(timeout_seconds)
+        return verdict.silent(silent) if silent else None
 
     def explanation(self, timeout_seconds: float) -> str | None:
         """Returns why a collective has failed here, as far as the others tell within a time; None if they do not."""
@@ -93,7 +98,7 @@ class Findings:
         for rank, text in self._failed().items():
             found = found or verdict.deserted(rank, text, self._waits(), board.read(keys.POSITION))
         if found is None:
-            _, silent = self._asked()
+            _, silent = self._asked(_SECONDS_TO_ANSWER)
             found = verdict.silent(silent) if silent else None
         if found is not None:
             self.conclude(found)
@@ -123,7 +128,7 @@ class Findings:
         snapshot, since, answered = self._seen
         if answered is not None and time.monotonic() - answered < _SECONDS_BETWEEN_QUESTIONS:
             return False
-        _, silent = self._asked()
+        _, silent = self._asked(_SECONDS_TO_ANSWER)
         if silent or any(board.read(keys.BUSY).values()):
             # Anew: one is stopped, or computes what another waits for.
             self._seen = (snapshot, time.monotonic(), None)
@@ -140,7 +145,7 @@ class Findings:
         failed = {rank: text for rank, text in self._failed().items() if not waits.get(rank)}
         return waits, tuple(self._board.left()), failed
 
-    def _asked(self) -> tuple[dict[int, str], list[int]]:
+    def _asked(self, timeout_seconds: float | None) -> tuple[dict[int, str], list[int]]:
         """Returns where the processes are, by rank, and those that do not answer although they have not left."""
         board = self._board
         question = f"{board.rank} {time.monotonic()}"
@@ -151,7 +156,7 @@ class Findings:
         def all_answered() -> bool:
             return len({*board.read(answer), *board.left()}) == board.world_size
 
-        board.wait(all_answered, _SECONDS_TO_ANSWER)
+        board.wait(all_answered, timeout_seconds)
         where = board.read(answer)
         return where, [rank for rank in range(board.world_size) if rank not in where and rank not in board.left()]
 

@@ -207,6 +207,20 @@ class Member:
         if self._board is not None:
             self._board.post(keys.FAILED, self._reason)
 
+    def leave_no_stopped(self, error: SystemExit) -> None:
+        """Before this process ends with exit code 0, which no launcher takes for a failure: waits for all to answer.
+
+        Those that run find out that this one has left. One that is stopped does not, and when nobody else runs, nobody
+        ends the job.
+
+        Raises:
+            DistributedError: another process does not answer within `timeout_seconds`.
+        """
+        if error.code not in (None, 0) or self._findings is None:
+            return
+        if silent := self._findings.silent(self.timeout_seconds or None):
+            raise self.lost(f"Rank {self.rank} {self._reason}. {silent}") from error
+
     def lost(self, reason: str) -> DistributedError:
         """Returns the error of a collective that cannot complete; leaves the reason for the launcher."""
         leave_reason(self.rank, reason)

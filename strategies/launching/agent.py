@@ -17,6 +17,7 @@ from strategies.launching.messages import (
     Kind,
     Node,
     Outcome,
+    Standstill,
     Start,
     Stop,
 )
@@ -24,6 +25,7 @@ from strategies.launching.output import Output
 from strategies.launching.ports import LaunchError
 from strategies.launching.processes import Process, Ranks, Task
 from strategies.launching.signals import PASSED_ON, STOPPING, Signals, signal_name
+from strategies.launching.stopwatch import Stopwatch
 from strategies.launching.verdict import Ending, exit_code, first_failure, report
 from strategies.topology.rank_end import PREEMPTED
 
@@ -50,10 +52,17 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of this node: itself, whether it is the only one, and the time from SIGTERM to SIGKILL."""
+    """The settings of this node.
+
+    Args:
+        own: the node itself.
+        grace_seconds: from SIGTERM to SIGKILL.
+        stopped_seconds: ranks that are stopped for so long, while none runs, are lost; 0: never.
+    """
 
     own: Node
     grace_seconds: float
+    stopped_seconds: float = 0.0
 
     @property
     def one_node(self) -> bool:
@@ -87,6 +96,8 @@ class _Agent:
         #: The signal that asked this launcher to stop.
         self._asked: int | None = None
         self._asked_at = 0.0
+        self._standstill = Stopwatch()
+        self._stands_still = False
         self._outcome = Outcome.DONE
         self._killed: tuple[int, ...] = ()
 
@@ -136,6 +147,7 @@ class _Agent:
         left = [self._ranks.seconds_left] if self._ranks is not None else []
         seconds = self._team.seconds_left()
         left += [] if seconds is None else [seconds]
+        left += [self._standstill.seconds_left] if self._ranks is not None else []
         least = min(left, default=float("inf"))
         return None if least == float("inf") else max(0.0, least)
 
@@ -163,6 +175,7 @@ class _Agent:
             # The ranks are forked while no thread of ours runs.
             self._output.finish(_BLOCKED_SECONDS)
         self._start, self._output, self._killed = start, Output(), ()
+        self._standstill, self._stands_still = Stopwatch(), False
         if start.reason:
             self._output.say(f"strategies.launch: {start.reason}")
         try:
@@ -180,6 +193,7 @@ class _Agent:
         ended = ranks.look()
         if not ranks.is_told:
             self._notice(ranks, start, ended)
+            self._watch(ranks, start)
         if ranks.running and ranks.seconds_left > 0:
             return
         if ranks.running and not ranks.is_told:
@@ -199,16 +213,30 @@ class _Agent:
         if statuses:
             failed = next(process for process in ended if process.rank == first_failure(statuses))
             reason = self._plan.reason_of(failed.rank)
-            if early := ranks.ended_well:
-                # What a rank leaves without a word, as by `os._exit(0)`, the others take for a loss.
-                names = f"rank{'s' if len(early) > 1 else ''} {', '.join(map(str, early))}"
-                reason = f"{reason} Before it, with exit code 0, ended: {names}.".lstrip()
+            reason = f"{reason} {_ended_before(ranks)}".strip()
             self._tell(self._cause(Kind.RANK, failed.rank, failed.pid, failed.status or 0, reason=reason))
             ranks.stop(signal.SIGTERM, start.grace_seconds)
         elif preempted := [process for process in ended if process.status == PREEMPTED]:
             first = preempted[0]
             self._tell(self._cause(Kind.PREEMPTED, first.rank, first.pid))
             ranks.wait(self._settings.grace_seconds)
+
+    def _watch(self, ranks: Ranks, start: Start) -> None:
+        """Reports that no rank of this node runs any more, for long, and that one runs again.
+
+        Ranks that run find those that are stopped; where none runs, nobody would.
+        """
+        stopped, limit = ranks.stopped, self._settings.stopped_seconds
+        self._standstill.look(goes_on=bool(stopped))
+        stands_still = 0 < limit <= self._standstill.seconds
+        if stands_still == self._stands_still:
+            return
+        self._stands_still, cause = stands_still, None
+        if stands_still:
+            first = stopped[0]
+            detail = f"was stopped for {limit:g} s while no rank ran"
+            cause = self._cause(Kind.STOPPED, first.rank, first.pid, detail=detail, reason=_ended_before(ranks))
+        self._team.tell(Standstill(start.round, cause))
 
     def _take(self, signum: int) -> None:
         """Reacts to a signal to this launcher."""
@@ -237,3 +265,10 @@ class _Agent:
             )
             ranks.stop(signum, grace)
         self._tell(self._cause(Kind.SIGNAL, status=signum))
+
+
+def _ended_before(ranks: Ranks) -> str:
+    """The ranks that have ended well, in a sentence: who leaves without a word, by `os._exit(0)`, is taken for lost."""
+    early = ranks.ended_well
+    names = f"rank{'s' if len(early) > 1 else ''} {', '.join(map(str, early))}"
+    return f"Before it, with exit code 0, ended: {names}." if early else ""

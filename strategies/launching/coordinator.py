@@ -6,7 +6,19 @@ It neither communicates nor waits: it takes events of nodes, and returns command
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from strategies.launching.messages import Cause, Command, Ended, Event, Finish, Kind, Node, Outcome, Start, Stop
+from strategies.launching.messages import (
+    Cause,
+    Command,
+    Ended,
+    Event,
+    Finish,
+    Kind,
+    Node,
+    Outcome,
+    Standstill,
+    Start,
+    Stop,
+)
 from strategies.launching.ports import LaunchError
 from strategies.launching.verdict import LEFT, described
 
@@ -62,6 +74,7 @@ class Coordinator:
         self._num_restarts = 0
         self._cause: Cause | None = None
         self._ended: dict[int, Outcome] = {}
+        self._stopped: dict[int, Cause] = {}
         self._asked: dict[int, Cause] = {}
 
     def begin(self) -> Commands:
@@ -76,8 +89,16 @@ class Coordinator:
         if isinstance(event, Ended):
             if event.round == self._round:
                 self._ended[node_rank] = event.outcome
+                self._stopped.pop(node_rank, None)
                 self._nodes[node_rank] = replace(self._nodes[node_rank], ports=event.ports)
                 yield from self._decide()
+                yield from self._end_if_none_runs()
+        elif isinstance(event, Standstill):
+            if event.round == self._round:
+                self._stopped.pop(node_rank, None)
+                if event.cause is not None:
+                    self._stopped[node_rank] = event.cause
+                yield from self._end_if_none_runs()
         elif event.cause.kind is Kind.SIGNAL:
             self._asked.setdefault(node_rank, event.cause)
             yield from self._end_round(event.cause, 0.0 if event.urgent else self._policy.grace_seconds)
@@ -90,6 +111,7 @@ class Coordinator:
         if node is None:
             return
         self._ended.pop(node_rank, None)
+        self._stopped.pop(node_rank, None)
         self._asked.pop(node_rank, None)
         cause = Cause(Kind.NODE, node_rank, node.name, detail=why)
         yield from self._end_round(cause, self._grace_after_failure())
@@ -117,6 +139,11 @@ class Coordinator:
         for node_rank in self._nodes:
             yield node_rank, Stop(self._round, not waits, self._policy.grace_seconds if waits else grace_seconds)
 
+    def _end_if_none_runs(self) -> Commands:
+        """Ends the round if no rank of it runs: the one that runs waits for those that are stopped, and tells of it."""
+        if self._stopped and self._nodes.keys() <= self._stopped.keys() | self._ended.keys():
+            yield from self._end_round(self._stopped[min(self._stopped)], self._grace_after_failure())
+
     def _decide(self) -> Commands:
         """Starts the next round, or ends the job, when all ranks of this one have ended."""
         if self._ended.keys() != self._nodes.keys():
@@ -126,7 +153,7 @@ class Coordinator:
         if cause is None:
             yield from self._finish(self._nodes, None)
         elif cause.kind is Kind.SIGNAL:
-            yield from self._stopped(cause, all_preempted)
+            yield from self._after_signal(cause, all_preempted)
         elif cause.kind is Kind.PREEMPTED and all_preempted:
             if self._policy.max_restarts > 0 and not self._asked:
                 yield from self._start(f"{self._described(cause)}; not counted as a restart")
@@ -140,7 +167,7 @@ class Coordinator:
         else:
             yield from self._finish(self._nodes, cause)
 
-    def _stopped(self, cause: Cause, all_preempted: bool) -> Commands:
+    def _after_signal(self, cause: Cause, all_preempted: bool) -> Commands:
         """After a launcher was asked to stop: the others go on, if they may, and else the job is over."""
         left = {rank: node for rank, node in self._nodes.items() if rank not in self._asked}
         preempted = replace(cause, kind=Kind.PREEMPTED)
@@ -162,7 +189,7 @@ class Coordinator:
             reason = f"{reason}, with {total} process{'es' if total != 1 else ''}."
             told = self._cause.reason if self._cause is not None else ""
             reason += f" The reason: {told}" if told else ""
-        self._cause, self._ended, self._asked = None, {}, {}
+        self._cause, self._ended, self._stopped, self._asked = None, {}, {}, {}
         start = Start(
             self._round,
             self._num_restarts,

@@ -131,7 +131,8 @@ def parser() -> argparse.ArgumentParser:
         type=_node_timeout,
         default=30.0,
         metavar="S",
-        help="seconds after which a silent node counts as gone; 0: never; default 30",
+        help="seconds after which a silent node counts as gone, and ranks that are stopped (SIGSTOP) as lost, if no "
+        "other rank runs; 0: never; default 30",
     )
     add("--no-pin", action="store_true", help="do not pin the processes to cores")
     add("--no-python", action="store_true", help="the script is an executable command, not a Python file")

@@ -17,6 +17,8 @@ class Kind(enum.StrEnum):
     RANK = "rank"
     #: A rank did not end within the grace period after another one was preempted.
     LATE = "late"
+    #: All ranks that have not ended were stopped (SIGSTOP), for long.
+    STOPPED = "stopped"
     #: A rank could not be started.
     START = "start"
     #: A rank ended with `PREEMPTED`.
@@ -154,6 +156,14 @@ class Incident(_Message):
 
 
 @dataclass(frozen=True)
+class Standstill(_Message):
+    """Event: no rank of a node has run for long, those that have not ended are stopped; no cause: one runs again."""
+
+    round: int
+    cause: Cause | None
+
+
+@dataclass(frozen=True)
 class Ended(_Message):
     """Event: all ranks of a node have ended. `ports` are for a next round."""
 
@@ -198,7 +208,7 @@ class Finish(_Message):
     cause: Cause | None
 
 
-Event = Incident | Ended
+Event = Incident | Standstill | Ended
 Command = Start | Stop | Finish
 
 
@@ -213,7 +223,7 @@ def unpacked_event(message: dict[str, Any]) -> Event:
     Raises:
         ValueError: it is none.
     """
-    for kind in (Incident, Ended):
+    for kind in (Incident, Standstill, Ended):
         if message.get("type") == kind.__name__:
             return kind.from_json(message.get("fields"))
     raise ValueError(f"Not an event. Received: {message!r}")

@@ -69,6 +69,13 @@ class Process:
             self.status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         return self.status is not None
 
+    @property
+    def is_stopped(self) -> bool:
+        """True if it is stopped by a signal, as SIGSTOP, and not by a debugger."""
+        if self.status is not None or not hasattr(os, "waitid"):
+            return False
+        return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+
     def signal(self, signum: int) -> None:
         """Sends a signal: terminating ones to its process group, others to this process only."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -116,6 +123,12 @@ class Ranks:
     def running(self) -> list[Process]:
         """The processes that have not ended."""
         return [process for process in self._processes if process.status is None]
+
+    @property
+    def stopped(self) -> list[Process]:
+        """The processes that have not ended, if all of these are stopped; else none."""
+        running = self.running
+        return running if all(process.is_stopped for process in running) else []
 
     @property
     def ended_well(self) -> list[int]:

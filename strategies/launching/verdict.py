@@ -34,7 +34,7 @@ def described(cause: Cause, *, one_node: bool) -> str:
         if cause.status == -signal.SIGKILL:
             why += " (by the system, if memory ran out)"
         return f"{rank} failed with {why}"
-    if cause.kind is Kind.LATE:
+    if cause.kind in (Kind.LATE, Kind.STOPPED):
         return f"{rank} {cause.detail}"
     if cause.kind is Kind.PREEMPTED and cause.status:
         return f"{'' if one_node else cause.node + ' was '}ended by {signal_name(cause.status)}"
@@ -110,8 +110,8 @@ def _after(cause: Cause, one_node: bool, num_processes: int) -> str:
         return f"; its ranks ended with exit code 0 or {PREEMPTED}: the job goes on without it."
     if cause.kind is Kind.PREEMPTED:
         return f"; all ranks ended with exit code 0 or {PREEMPTED}: the job can go on, with the same command."
-    if cause.kind in (Kind.RANK, Kind.LATE) and not one_node:
+    if cause.kind in (Kind.RANK, Kind.LATE, Kind.STOPPED) and not one_node:
         return " and all others were terminated."
-    if cause.kind in (Kind.RANK, Kind.LATE) and num_processes > 1:
+    if cause.kind in (Kind.RANK, Kind.LATE, Kind.STOPPED) and num_processes > 1:
         return " and the others of this node were terminated."
     return "."

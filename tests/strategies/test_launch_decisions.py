@@ -17,6 +17,7 @@ from strategies.launching.messages import (
     Kind,
     Node,
     Outcome,
+    Standstill,
     Start,
     Stop,
     packed,
@@ -150,6 +151,42 @@ def test_a_second_signal_kills_everywhere() -> None:
     job.happens(Kind.SIGNAL, 1, 15)
     job.happens(Kind.SIGNAL, 1, 15, urgent=True)
     assert job.stops == dict.fromkeys(range(3), (True, 0.0))
+
+
+class TestStandstill:
+    """No rank of a node runs: those that have not ended are stopped."""
+
+    @staticmethod
+    def stands(job: Job, at: int, *, still: bool = True) -> None:
+        job.tells(at, Standstill(job.round, cause(Kind.STOPPED, at) if still else None))
+
+    def test_of_one_node_the_others_find_it(self) -> None:
+        job = Job(Policy())
+        self.stands(job, 1)
+        self.stands(job, 0)
+        self.stands(job, 1, still=False)
+        self.stands(job, 2)
+        assert job.last == {}
+        job.ends(n0=DONE, n1=DONE)
+        assert job.stops == dict.fromkeys(range(3), (True, 10.0))
+        job.ends(n2=FAILED)
+        assert job.verdicts == dict.fromkeys(range(3), ("stopped", 1))
+
+    def test_of_all_ends_the_round(self) -> None:
+        job = Job(Policy(max_restarts=1))
+        for at in (2, 0, 1):
+            assert job.last == {} or at == 2
+            self.stands(job, at)
+        assert job.stops == dict.fromkeys(range(3), (True, 2.0))
+        job.ends(n0=FAILED, n1=FAILED, n2=FAILED)
+        assert "rank 0 on node 0 (host0)" in job.started.reason
+        self.stands(job, 1)
+        self.stands(job, 2)
+        assert job.last == {}
+        job.is_lost(0)
+        assert all(isinstance(command, Stop) for command in job.last.values())
+        job.ends(n1=FAILED, n2=FAILED)
+        assert job.verdicts == {1: ("node", 1), 2: ("node", 1)}
 
 
 class TestRestarts:
@@ -300,6 +337,7 @@ class TestPreemption:
         (Kind.SIGNAL, 2, False, "node 1 (host1) was ended by SIGINT (2)"),
         (Kind.PREEMPTED, 0, False, "rank 2 on node 1 (host1) was preempted (exit code 75)"),
         (Kind.NODE, 0, False, "node 1 (host1) is gone: "),
+        (Kind.STOPPED, 0, True, "rank 2 (pid 7) "),
     ],
 )
 def test_causes_in_words(kind: Kind, status: int, one_node: bool, expected: str) -> None:

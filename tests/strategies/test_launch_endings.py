@@ -108,6 +108,37 @@ while True:
         assert stderr.endswith(b"\nstrategies.launch: ended by SIGTERM (15).\n")
 
 
+def test_stopped_ranks_that_nobody_could_miss_end_the_job(tmp_path: Path) -> None:
+    """Neither while another rank runs, nor while the launcher is stopped too, as when a whole job is."""
+    go = tmp_path / "go"
+    code = (
+        READY
+        + f"import pathlib\nwhile os.environ['RANK'] != '1' or not pathlib.Path({str(go)!r}).exists(): time.sleep(0.1)"
+    )
+    with Running("--nproc-per-node", "3", "--node-timeout", "5", written(tmp_path, code)) as launcher:
+        pids = launcher.ready(3)
+        for rank in (0, 2):
+            os.kill(pids[rank], signal.SIGSTOP)
+        time.sleep(6)
+        go.touch()
+        wait_until_gone([pids[1]])
+        launcher.process.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        launcher.process.send_signal(signal.SIGCONT)
+        time.sleep(1)
+        assert launcher.process.poll() is None
+        assert all(psutil.Process(pids[rank]).status() == psutil.STATUS_STOPPED for rank in (0, 2))
+        status, _, stderr = launcher.end()
+
+    wait_until_gone(pids.values())
+    assert status == 1
+    assert stderr.decode().splitlines()[-2:] == [
+        f"strategies.launch: rank 0 (pid {pids[0]}) was stopped for 5 s while no rank ran and the others of this node "
+        f"were terminated.",
+        "strategies.launch: the reason: Before it, with exit code 0, ended: rank 1.",
+    ]
+
+
 def test_a_second_signal_kills(tmp_path: Path) -> None:
     deaf = "import signal\nfor s in (2, 15): signal.signal(s, signal.SIG_IGN)\n" + READY + "time.sleep(1000)"
     with Running("--nproc-per-node", "2", "--grace-seconds", "1000", written(tmp_path, deaf)) as launcher:

@@ -130,6 +130,25 @@ def test_a_failure_is_told_also_where_the_farewell_is_lost(members: list[Member]
     assert (members[0].explanation() or "").startswith("Rank 2 failed with ValueError: of the user")
 
 
+def test_who_leaves_with_exit_code_0_leaves_no_stopped_one(members: list[Member]) -> None:
+    """Nobody would be left to end it."""
+    leaver, stopped = members[0], members[2]
+    leaver.timeout_seconds = 1.0
+    error = SystemExit(0)
+    leaver.note_failure(error)
+    leaver.leave_no_stopped(error)
+    stopped._required()._listeners.clear()
+    leaver.leave_no_stopped(SystemExit(3))
+    with pytest.raises(
+        DistributedError, match=r"Rank 0 called sys.exit\(0\) .*\. Rank 2 does not answer: stopped"
+    ) as caught:
+        leaver.leave_no_stopped(error)
+    assert caught.value.__cause__ is error
+    stopped.leave()
+    assert waited(leaver._required(), lambda board: board.left())
+    leaver.leave_no_stopped(error)
+
+
 def test_the_board_forgets_what_all_have_read(members: list[Member]) -> None:
     def compares(each: Member) -> list[object]:
         same = [each.differing(["alike"]) for _ in range(20)]
