@@ -4,14 +4,20 @@
 #   make mnist ARGS="--epochs=2"    the same with further flags
 #   make test ARGS="-k mesh -x"     some of the tests
 #   make test VENV=/elsewhere PYTHON=python3.12
+#   make test VENV=.venv-2.20 CONSTRAINTS=versions.txt    with the versions in that file, for pip
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# A file of constraints for pip. Those of the oldest and of the newest supported versions are in tests/versions.
+CONSTRAINTS ?=
 # Processes that run tests. Those of several processes go one after the other in any case.
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
+# KerasHub asks for a newer Keras than the oldest that is supported: with a file of constraints it is left out.
+HUB := $(if $(CONSTRAINTS),,hub,)
+PIP_INSTALL := $(BIN)/python -m pip install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 # One empty file per finished step of the setup: what is older than its inputs is done again.
 READY_VENV := $(VENV)/.ready-venv
 READY_RUN := $(VENV)/.ready-run
@@ -23,7 +29,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt test gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt test test-versions test-oldest test-newest fit-oldest gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -41,6 +47,18 @@ gpt: $(READY_RUN) ## train a language model on this documentation, about two min
 
 test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
+
+test-versions: test-oldest test-newest ## run a part of the tests with the oldest and the newest TensorFlow and Keras, half an hour
+
+# Each in an environment of its own beside VENV, Horovod included.
+test-oldest test-newest: test-%:
+	$(MAKE) setup VENV=$(VENV)-$* CONSTRAINTS=tests/versions/$*.txt
+	$(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist loadscope @tests/versions/suite.txt $(ARGS)
+
+fit-oldest: ## train with the oldest TensorFlow and Keras, in one process and in two, without Horovod
+	$(MAKE) $(VENV)-oldest/.ready-run VENV=$(VENV)-oldest CONSTRAINTS=tests/versions/oldest.txt
+	$(VENV)-oldest/bin/python -m tests.versions.fit
+	$(VENV)-oldest/bin/python -m strategies.launch --nproc-per-node 2 -m tests.versions.fit MultiWorkerMirroredStrategy
 
 gpu-smoke: $(if $(strip $(HAS_GPU)),$(READY_GPU),$(READY_RUN)) ## run the smoke suite on this machine's first GPU, twenty minutes; without one, only say so
 	$(BIN)/python -m tests.gpu $(ARGS)
@@ -90,9 +108,9 @@ format: $(READY_DEV) ## rewrite the sources in the house style
 
 setup: $(READY_HOROVOD) ## install everything, train and test nothing
 
-clean: ## remove the virtual environment and the caches of the tools; finished Horovod wheels stay
+clean: ## remove the virtual environments and the caches of the tools; finished Horovod wheels stay
 	@# VENV may be any path: only what is a virtual environment goes.
-	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+	for venv in $(VENV) $(VENV)-oldest $(VENV)-newest; do test ! -f $$venv/pyvenv.cfg || rm -rf $$venv; done
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find strategies keras_ext examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -109,16 +127,16 @@ $(READY_VENV):
 	@touch $@
 
 # The editable installation keeps sources and environment in step: a changed source needs no reinstallation.
-$(READY_RUN): $(READY_VENV) pyproject.toml
-	$(BIN)/python -m pip install --editable '.[examples]'
+$(READY_RUN): $(READY_VENV) pyproject.toml $(CONSTRAINTS)
+	$(PIP_INSTALL) --editable '.[examples]'
 	@touch $@
 
-$(READY_GPU): $(READY_VENV) pyproject.toml
-	$(BIN)/python -m pip install --editable '.[examples,gpu]'
+$(READY_GPU): $(READY_VENV) pyproject.toml $(CONSTRAINTS)
+	$(PIP_INSTALL) --editable '.[examples,gpu]'
 	@touch $@ $(READY_RUN)
 
-$(READY_DEV): $(READY_VENV) pyproject.toml
-	$(BIN)/python -m pip install --editable '.[examples,horovod,dev]'
+$(READY_DEV): $(READY_VENV) pyproject.toml $(CONSTRAINTS)
+	$(PIP_INSTALL) --editable '.[examples,$(HUB)horovod,dev]'
 	@touch $@ $(READY_RUN)
 
 $(READY_HOROVOD): $(READY_DEV) strategies/install_horovod.py strategies/_horovod_recipe.py

@@ -1,6 +1,7 @@
 """The only importer of ``tensorflow.python``: each name with the reason why no public one serves.
 
-Checked with TensorFlow 2.21. When TensorFlow moves one of these, this file is the only one that breaks.
+Checked with TensorFlow 2.19 and 2.21, which have all of them under the same names. When TensorFlow moves one of these,
+this file is the only one that breaks. TensorFlow 2.18 has the first elsewhere.
 """
 
 # The processes whose health TensorFlow's coordination service looks after; see `eager_context` below.
@@ -38,6 +39,9 @@ from tensorflow.python.data.ops.take_op import _TakeDataset as TakeDataset
 
 # Conversion of a dataset's elements to the arguments of its traced functions, and of their results to elements.
 from tensorflow.python.data.util import structure as tensor_lists
+
+# The component of an element that is None: public, as tf.NoneTensorSpec, from TensorFlow 2.21 on only.
+from tensorflow.python.data.util.structure import NoneTensorSpec
 
 # Its public subclass NcclAllReduce knows GPUs only, and no group of devices.
 from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
@@ -115,6 +119,7 @@ __all__ = [
     "MapDataset",
     "MirroredExtended",
     "MirroredVariable",
+    "NoneTensorSpec",
     "OptionsDataset",
     "ParallelBatchDataset",
     "ParallelMapDataset",

@@ -3,8 +3,8 @@
 import keras
 
 from strategies import _keras_hooks
-from strategies._keras_hooks.assignments import replacing_attributes
 from strategies._keras_hooks.global_state import global_state_kept
+from strategies._keras_hooks.keras_versions import sort_layers
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.same_models import compare_weights
 from strategies._keras_hooks.settled_initializers import settled
@@ -73,12 +73,12 @@ __all__ = [
     "joined",
     "of_inputs_only",
     "refuse_gradients",
-    "replacing_attributes",
     "replica_parts",
     "save_before_end",
     "saved_as",
     "settled",
     "shapes_of",
+    "sort_layers",
     "state_of",
     "unrecorded",
     "values_of",

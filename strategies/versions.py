@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 #: At least the first, below the second: the ranges that `pyproject.toml` requires.
 TESTED: Mapping[str, tuple[str, str]] = {
-    "tensorflow": ("2.21", "2.22"),
-    "keras": ("3.15", "3.16"),
+    "tensorflow": ("2.19", "2.22"),
+    "keras": ("3.12", "3.16"),
     "numpy": ("2.0", "2.5"),
 }
 

@@ -18,8 +18,16 @@ from gpt.options import Options, check
 flags.DEFINE_string(
     "data_file", None, "Text to train on; <|endoftext|> separates documents. Default: this repository's pages."
 )
+flags.DEFINE_string(
+    "backbone",
+    None,
+    "A decoder of KerasHub in place of the own one: its name, as GPT2Backbone, or a folder with a preset.",
+)
 flags.DEFINE_enum(
-    "tokenizer", "bytes", ["bytes", "bpe"], "Tokens: bytes, or byte pairs learnt from the text by sentencepiece."
+    "tokenizer",
+    "bytes",
+    ["bytes", "bpe", "preset"],
+    "Tokens: bytes, byte pairs learnt from the text by sentencepiece, or those of --backbone's preset.",
 )
 flags.DEFINE_integer("vocab_size", 1024, "Number of tokens for --tokenizer=bpe.", lower_bound=1)
 flags.DEFINE_integer("sequence_length", 64, "Tokens in a row of a batch: the context of the model.", lower_bound=1)

@@ -10,6 +10,7 @@ class Options(PlacingOptions, RunOptions):
     """The options of a run; `main.py` has a flag for each, with the same name and default."""
 
     data_file: str | None = None
+    backbone: str | None = None
     tokenizer: str = "bytes"
     vocab_size: int = 1024
     sequence_length: int = 64
@@ -41,5 +42,7 @@ def check(options: Options) -> None:
         options.prompt.encode()
     except UnicodeEncodeError as error:
         raise OptionError(f"--prompt={options.prompt!r}: expected text in UTF-8. {error}.") from error
+    if options.tokenizer == "preset" and options.backbone is None:
+        raise OptionError("--tokenizer=preset needs --backbone, a folder with a preset of KerasHub.")
     if options.units % options.num_heads:
         raise OptionError(f"--units={options.units} must be a multiple of --num_heads={options.num_heads}.")

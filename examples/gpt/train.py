@@ -12,7 +12,7 @@ from common.folders import check_saved_model, run_folder
 from common.placing import place
 from common.rate import WarmUpThenDecay
 
-from gpt import rows
+from gpt import backbone, rows
 from gpt.model import Sizes, build_model
 from gpt.options import Options
 from gpt.perplexity import Perplexity
@@ -23,7 +23,7 @@ from gpt.tokens import Tokenizer, make_tokenizer
 _log = logging.getLogger(__name__)
 
 # Names of biases, norms and embeddings, which are exempt from weight decay.
-_NOT_DECAYED = ["bias", "gamma", "beta", "embeddings"]
+_NOT_DECAYED = ["bias", "gamma", "beta", "scale", "embeddings"]
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,22 @@ def run(options: Options, text: Text) -> Result:
     folder = run_folder("gpt", options)
     if options.save is not None:
         check_saved_model(options.save)
-    tokenizer = make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
+    if options.backbone is not None and options.tokenizer == "preset":
+        tokenizer: Tokenizer = backbone.PresetTokenizer(options.backbone)
+    else:
+        tokenizer = make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
     packed = rows.pack(map(tokenizer.encode, text.documents), tokenizer.separator)
     train_rows, held_out = rows.split(packed, options.sequence_length)
     strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
     training.prepare(options)
     sizes = sizes_of(options, tokenizer.num_tokens)
     with strategy.scope():
-        model = compiled(place(lambda: build_model(sizes), strategy, options), options)
+        model = compiled(place(lambda: _plain_model(sizes, options), strategy, options), options)
+    as_inputs: Any = (lambda batches: batches) if options.backbone is None else backbone.as_inputs
     outcome = training.train(
         model,
-        lambda first_step, num_steps: rows.batches(
-            train_rows, options.batch_size, seed=options.seed, first_step=first_step, num_steps=num_steps
+        lambda first_step, num_steps: as_inputs(
+            rows.batches(train_rows, options.batch_size, seed=options.seed, first_step=first_step, num_steps=num_steps)
         ),
         steps_per_epoch=options.steps_per_epoch,
         epochs=options.epochs,
@@ -93,7 +97,7 @@ def run(options: Options, text: Text) -> Result:
         folder=folder,
         options=options,
         data_digest=hashlib.sha256(packed.tobytes()).hexdigest(),
-        validation_data=None if held_out is None else rows.in_order(held_out, options.batch_size),
+        validation_data=None if held_out is None else as_inputs(rows.in_order(held_out, options.batch_size)),
     )
     if options.save is not None:
         # Without optimizer and metric, whose custom classes plain Keras does not know.
@@ -105,6 +109,10 @@ def run(options: Options, text: Text) -> Result:
         sample=sample_text(model, sizes, tokenizer, options) if options.sample_length else None,
         outcome=outcome,
     )
+
+
+def _plain_model(sizes: Sizes, options: Options) -> Any:
+    return build_model(sizes) if options.backbone is None else backbone.build_model(options.backbone, sizes)
 
 
 def sizes_of(options: Options, num_tokens: int) -> Sizes:
@@ -139,8 +147,10 @@ def sample_text(model: Any, sizes: Sizes, tokenizer: Tokenizer, options: Options
     All processes call it: where a replica spans processes, they read the weights together. Each computes the same
     sample. The plain model has to fit on one device.
     """
-    plain = build_model(sizes)
+    plain = _plain_model(sizes, options)
     plain.set_weights(model.get_weights())
+    if options.backbone is not None:
+        plain = backbone.of_tokens(plain, options.sequence_length)
     prompt = [tokenizer.separator, *tokenizer.encode(options.prompt.encode()).tolist()]
     drawn = sample(
         plain,

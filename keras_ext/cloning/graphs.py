@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_ext.cloning.pairing import pairs
+from strategies import layer_api
 
 
 def cloned(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any] | None = None) -> Any:
@@ -34,7 +35,7 @@ def put_in_order(model: Any, layers: list[Any]) -> None:
     Keras counts by the graph, but by attributes in a model whose class sets layers as such, as those of KerasHub do.
     """
     places = {id(layer): place for place, layer in enumerate(layers)}
-    model._layers.sort(key=lambda layer: places.get(id(layer), len(places)))
+    layer_api.sort_layers(model, key=lambda layer: places.get(id(layer), len(places)))
 
 
 def input_of(model: Any) -> list[Any]:

@@ -9,28 +9,23 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning.graphs import cloned
 from keras_ext.cloning.pairing import pairs
 from keras_ext.cloning.state import take_settings, take_vocabulary
-from keras_ext.tensor.custom_layers import is_graph
 
 
 def remade(layer: Any, other_class: Any = None, **own: Any) -> Any:
-    """Returns a layer like the given one, without its weights. What is no layer is returned as it is.
+    """Returns a layer like the given one, without its weights, made of its config.
 
-    Models inside are made of the layers that they have. Others are made of their config; one that has none, or none
-    that says all, of the arguments that its constructor was given.
+    One that has no config, or none that says all, is made of the arguments that its constructor was given.
 
     Args:
-        layer: or an operation.
+        layer: one of Keras', or one that holds what cannot be copied.
         other_class: of the new layer, which takes the config of this one.
         **own: what that takes beside it.
 
     Raises:
         ValueError: neither can be done.
     """
-    if not isinstance(layer, keras.Layer):
-        return layer
     new = _remade(layer) if other_class is None else _of_config(layer, other_class, own)
     for one, other in pairs(layer, new):
         take_settings(one, other)
@@ -39,11 +34,6 @@ def remade(layer: Any, other_class: Any = None, **own: Any) -> Any:
 
 
 def _remade(layer: Any) -> Any:
-    if is_graph(layer) and layer.layers:
-        if type(layer).__module__.partition(".")[0] == "keras":
-            return cloned(layer, remade)
-        if hasattr(layer, "made_of"):
-            return layer.made_of([remade(inner) for inner in layer.layers])
     if type(layer) is keras.layers.Lambda:
         # From a config Keras makes them of functions that are in files only.
         config = {name: value for name, value in _config_of(layer).items() if name in ("name", "trainable", "dtype")}

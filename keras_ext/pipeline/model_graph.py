@@ -8,10 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import cloned, copy_state, input_of, put_in_order, remade
+from keras_ext.cloning import Copies, cloned, copy_state, input_of, put_in_order
 from keras_ext.pipeline.stage import nodes_of
-from keras_ext.tensor.custom_layers import is_custom
-from keras_ext.tensor.layer import SplitLayer
 from strategies import layer_api
 
 #: Methods that a user's class may override, and that a pipeline would not call.
@@ -73,18 +71,14 @@ def copied(graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[str,
     Raises:
         ValueError: a layer cannot be copied.
     """
+    copies = Copies()
+    positions_of_all = _positions_of_all(graph, positions_of)
     made: dict[int, Any] = {}
     positions_of_copies: dict[int, Collection[int]] = {}
 
     def clone(layer: Any) -> Any:
-        if is_custom(layer) and any(isinstance(inner, SplitLayer) for inner in layer._flatten_layers()):
-            raise ValueError(
-                f"The layer {layer.name!r} is of a class of its own, and what it holds is split; a pipeline's copy of "
-                f"it would not be. Leave it whole: parallelize(model, {{{layer.name!r}: None, ...}}). Received: "
-                f"{layer!r}."
-            )
-        with parts.at(pipe=positions_of[layer.name]), _remat_of(layer):
-            made[id(layer)] = new = remade(layer)
+        with parts.at(pipe=positions_of_all[id(layer)]), _remat_of(layer):
+            made[id(layer)] = new = copies.of(layer)
         positions_of_copies[id(new)] = positions_of[layer.name]
         return new
 
@@ -97,6 +91,27 @@ def copied(graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[str,
     if [id(made[id(node.operation)]) for node in nodes_of(graph)] != [id(node.operation) for node in nodes_of(copy)]:
         raise ValueError(f"The copy of {graph.name!r} has its layers in another order. Please report this.")
     return copy
+
+
+def _positions_of_all(graph: Any, positions_of: Mapping[str, Collection[int]]) -> Mapping[int, Collection[int]]:
+    """The positions of the layers of a graph, and of those that they hold, by their id.
+
+    Raises:
+        ValueError: two layers of different stages hold the same one, whose variables are in one place.
+    """
+    found: dict[int, tuple[Any, Collection[int]]] = {}
+    for layer in {id(node.operation): node.operation for node in nodes_of(graph)}.values():
+        inside = layer._flatten_layers() if isinstance(layer, keras.Layer) else [layer]
+        for inner in inside:
+            first, positions = found.setdefault(id(inner), (layer, positions_of[layer.name]))
+            own = positions_of[layer.name]
+            if set(positions) != set(own) and inner.weights:
+                raise ValueError(
+                    f"The layers {first.name!r} and {layer.name!r} hold the same layer {inner.name!r}, and are in "
+                    f"stages {sorted(positions)} and {sorted(own)}. Put both into one stage by `partition`. Received: "
+                    f"{inner!r}."
+                )
+    return {key: positions for key, (_, positions) in found.items()}
 
 
 def _remat_of(layer: Any) -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import copy_state, input_of, remade
+from keras_ext.cloning import Copies, build_like, copy_state, input_of
 from strategies import layer_api
 
 
@@ -60,7 +60,8 @@ class PipelineStage(keras.Sequential):
         self.stage = stage
         with self._parts.at(pipe=self._position):
             with layer_api.global_state_kept():
-                here = [_made_here(layer) for layer in given]
+                copies = Copies()
+                here = [_made_here(layer, copies) for layer in given]
             super().__init__(here, name=name, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
@@ -101,39 +102,13 @@ def _listed(layers: Any) -> list[Any]:
     return list(layers) if isinstance(layers, Sequence) else []
 
 
-def _made_here(layer: Any) -> Any:
+def _made_here(layer: Any, copies: Copies) -> Any:
     """A layer as it is, if it has no variables yet; else one like it that is made anew."""
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.InputLayer) or not layer.variables:
         return layer
-    made = remade(layer)
+    made = copies.of(layer)
     if layer.built:
         if not made.built:
-            _build_like(made, layer)
+            build_like(made, layer)
         copy_state(layer, made)
     return made
-
-
-def _build_like(made: Any, layer: Any) -> None:
-    nodes = layer._inbound_nodes
-    # Keras marks its own `build`, which layers have that make all in `__init__`, and builds nothing inside.
-    if not nodes or not getattr(made.build, "_is_default", False):
-        made.build_from_config(layer.get_build_config())
-        return
-
-    def fresh(value: Any) -> Any:
-        return keras.KerasTensor(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
-
-    args, kwargs = keras.tree.map_structure(fresh, (nodes[0].arguments.args, nodes[0].arguments.kwargs))
-    _Calling(made).compute_output_spec(*args, **kwargs)
-
-
-class _Calling(keras.Operation):
-    """An operation that calls a layer, which is then built as one inside of another: it is in no graph itself."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__(name=f"calling_{layer.name}")
-        self._layer = layer
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer."""
-        return self._layer(*args, **kwargs)

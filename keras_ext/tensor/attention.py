@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.keras_versions import causal_arguments, has_gate
 from keras_ext.tensor.layer import AtShard, SplitLayer, equal_sizes
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.projection import FREE, HEADS, INPUTS, OUTPUTS, SplitProjection
@@ -118,7 +119,9 @@ class _SplitAttention(SplitLayer):
         copies = [self.copies_of(tensor) for tensor in distinct.values()]
         # Of the first copies it takes the shapes.
         whole_query, whole_value = copies[given[0]][0], copies[given[2]][0]
-        mask = self._compute_attention_mask(whole_query, whole_value, query_mask, value_mask, key_mask, attention_mask)
+        for_mask, for_scores = causal_arguments(type(self), use_causal_mask)
+        masks = query_mask, value_mask, key_mask, attention_mask
+        mask = self._compute_attention_mask(whole_query, whole_value, *masks, **for_mask)
         into = [self._query_dense, self._key_dense, self._value_dense]
         into += [self._gate_dense] if hasattr(self, "_gate_dense") else []
         is_penalized = self._output_dense.activity_regularizer is not None
@@ -127,7 +130,7 @@ class _SplitAttention(SplitLayer):
             projected = [
                 layer.project(inputs[which], *own) for layer, which, own in zip(into, given, weights, strict=False)
             ]
-            arguments = {"attention_mask": mask[0] if mask else None, "use_causal_mask": use_causal_mask}
+            arguments = {"attention_mask": mask[0] if mask else None, **for_scores}
             context, scores = self._attend(view, *projected[:3], training=training, **arguments)
             context = ops.multiply(context, *projected[3:]) if len(projected) > 3 else context
             made = [self._output_dense.project(context, *weights[-1])]
@@ -212,7 +215,7 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
         heads = [self._num_heads, self._value_dim]
         self._query_dense = self._projection("query", query_shape, [self._num_heads, self._key_dim])
         self._key_dense = self._projection("key", key_shape, [self._num_heads, self._key_dim])
-        if self._use_gate:
+        if has_gate(self):
             self._gate_dense = self._projection("gate", query_shape, heads, activation="sigmoid")
         self._value_dense = self._projection("value", value_shape, heads)
         self._build_attention(len(value_shape) + 1)
@@ -284,7 +287,7 @@ class ParallelGroupQueryAttention(_SplitAttention, keras.layers.GroupQueryAttent
         heads, fewer_heads = [self.num_query_heads, self.head_dim], [self.num_key_value_heads, self.head_dim]
         self._query_dense = self._projection("query", query_shape, heads)
         self._key_dense = self._projection("key", key_shape, fewer_heads)
-        if self.use_gate:
+        if has_gate(self):
             self._gate_dense = self._projection("gate", query_shape, heads, activation="sigmoid")
         self._value_dense = self._projection("value", value_shape, fewer_heads)
         self._softmax = keras.layers.Softmax(axis=-1, dtype=self.dtype_policy)

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.keras_versions import renormalizes
 from keras_ext.tensor.activations import is_elementwise
 from keras_ext.tensor.layer import AtShard, SplitLayer
 from keras_ext.tensor.split_tensor import SplitTensor
@@ -63,7 +64,7 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
             self.beta = self._add("beta", channels, self.beta_initializer, self.beta_regularizer, self.beta_constraint)
         self.moving_mean = self._add_state("moving_mean", channels, self.moving_mean_initializer)
         self.moving_variance = self._add_state("moving_variance", channels, self.moving_variance_initializer)
-        if self.renorm:
+        if renormalizes(self):
 
             def roots(shape: Any, dtype: Any = None) -> Any:
                 return ops.sqrt(_clone(self.moving_variance_initializer)(shape, dtype=dtype))

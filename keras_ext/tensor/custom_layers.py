@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
-from strategies import layer_api
-
-#: Given the layer inside an old layer, or None, its path, and the new layer in its place: what is to be there.
-Replace = Callable[[Any, str, Any], Any]
+#: Attributes in which TensorFlow notes what an object holds. Layers may have others that begin like these.
+OF_TENSORFLOW = frozenset(
+    f"_self_{name}"
+    for name in (
+        "name_based_restores",
+        "saveable_object_factories",
+        "setattr_tracking",
+        "unconditional_checkpoint_dependencies",
+        "unconditional_deferred_dependencies",
+        "unconditional_dependency_names",
+        "update_uid",
+    )
+)
 
 
 def is_custom(layer: Any) -> bool:
     """True if `layer` is of a class that is not Keras' own, is no Functional or Sequential model, and holds layers."""
-    is_keras = type(layer).__module__.partition(".")[0] in ("keras", "keras_ext")
-    return not is_keras and not is_graph(layer) and bool(getattr(layer, "_layers", ()))
+    return not is_keras_class(type(layer)) and not is_graph(layer) and bool(getattr(layer, "_layers", ()))
+
+
+def is_keras_class(cls: type) -> bool:
+    """True if layers of the class are made of their config: Keras' own, and ours."""
+    return cls.__module__.partition(".")[0] in ("keras", "keras_ext")
+
+
+def plain_type(layer: Any) -> type:
+    """The class of a layer; of one whose class adds nothing to another, as an alias of a library, that other."""
+    cls = type(layer)
+    while not is_keras_class(cls) and len(cls.__bases__) == 1 and not any(map(callable, vars(cls).values())):
+        cls = cls.__bases__[0]
+    return cls
 
 
 def is_graph(layer: Any) -> bool:
@@ -44,8 +65,8 @@ def _places_inside(layer: Any) -> Iterator[tuple[str, Any]]:
                 yield from found(f"{place}/{key}", item)
 
     for name, value in list(vars(layer).items()):
-        # Keras' own list of them, and what TensorFlow keeps of all attributes.
-        if name != "_layers" and not name.startswith("_self_"):
+        # Keras' own list of them.
+        if name != "_layers" and name not in OF_TENSORFLOW:
             yield from found(name, value)
 
 
@@ -86,61 +107,3 @@ def _traced(layer: Any) -> Any:
     # Whatever a user's class does with tensors that have no values, it is no error: nothing is known of it then.
     except Exception:
         return None
-
-
-@contextlib.contextmanager
-def adopt(layer: Any, old: Any, path: str, replace: Replace) -> Iterator[None]:
-    """Has layers replaced that a custom layer holds, and, inside, those that it is given, as when it is built.
-
-    Args:
-        layer: a custom one, not built.
-        old: one like it that is built, in the same places of which layers like its own are.
-        path: of both.
-        replace: called for each place where a layer is.
-    """
-    # A layer in several places has the path of the first.
-    first = {id(inner): f"{path}/{place}" for place, inner in layers_inside(old)}
-    likes = dict(_places_inside(old))
-
-    def new_one(place: str, inner: Any) -> Any:
-        like = likes.get(place)
-        return replace(like, first.get(id(like), ""), inner)
-
-    for place, inner in list(_places_inside(layer)):
-        new = new_one(place, inner)
-        if new is not inner:
-            _put(layer, place, inner, new)
-
-    def replaced(place: str, value: Any) -> Any:
-        if isinstance(value, keras.Layer):
-            return new_one(place, value)
-        if type(value) in (list, tuple):
-            return type(value)(replaced(f"{place}/{i}", item) for i, item in enumerate(value))
-        if type(value) is dict:
-            return {key: replaced(f"{place}/{key}", item) for key, item in value.items()}
-        return value
-
-    with layer_api.replacing_attributes(layer, replaced):
-        yield
-
-
-def _put(layer: Any, place: str, old: Any, new: Any) -> None:
-    """Puts ``new`` where ``old`` is, in the order of weights, too."""
-    if layer._tracker.is_in_store("layers", old):
-        layer._tracker.replace_tracked_value("layers", old, new)
-    name, *keys = place.split("/")
-
-    def put(value: Any, keys: list[str]) -> Any:
-        if not keys:
-            return new
-        if isinstance(value, dict):
-            key = next(key for key in value if str(key) == keys[0])
-            dict.__setitem__(value, key, put(value[key], keys[1:]))
-            return value
-        index = int(keys[0])
-        if isinstance(value, tuple):
-            return (*value[:index], put(value[index], keys[1:]), *value[index + 1 :])
-        list.__setitem__(value, index, put(value[index], keys[1:]))
-        return value
-
-    setattr(layer, name, put(getattr(layer, name), keys))

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_ext.keras_versions import penalty_of_rows
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.penalties import constraints_of_shards, regularizers_of_shards
 from keras_ext.tensor.split_tensor import SplitTensor
@@ -68,6 +69,7 @@ class SplitLayer(keras.Layer):
         constraint: Any = None,
         sizes: Sequence[int] | None = None,
         trainable: bool = True,
+        dtype: str | None = None,
     ) -> layer_api.SplitWeight:
         """Adds a weight that is cut along `dim`, whose initial values are those of the plain layer.
 
@@ -80,6 +82,7 @@ class SplitLayer(keras.Layer):
             constraint: of the whole weight.
             sizes: of the shards along `dim`; equal ones if left out.
             trainable: whether the optimizer updates it.
+            dtype: of the weight; that of the layer's variables if left out.
 
         Raises:
             ValueError: `sizes` left out, and the number of shards does not divide the size.
@@ -88,7 +91,8 @@ class SplitLayer(keras.Layer):
         sizes = equal_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
         weight = layer_api.SplitWeight(name, shape, dim, sizes, shards.between)
         weight.constraint = keras.constraints.get(constraint)
-        whole = layer_api.settled(keras.initializers.get(initializer), shape, self.variable_dtype)
+        weight.regularizer = keras.regularizers.get(regularizer)
+        whole = layer_api.settled(keras.initializers.get(initializer), shape, dtype or self.variable_dtype)
         initializers = weight.initializers_of_shards(whole, shards.owned)
         regularizers = regularizers_of_shards(regularizer, weight, shards)
         constraints = constraints_of_shards(constraint, weight, shards)
@@ -103,6 +107,7 @@ class SplitLayer(keras.Layer):
                     regularizer=regularizers[index],
                     constraint=constraints[index],
                     trainable=trainable,
+                    dtype=dtype,
                     # Cast where it is used: a gradient is else cast back where the caller of the tape is.
                     autocast=False,
                 )
@@ -186,8 +191,7 @@ class SplitLayer(keras.Layer):
 
     def penalize(self, output: Any) -> None:
         """Adds the penalty that Keras adds for a tensor which a layer's call returns."""
-        penalty = self.activity_regularizer(output)
-        self.add_loss(keras.ops.divide_no_nan(penalty, keras.ops.cast(keras.ops.shape(output)[0], penalty.dtype)))
+        self.add_loss(penalty_of_rows(self.activity_regularizer(output), output))
 
     def copies_of(self, inputs: Any) -> list[Any]:
         """Returns a tensor in the compute dtype for each shard: ``inputs``, whole."""

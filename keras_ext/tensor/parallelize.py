@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
-from keras_ext.cloning import cloned, copy_state, copy_values, pairs, remade
+from keras_ext.cloning import Copies, copy_state, copy_values, remade
 from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
-from keras_ext.tensor.custom_layers import adopt, is_custom, is_graph
+from keras_ext.tensor.custom_layers import plain_type
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
-from keras_ext.tensor.embedding import VocabParallelEmbedding
-from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.embedding import VocabParallelEmbedding, VocabParallelReversibleEmbedding
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.plan import Choice, Plan, make_plan
 from keras_ext.tensor.positionwise import shardwise_operation
@@ -31,6 +30,7 @@ _SPLIT: Mapping[tuple[type, str], Any] = {
     (keras.layers.Conv2D, "column"): ColumnParallelConv2D,
     (keras.layers.Conv2D, "row"): RowParallelConv2D,
     (keras.layers.Embedding, "vocab"): VocabParallelEmbedding,
+    (keras.layers.ReversibleEmbedding, "vocab"): VocabParallelReversibleEmbedding,
     (keras.layers.MultiHeadAttention, "heads"): ParallelMultiHeadAttention,
     (keras.layers.GroupQueryAttention, "heads"): ParallelGroupQueryAttention,
 }
@@ -58,7 +58,7 @@ _OF_POSITIONS: Mapping[type, Any] = {
 }
 
 
-def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, sequence_parallel: bool = False) -> Any:
+def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_parallel: bool = False) -> Any:
     """Returns the model with its layers split over the mesh axis "tensor" of the strategy whose scope this is in.
 
     The new model has the old one's graph, layer names, weights, and, if it was compiled, its optimizer with all slots,
@@ -67,10 +67,11 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
 
     Args:
         model: a Sequential or Functional model, built; models inside of it are taken apart as well, as are custom
-            layers that hold layers, if they are written in Keras' ops and have a `get_config`.
-        plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"`` or None, for each regular expression over the
-            paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``. None for the default, which
-            `default_plan` shows.
+            layers that hold layers. These are copied attribute by attribute, without their constructors.
+        plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"``, ``"gathered"`` or None, for each regular
+            expression over the paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``; or a
+            ``keras.distribution.LayoutMap``, of which the axis that is not the data's is "tensor". None for the
+            default, which `default_plan` shows.
         sequence_parallel: whether what is between the split layers of a transformer, normalisation, dropout and
             shortcuts, works on ``1 / t`` of the sequence at each shard (Korthikanti et al., arXiv:2205.05198).
             All-reduces become reduce-scatters and all-gathers, of as many bytes together.
@@ -82,9 +83,9 @@ def parallelize(model: Any, plan: Mapping[str, str | None] | None = None, *, seq
     if chosen.num_shards == 1:
         _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
     with layer_api.global_state_kept():
-        with contextlib.ExitStack() as adopted:
-            split = _cloned(model, chosen, "", sequence_parallel and chosen.num_shards > 1, adopted)
-        _check(chosen, {id(one): other for one, other in pairs(model, split)})
+        instead = _instead_of(chosen, sequence_parallel=sequence_parallel and chosen.num_shards > 1)
+        dims = {id(weight): dim for choice in chosen.values() for weight, dim in choice.dims}
+        split = Copies(instead, dims).graph(model)
         copy_state(model, split)
         if getattr(model, "compiled", False):
             split.compile_from_config(model.get_compile_config())
@@ -110,58 +111,20 @@ def default_plan(model: Any, *, sequence_parallel: bool = False) -> Plan:
     return make_plan(model, Shards.present().count, sequence_parallel=sequence_parallel)
 
 
-def _cloned(model: Any, plan: Plan, prefix: str, sequence_parallel: bool, adopted: contextlib.ExitStack) -> Any:
-    # By the layer in whose place they are: one that is in two places stays one.
-    made: dict[int, tuple[Any, Any]] = {}
+def _instead_of(plan: Plan, *, sequence_parallel: bool) -> Callable[[Any], Any]:
+    """What makes the layers in the place of those that are split, or through which pieces pass."""
+    choices = {id(choice.layer): choice for choice in plan.values()}
 
-    def replaced(old: Any, path: str, inner: Any) -> Any:
-        """Returns the replacement of a layer inside a custom one; ``old`` is its counterpart in the old model."""
-        if old is None or isinstance(inner, SplitLayer):
-            return inner
-        if id(inner) not in made:
-            made[id(inner)] = (inner, clone_inside(old, path, inner))
-        return made[id(inner)][1]
-
-    def clone_inside(old: Any, path: str, inner: Any) -> Any:
-        if is_graph(old):
-            return _cloned(old, plan, f"{path}/", sequence_parallel=False, adopted=adopted)
-        if is_custom(old):
-            adopted.enter_context(adopt(inner, old, path, replaced))
-            return inner
-        choice = plan[path]
-        if not choice.kind and not choice.pieces:
-            return inner
-        new = _split(choice)
-        if inner.built:
-            # The layer around it builds those inside of it when it is made, as one of KerasHub's decoders does.
-            new.build_from_config(inner.get_build_config())
-        return new
-
-    def clone(layer: Any) -> Any:
+    def instead(layer: Any) -> Any:
         if not isinstance(layer, keras.Layer):
-            return shardwise_operation(layer) if sequence_parallel and is_addition(layer) else layer
-        path = f"{prefix}{layer.name}"
-        if is_graph(layer):
-            return _cloned(layer, plan, f"{path}/", sequence_parallel, adopted)
-        new = _split(plan[path])
-        if is_custom(layer):
-            adopted.enter_context(adopt(new, layer, path, replaced))
-        return new
+            return shardwise_operation(layer) if sequence_parallel and is_addition(layer) else None
+        choice = choices.get(id(layer))
+        # Weights that are cut one by one are copied as such.
+        if choice is None or choice.dims:
+            return None
+        return _split(choice) if choice.kind or choice.pieces or choice.sequence else None
 
-    return cloned(model, clone)
-
-
-def _check(plan: Plan, made: Mapping[int, Any]) -> None:
-    """Refuses a model in which a custom layer has made layers where they could not be replaced."""
-    whole = [
-        path for path, choice in plan.items() if choice.kind and not isinstance(made.get(id(choice.layer)), SplitLayer)
-    ]
-    if whole:
-        raise ValueError(
-            f"The layers {whole} are put into a list while the custom layer around them is built, where they cannot be "
-            "replaced. Make them in its `__init__`, set them as attributes, or give a plan that leaves them whole: "
-            f"{{{whole[0]!r}: None, ...}}."
-        )
+    return instead
 
 
 def _split(choice: Choice) -> Any:
@@ -169,9 +132,19 @@ def _split(choice: Choice) -> Any:
     if choice.kind is not None:
         own: dict[str, Any] = {"gather_output": not choice.pieces} if choice.kind == "column" else {}
         own |= {"sequence_parallel": True} if choice.sequence else {}
-        return remade(layer, _SPLIT[type(layer), choice.kind], **own)
+        layer_class: Any = type(layer)
+        return remade(layer, _of_class(_SPLIT[plain_type(layer), choice.kind], layer_class), **own)
     kept = _OF_CHANNELS if choice.pieces else _OF_POSITIONS if choice.sequence else {}
     return remade(layer, kept.get(type(layer)))
+
+
+@functools.cache
+def _of_class(split: Any, layer_class: Any) -> Any:
+    """The class of split layers that are layers of `layer_class` in files: an alias of what `split` is."""
+    if issubclass(split, layer_class):
+        return split
+    names = {"__module__": split.__module__, "__qualname__": split.__qualname__}
+    return layer_api.saved_as(layer_class)(type(split.__name__, (split, layer_class), names))
 
 
 def _copy_slots(old: Any, new: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.keras_versions import ConstraintOf, RegularizerOf
 from keras_ext.tensor.mappings import Shards
 from strategies import layer_api
 
@@ -28,6 +29,11 @@ def regularizers_of_shards(regularizer: Any, weight: layer_api.SplitWeight, shar
     regularizer = keras.regularizers.get(regularizer)
     if regularizer is None or shards.count == 1:
         return [regularizer] * shards.count
+    return [RegularizerOf(function) for function in _regularizers(regularizer, weight, shards)]
+
+
+def _regularizers(regularizer: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Callable[[Any], Any]]:
+    """For each shard."""
     if type(regularizer) in _ADDITIVE:
         if shards.between is None:
             return [_there(regularizer, index, shards) for index in range(shards.count)]
@@ -52,7 +58,7 @@ def constraints_of_shards(constraint: Any, weight: layer_api.SplitWeight, shards
     if constraint is None or shards.count == 1:
         return [constraint] * shards.count
     made = _constraints(constraint, weight, shards)
-    return [made.get(index, _zeros) for index in range(shards.count)]
+    return [ConstraintOf(made.get(index, _zeros)) for index in range(shards.count)]
 
 
 def _constraints(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> dict[int, Callable[[Any], Any]]:

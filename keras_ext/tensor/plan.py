@@ -11,13 +11,17 @@ from typing import Any
 import keras
 
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.custom_layers import is_custom, layers_inside
+from keras_ext.tensor.custom_layers import plain_type
+from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, own_weights
 from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
+from keras_ext.tensor.layout_plan import kinds_and_dims
 from keras_ext.tensor.sequence_plan import in_pieces_of_sequences
 from keras_ext.text_table import text_table
 
-#: The kinds of split of a layer.
-KINDS = ("column", "row", "vocab", "heads")
+#: The kinds of split of a layer. The last splits its weights only, not the computation.
+KINDS = ("column", "row", "vocab", "heads", "gathered")
+#: Weights above this share of a model's parameters are split, or it is said why not.
+LARGE = 0.01
 
 _MATRICES = (keras.layers.Dense, keras.layers.Conv2D)
 _ATTENTION = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
@@ -26,6 +30,8 @@ _KINDS_OF: Mapping[type, tuple[str, ...]] = {
     **dict.fromkeys(_MATRICES, ("column", "row")),
     **dict.fromkeys(_ATTENTION, ("heads",)),
     keras.layers.Embedding: ("vocab",),
+    keras.layers.ReversibleEmbedding: ("vocab",),
+    keras.layers.EinsumDense: ("column",),
 }
 # They look at each channel by itself, so that pieces of channels can pass.
 CHANNELWISE = (
@@ -52,6 +58,8 @@ class Choice:
         kind: one of `KINDS`; None if its weights stay whole.
         pieces: True if its output stays in pieces of the channels, for the layers that follow.
         sequence: True if its output stays in pieces of the sequence.
+        dims: of weights that are cut one by one, with the dim along which.
+        reason: why large weights of it stay whole; empty if none do.
     """
 
     path: str
@@ -59,6 +67,8 @@ class Choice:
     kind: str | None
     pieces: bool = False
     sequence: bool = False
+    dims: tuple[tuple[Any, int], ...] = ()
+    reason: str = ""
 
     @property
     def class_name(self) -> str:
@@ -102,15 +112,39 @@ class Plan(Mapping[str, Choice]):
                 output = "in pieces" if choice.pieces else "sequence" if choice.sequence else "whole"
                 rows.append((path, choice.class_name, choice.kind or "-", output, f"{whole:,}", f"{part:,}"))
         rows.append(("all", "", "", "", f"{totals[0]:,}", f"{totals[1]:,}"))
-        return "\n".join([f"{self.num_shards} shards", *text_table(rows, left=range(4))])
+        lines = [f"{self.num_shards} shards", *text_table(rows, left=range(4))]
+        lines.append(f"{100 * self.split_share:.1f} % of the parameters are split.")
+        for path, reason in self.whole.items():
+            lines.append(f"Whole: {path} ({parameters(self[path], 1)[0]:,} parameters): {reason}.")
+        return "\n".join(lines)
+
+    @property
+    def split_share(self) -> float:
+        """The share of the model's parameters that is split."""
+        sizes = [parameters(choice, self.num_shards) for choice in self.values()]
+        whole = sum(size for size, _ in sizes)
+        if self.num_shards == 1 or not whole:
+            return 0.0
+        # What is split is on a device to 1 / n, rounded up.
+        return min(1.0, (whole - sum(part for _, part in sizes)) / whole * self.num_shards / (self.num_shards - 1))
+
+    @property
+    def whole(self) -> Mapping[str, str]:
+        """The layers of which weights with more than `LARGE` of the model's parameters stay whole, and why."""
+        return {path: choice.reason for path, choice in self.items() if choice.reason}
 
 
 def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
     """The number of a layer's parameters, and how many of them lie on the device that holds most."""
     whole = part = 0
+    dims = {id(weight): dim for weight, dim in choice.dims}
     for weight in own_weights(choice.layer) if choice.layer.built else ():
         size = math.prod(weight.shape)
         whole += size
+        if choice.dims:
+            length = weight.shape[dims[id(weight)]] if id(weight) in dims else 1
+            part += size // length * -(-length // num_shards) if id(weight) in dims else size
+            continue
         # The bias that a row-parallel layer or an attention adds at the end is not split.
         is_last_bias = weight.name == "bias" and (choice.kind == "row" or "attention_output" in weight.path)
         is_split = choice.kind is not None or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
@@ -118,15 +152,8 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
     return whole, part
 
 
-def own_weights(layer: Any) -> list[Any]:
-    """The weights of a layer, without those of layers in it that have a path of their own."""
-    inside = [inner for _, inner in layers_inside(layer)] if is_custom(layer) else []
-    of_others = {id(weight) for inner in inside for weight in inner.weights}
-    return [weight for weight in layer.weights if id(weight) not in of_others]
-
-
 def make_plan(
-    model: Any, num_shards: int, wanted: Mapping[str, str | None] | None = None, *, sequence_parallel: bool = False
+    model: Any, num_shards: int, wanted: Mapping[str, Any] | None = None, *, sequence_parallel: bool = False
 ) -> Plan:
     """Chooses for every layer of a Sequential or Functional model.
 
@@ -135,11 +162,14 @@ def make_plan(
     pair costs one all-reduce each way (Shoeybi et al., arXiv:1909.08053, section 3). The rest are split by columns, and
     their output gathered, or by rows where their outputs cannot be dealt out evenly.
 
+    Of layers of other classes, weights of more than `LARGE` of the model's parameters are split, and gathered when the
+    layer is called.
+
     Args:
         model: built.
         num_shards: size of the mesh axis "tensor".
         wanted: instead: a kind, or None, for each regular expression; the first that is found in a layer's path
-            decides. Layers in whose path none is found stay whole.
+            decides. Layers in whose path none is found stay whole. Or a ``keras.distribution.LayoutMap``.
         sequence_parallel: whether attentions and rows leave their output in pieces of the sequence.
 
     Raises:
@@ -155,7 +185,10 @@ def make_plan(
         followers |= followers_in(graph, paths)
     for layer in layers.values():
         followers |= followers_inside(layer, paths)
-    if wanted is None:
+    dims: dict[int, int] = {}
+    if isinstance(wanted, keras.distribution.LayoutMap):
+        kinds, dims = kinds_and_dims(layers, wanted, num_shards)
+    elif wanted is None:
         _choose(kinds, layers, followers, num_shards)
     else:
         _take(kinds, layers, wanted)
@@ -163,20 +196,41 @@ def make_plan(
     of_sequences: frozenset[str] = frozenset()
     for graph in graphs_of(model) if sequence_parallel else ():
         of_sequences |= in_pieces_of_sequences(graph, paths, kinds)
-    choices = {
-        path: Choice(path, layers[path], kinds[path], path in passes, path in of_sequences - passes) for path in kinds
-    }
+    choices = {}
+    least_size = LARGE * sum(math.prod(weight.shape) for weight in model.weights)
+    for path, layer in layers.items():
+        cuts = _cuts(kinds[path], layer, num_shards, least_size if wanted is None else math.inf, dims)
+        kind = kinds[path]
+        if kind is None or plain_type(layer) is keras.layers.EinsumDense:
+            kind = (kind or "gathered") if cuts.dims else None
+        own = (path in passes, path in of_sequences - passes)
+        choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason)
     return Plan(choices, num_shards)
+
+
+def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims: dict[int, int]) -> Cuts:
+    """The cuts of weights one by one, of layers that are not split as a whole."""
+    if not layer.built or num_shards == 1:
+        return Cuts()
+    if kind == "column" and plain_type(layer) is keras.layers.EinsumDense:
+        return column_cuts(layer, num_shards, dims.get(id(layer._kernel)))
+    if dims:
+        return cuts_along(layer, dims) if kind in (None, "gathered") else Cuts()
+    if kind == "gathered":
+        return gathered_cuts(layer, num_shards)
+    return gathered_cuts(layer, num_shards, least_size) if kind is None else Cuts()
 
 
 def _choose(
     kinds: dict[str, str | None], layers: Mapping[str, Any], followers: Mapping[str, str], num_shards: int
 ) -> None:
     for path, layer in layers.items():
-        if kinds[path] is not None or type(layer) not in _KINDS_OF:
+        if kinds[path] is not None or plain_type(layer) not in _KINDS_OF:
             continue
-        if type(layer) is keras.layers.Embedding:
-            kinds[path] = "vocab"
+        if issubclass(plain_type(layer), keras.layers.Embedding):
+            kinds[path] = "vocab" if layer.input_dim >= num_shards else None
+        elif plain_type(layer) is keras.layers.EinsumDense:
+            kinds[path] = "column"
         elif isinstance(layer, _ATTENTION):
             heads = [
                 getattr(layer, name)
@@ -203,7 +257,7 @@ def _take(kinds: dict[str, str | None], layers: Mapping[str, Any], wanted: Mappi
             continue
         unused.discard(expression)
         kind = wanted[expression]
-        possible = _KINDS_OF.get(type(layer), ())
+        possible = (*_KINDS_OF.get(plain_type(layer), ()), "gathered")
         if kind is not None and kind not in possible:
             can = f"can be {list(possible)}" if possible else "cannot be split"
             raise ValueError(
@@ -246,7 +300,7 @@ def _lets_pieces_pass(layer: Any) -> bool:
     if type(layer) is keras.layers.Activation:
         return is_elementwise(layer.activation)
     if type(layer) is keras.layers.BatchNormalization:
-        return layer.axis in (-1, len(layer.input.shape) - 1)
+        return layer.axis in (-1, layer.input_spec.ndim - 1)
     if type(layer) is keras.layers.Dropout:
         return layer.noise_shape is None
     return getattr(layer, "data_format", "channels_last") == "channels_last"

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.keras_versions import initializer_of_sums
 from keras_ext.tensor.layer import SplitLayer
 from strategies import layer_api
 
@@ -28,19 +29,13 @@ class SplitProjection(SplitLayer, keras.layers.EinsumDense):
         sizes = dict(zip(inputs, input_shape, strict=True)) | dict(
             zip(outputs[1:], self.partial_output_shape, strict=True)
         )
-        initializer = self.kernel_initializer
-        if isinstance(initializer, keras.initializers.VarianceScaling) and (
-            initializer.input_axes is None or initializer.output_axes is None
-        ):
-            # As in Keras' build: what is added up decides on the variance.
-            added = [i for i, letter in enumerate(kernel) if letter in inputs]
-            made = [i for i in range(len(kernel)) if i not in added]
-            initializer = self._update_kernel_initializer(added, made)
+        added = [i for i, letter in enumerate(kernel) if letter in inputs]
+        made = [i for i in range(len(kernel)) if i not in added]
         self._kernel = self.add_split_weight(
             "kernel",
             [sizes[letter] for letter in kernel],
             kernel.index(HEADS[0]),
-            initializer=initializer,
+            initializer=initializer_of_sums(self, added, made),
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
         )

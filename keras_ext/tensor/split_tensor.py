@@ -65,7 +65,8 @@ class SplitTensor:
         return self.shards.run_each(function, self.pieces, *(other.pieces for other in others))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        whole = self.whole()
+        # With its mask, which Keras 3.12 and 3.13 do not hand on themselves.
+        whole = whole_tensor(self)
         return whole if dtype is None else ops.cast(whole, dtype)
 
     # Keras takes what has this for something to convert, and converts it by `__tf_tensor__`.

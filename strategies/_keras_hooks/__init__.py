@@ -1,10 +1,10 @@
 """The only hooks into Keras' own classes, each in the file of the class it hooks.
 
-Keras 3.15 assumes of ``tf.distribute`` what does not hold: that clipping commutes with summing over replicas, that
+Keras assumes of ``tf.distribute`` what does not hold: that clipping commutes with summing over replicas, that
 all replicas hold as many rows, that an iterator can be read ahead without loss. None of it can be changed through
 Keras' public interface, so a few of its functions are wrapped. Every wrapper passes straight through unless the
 strategy at hand is one of this package's; other strategies, and Keras without one, are untouched. Nothing of it
-reaches a saved file.
+reaches a saved file. Where the supported releases of Keras differ is in `keras_versions`, and nowhere else.
 """
 
 import keras

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 from keras.src.backend.common import global_state
-from keras.src.random import seed_generator
+
+from strategies._keras_hooks.keras_versions import GLOBAL_SEED_GENERATOR
 
 # Of `keras.src.utils.naming`, which has no constant for it.
 _NAME_COUNTERS = "object_name_uids"
@@ -19,7 +20,7 @@ _NAME_COUNTERS = "object_name_uids"
 @contextlib.contextmanager
 def _of_keras_kept() -> Iterator[None]:
     """Puts back at the end what was there at the beginning, in this thread."""
-    generator: Any = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     seed = None if generator is None else generator.state.numpy()
     counters: Any = global_state.get_global_attribute(_NAME_COUNTERS)
     before = dict(counters or {})
@@ -27,7 +28,7 @@ def _of_keras_kept() -> Iterator[None]:
         yield
     finally:
         # None has Keras make one when it needs it, with a seed of Python's generator.
-        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
         if generator is not None:
             generator.state.assign(seed)
         global_state.set_global_attribute(_NAME_COUNTERS, collections.defaultdict(int, before))

@@ -17,10 +17,11 @@ from typing import Any, Concatenate
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
-from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
+from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 
 from strategies._keras_hooks import train_steps, weights, whole_updates
 from strategies._keras_hooks.held_variables import apply_held
+from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.whole_updates import needs_whole, shards_of, whole_pairs
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
@@ -36,14 +37,10 @@ def install() -> None:
     # A user's optimizer may override `apply` and work on the gradients there: the trainer's calls go through
     # apply_gradients, which nobody overrides, so it is wrapped as well.
     wrap(base_optimizer.BaseOptimizer, "apply_gradients", _apply_gradients)
-    for owner in (
-        base_optimizer.BaseOptimizer,
-        loss_scale_optimizer.LossScaleOptimizer,
-        multi_optimizer.MultiOptimizer,
-    ):
+    for owner in (base_optimizer.BaseOptimizer, *WRAPPING_OPTIMIZERS):
         wrap(owner, "apply", _apply)
     wrap(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", _tf_apply)
-    for owner in (loss_scale_optimizer.LossScaleOptimizer, multi_optimizer.MultiOptimizer):
+    for owner in WRAPPING_OPTIMIZERS:
         wrap(owner, "build", _build_wrapped)
     wrap(keras_tf_optimizer.TFOptimizer, "add_variable_from_reference", _add_variable)
 
@@ -142,7 +139,7 @@ def _apply(
     variables = None if trainable_variables is None else list(trainable_variables)
 
     def update(summed: Sequence[Any]) -> Result:
-        if isinstance(optimizer, whole_updates.WRAPPERS):
+        if isinstance(optimizer, WRAPPING_OPTIMIZERS):
             return original(optimizer, summed, variables)
         result: Result = apply_held(
             optimizer, functools.partial(original, optimizer), *whole_pairs(optimizer, summed, variables)

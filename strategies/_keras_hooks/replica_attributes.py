@@ -10,7 +10,6 @@ from typing import Concatenate
 
 import keras
 
-from strategies._keras_hooks.assignments import replaced
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies.batches.rows import is_tensor
 from strategies.replica import attributes as replica_attributes
@@ -41,7 +40,6 @@ def _with_own_losses(
 
 
 def _set_attribute(original: Callable[..., None], layer: keras.Layer, name: str, value: object) -> None:
-    value = replaced(layer, name, value)
     attributes = replica_attributes.current()
     # Attributes set while a layer is built are made once, for all replicas.
     if attributes is not None and getattr(layer, "built", False):

@@ -19,7 +19,7 @@ from keras.src.trainers import trainer as keras_trainer
 from strategies._keras_hooks import compiled_steps, losses, progress, same_inputs, same_models, shapes, whole_updates
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
-from strategies._tf_internals import DistributedVariable, PerReplicaSpec
+from strategies._tf_internals import DistributedVariable, NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
 from strategies.batches.padding import Source
 from strategies.batches.prefetch import ReadAheadIterator
@@ -288,6 +288,6 @@ def _has_own_step(model: keras.Model) -> bool:
 def _replica_specs(element_spec: Any) -> Any:
     def one(spec: Any) -> Any:
         spec = spec._value_specs[0] if isinstance(spec, PerReplicaSpec) else spec
-        return None if isinstance(spec, (tf.OptionalSpec, tf.NoneTensorSpec)) else spec
+        return None if isinstance(spec, (tf.OptionalSpec, NoneTensorSpec)) else spec
 
     return keras.tree.map_structure(one, element_spec)

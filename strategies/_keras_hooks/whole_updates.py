@@ -13,8 +13,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer, loss_scale_optimizer, multi_optimizer
+from keras.src.optimizers import base_optimizer
 
+from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
 from strategies.replica.holders import is_first_holder
 from strategies.replica.parts import ReplicaParts
@@ -32,8 +33,6 @@ _BY_NUMBER = (
     keras.optimizers.Nadam,
     keras.optimizers.Lion,
 )
-#: Optimizers that hand all of their gradients to others.
-WRAPPERS = (loss_scale_optimizer.LossScaleOptimizer, multi_optimizer.MultiOptimizer)
 
 
 def install() -> None:
@@ -55,7 +54,7 @@ def wrap_build(optimizer: keras.Optimizer) -> None:
 def needs_whole(optimizer: keras.Optimizer) -> bool:
     """True if the optimizer's update of one number may depend on other numbers of the weight."""
     step = type(optimizer).update_step
-    return not isinstance(optimizer, WRAPPERS) and all(step is not cls.update_step for cls in _BY_NUMBER)
+    return not isinstance(optimizer, WRAPPING_OPTIMIZERS) and all(step is not cls.update_step for cls in _BY_NUMBER)
 
 
 def whole_pairs(

@@ -51,8 +51,9 @@ class SplitWeight:
         self.sizes = tuple(sizes)
         #: Keras variables, in order along `dim`.
         self.shards: list[Any] = []
-        #: Of the whole weight, if it has one.
+        #: Of the whole weight, if it has them.
         self.constraint: Any = None
+        self.regularizer: Any = None
         self.overwrite_with_gradient = False
 
     def add(self, shard: Any) -> None:

@@ -78,7 +78,9 @@ def _curve(run_dir: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parity_all
-@pytest.mark.parametrize("program", [GPT, IMAGENET, MNIST], ids=["gpt", "imagenet", "mnist"])
+@pytest.mark.parametrize(
+    "program", [GPT, [*GPT, "--backbone=LlamaBackbone"], IMAGENET, MNIST], ids=["gpt", "kerashub", "imagenet", "mnist"]
+)
 def test_one_process(program: list[str], tmp_path: Path) -> None:
     calm, killed = tmp_path / "calm", tmp_path / "killed twice"
     _finish(tmp_path, _command(program, calm))

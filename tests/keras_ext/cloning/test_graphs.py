@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from tests.keras_ext.cloning.copies import L, assert_like, each_copy, parallelized
+from tests.releases import has_keras
 from tests.strategies.parity.harness import vectors
 
 
@@ -32,8 +33,11 @@ class Translator(keras.Model):
 def test_weights_are_in_the_order_of_the_model(copied: Any) -> None:
     keras.utils.set_random_seed(1)
     model = Translator(4)
-    names = ["decoder", "embedding", "second", "first", "head"]
-    assert [weight.path.split("/")[-2] for weight in model.weights][::2] == names
+    names = [weight.path.split("/")[-2] for weight in model.weights][::2]
+    # Up to Keras 3.14 it is the order of the graph.
+    by_attributes = ["decoder", "embedding", "second", "first", "head"]
+    by_graph = ["embedding", "second", "first", "decoder", "head"]
+    assert names == (by_attributes if has_keras("3.15") else by_graph)
     x = {"source": vectors() / 8, "target": vectors() / 4}
     copy = copied(model)
     assert_like(copy, model, x)

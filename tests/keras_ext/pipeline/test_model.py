@@ -237,13 +237,35 @@ class Holder(keras.Layer):
         return self.inner(x)
 
 
-def test_refuses_a_custom_layer_whose_layers_are_split() -> None:
-    plain = keras.Sequential([keras.Input((6,)), Holder(name="holder"), L.Dense(3)])
-    with mesh_strategy({"pipe": 2, "tensor": 2}).scope():
-        with pytest.raises(ValueError, match="'holder' is of a class of its own"):
-            keras_ext.PipelineModel(keras_ext.parallelize(plain))
-        model = keras_ext.PipelineModel(keras_ext.parallelize(plain, {"holder": None, "dense": "row"}))
-    np.testing.assert_allclose(model(vectors()), plain(vectors()), rtol=0, atol=1e-6)
+class Sharing(keras.Layer):
+    """Computes with a layer that another one made."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(name="sharing")
+        self.inner = inner
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def holding(split: bool) -> Any:
+    model = keras.Sequential([keras.Input((6,)), Holder(name="holder"), L.Dense(3, activation="softmax")])
+    if split:
+        model = keras_ext.PipelineModel(keras_ext.parallelize(model), num_microbatches=2)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def test_a_custom_layer_whose_layers_are_split() -> None:
+    assert_parity(holding, vectors(), labels(), {"pipe": 2, "tensor": 2}, predict=True)
+
+
+def test_refuses_a_layer_that_two_stages_hold() -> None:
+    holder = Holder(name="holder")
+    plain = keras.Sequential([keras.Input((6,)), holder, L.Dense(3), L.Dense(6), Sharing(holder.inner), L.Dense(3)])
+    message = r"'holder' and 'sharing' hold the same layer .* stages \[0\] and \[1\]"
+    with mesh_strategy({"pipe": 2}).scope(), pytest.raises(ValueError, match=message):
+        keras_ext.PipelineModel(plain, partition="uniform")
 
 
 def between_pieces(split: bool, partition: Any = "time") -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 import keras_ext
 from tests.keras_ext.tensor.harness import mesh_strategy
+from tests.releases import marks_of
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.harness import Case, Outcome, compare, execute
 
@@ -122,7 +123,7 @@ def _remembering_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize(
-    "case", [case for name, case in ALL.items() if name not in LEFT_OUT], ids=lambda case: case.name
+    "case", [pytest.param(case, id=name, marks=marks_of(name)) for name, case in ALL.items() if name not in LEFT_OUT]
 )
 def test_equals_one_device(case: Case, axes: Any, on_one_device: Callable[[str], Outcome]) -> None:
     difference = compare(on_one_device(case.name), execute(in_pipeline(case), mesh_strategy(axes)))

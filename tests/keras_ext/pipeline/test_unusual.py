@@ -159,16 +159,6 @@ class OwnStep(keras.Model):
         return {}
 
 
-@keras.saving.register_keras_serializable("tests")
-class WithoutConfig(keras.Layer):
-    def __init__(self, sizes: Any) -> None:
-        super().__init__()
-        self.sizes = sizes
-
-    def call(self, x: Any) -> Any:
-        return x * self.sizes
-
-
 def sequential(*layers: Any, **given: Any) -> Any:
     return keras.Sequential([keras.Input(given.pop("shape", (6,)), **given), *layers, L.Dense(2)])
 
@@ -186,7 +176,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "sparse and ragged ones": (lambda: sequential(L.Dense(2), sparse=True), {}),
     "stateful=True": (lambda: sequential(L.LSTM(2, stateful=True), batch_size=4, shape=(3, 2)), {}),
     "OwnStep, which has train_step": (own_step, {}),
-    r"implement get_config\(\) of WithoutConfig": (lambda: sequential(WithoutConfig(np.ones(6))), {}),
     "runs a collective over replicas": (synchronized, {"remat": "all"}),
     "num_microbatches=True": (skipping, {"num_microbatches": True}),
     "num_stages=0": (skipping, {"num_stages": 0}),

@@ -15,12 +15,13 @@ from tests.keras_ext.tensor.attention_models import (
     multi,
     sequences,
 )
+from tests.releases import known
 
 
 class TestFiles:
     @pytest.mark.parametrize("make", [multi, grouped])
     def test_opens_in_plain_keras(self, make: Any, tmp_path: Path) -> None:
-        model = begun(make, True, {"tensor": 2}, dropout=0.1, use_gate=True)
+        model = begun(make, True, {"tensor": 2}, dropout=0.1, **known(use_gate=True))
         model.save(tmp_path / "model.keras")
         opened = keras.models.load_model(tmp_path / "model.keras")
         assert type(opened.layers[1]) is type(make(False))
@@ -34,7 +35,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("make", [multi, grouped])
     def test_configs_go_round(self, make: Any) -> None:
-        arguments = {"dropout": 0.2, "use_bias": False, "sliding_window": 3, "seed": 4, "name": "a name"}
+        arguments = {"dropout": 0.2, "use_bias": False, "seed": 4, "name": "a name"} | known(sliding_window=3)
         layer = make(True, sequence_parallel=True, **arguments)
         config = layer.get_config()
         assert type(layer).from_config(config).get_config() == config

@@ -16,6 +16,7 @@ from keras_ext.tensor import channelwise
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
 from keras_ext.tensor.split_tensor import SplitTensor
 from tests.keras_ext.tensor.harness import MESHES, assert_parity, mesh_strategy
+from tests.releases import known, marks_of
 from tests.strategies.parity.harness import NUM_ROWS, features, labels, vectors
 
 BATCH_NORMALIZATION = {False: keras.layers.BatchNormalization, True: channelwise.ChannelSplitBatchNormalization}
@@ -68,7 +69,9 @@ ARGUMENTS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kwargs", ARGUMENTS.values(), ids=ARGUMENTS)
+@pytest.mark.parametrize(
+    "kwargs", [pytest.param(kwargs, id=name, marks=marks_of(*kwargs)) for name, kwargs in ARGUMENTS.items()]
+)
 def test_arguments_of_batch_normalization(kwargs: dict[str, Any]) -> None:
     def make(split: bool) -> keras.Model:
         return normalized(split, compiled={"optimizer": keras.optimizers.SGD(0.1)}, **kwargs)
@@ -267,7 +270,7 @@ def test_a_file_is_one_of_plain_layers(tmp_path: pathlib.Path) -> None:
     get = getter(True)
     with mesh_strategy({"data": 2, "tensor": 2}).scope():
         layers = [get("Dropout")(0.5), get("Activation")("relu"), get("AveragePooling2D")(2)]
-        model = classifier(*between(True, channelwise.ChannelSplitBatchNormalization(renorm=True), *layers))
+        model = classifier(*between(True, channelwise.ChannelSplitBatchNormalization(**known(renorm=True)), *layers))
         model.fit(images(), labels(), verbose=0)
         model.save(path)
     plain = keras.models.load_model(path)

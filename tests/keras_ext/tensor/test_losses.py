@@ -16,6 +16,7 @@ from keras_ext.tensor.losses import VocabParallelSparseCategoricalAccuracy, Voca
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.split_tensor import SplitTensor
 from tests.keras_ext.tensor.harness import MESHES, assert_parity, mesh_strategy
+from tests.releases import needs_keras
 from tests.strategies.parity.harness import NUM_ROWS, labels, vectors
 
 DATA_AND_TENSOR = {"data": 2, "tensor": 2}
@@ -110,6 +111,11 @@ class TestValues:
         logits[:2, 3:6] = -np.inf
         logits[2, [0, 7]] = -np.inf
         self.assert_equal(np.array([0, 7, 3, 4, 5, 6]), logits)
+
+    # Before, the gradients of Keras' own loss are no numbers where it ignores rows of such.
+    @needs_keras("3.15", "ignoring rows that are no numbers")
+    def test_of_ignored_rows_that_are_no_numbers(self) -> None:
+        logits = np.random.default_rng(0).normal(0, 300, (6, 8)).astype("float32")
         logits[3] = np.nan
         self.assert_equal(np.array([0, 7, 3, -1, 5, 6]), logits, ignore_class=-1)
 

@@ -38,7 +38,7 @@ def test_pairs_columns_with_rows() -> None:
         "down": ("row", False),
         # Three and five outputs are not dealt out evenly to two, nor are three inputs.
         "odd": ("row", False),
-        "odder": (None, False),
+        "odder": ("gathered", False),
     }
 
 
@@ -118,7 +118,7 @@ def test_a_plan_of_ones_own() -> None:
     ("wanted", "says"),
     [
         ({"up": "heads"}, "'heads' for 'up', a Dense, which can be"),
-        ({"drop": "column"}, "cannot be split"),
+        ({"drop": "column"}, "a Dropout, which can be"),
         ({"nobody": "row"}, r"\['nobody'\] is found"),
     ],
 )
@@ -140,11 +140,87 @@ def test_refuses_a_model_that_cannot_be_taken_apart() -> None:
 def test_prints_a_table() -> None:
     assert str(make_plan(mlp(), 2)).splitlines() == [
         "2 shards",
-        "layer  class    split   output     parameters  on a device",
-        "up     Dense    column  in pieces          56           28",
-        "drop   Dropout  -       in pieces           0            0",
-        "down   Dense    row     whole              54           30",
-        "odd    Dense    row     whole              21           12",
-        "odder  Dense    -       whole              20           20",
-        "all                                       151           90",
+        "layer  class    split     output     parameters  on a device",
+        "up     Dense    column    in pieces          56           28",
+        "drop   Dropout  -         in pieces           0            0",
+        "down   Dense    row       whole              54           30",
+        "odd    Dense    row       whole              21           12",
+        "odder  Dense    gathered  whole              20           14",
+        "all                                         151           84",
+        "88.7 % of the parameters are split.",
+        "Whole: odder (20 parameters): bias is a vector.",
     ]
+
+
+class Table(keras.layers.Layer):
+    """Has weights of its own, of which Keras does not know what they are for."""
+
+    def build(self, shape: Any) -> None:
+        self.wide = self.add_weight(shape=(3, 10), name="wide")
+        self.three = self.add_weight(shape=(2, 3, 3), name="three")
+        self.small = self.add_weight(shape=(1, 1), name="small")
+
+    def call(self, x: Any) -> Any:
+        return x + keras.ops.sum(self.wide) + keras.ops.sum(self.three) + self.small[0, 0]
+
+
+class Writing(Table):
+    def save_own_variables(self, store: Any) -> None:
+        store["all"] = self.wide
+
+
+def test_large_weights_of_any_layer_are_cut_or_it_is_said_why_not() -> None:
+    x = keras.Input((5, 6))
+    h = L.EinsumDense("abc,cde->abde", (None, 4, 6), bias_axes="de", name="heads")(x)
+    h = L.EinsumDense("abde,dec->abc", (None, 6), bias_axes="c", name="from_heads")(h)
+    h = L.MultiHeadAttention(3, 2, name="three_heads")(h, h)
+    h = L.Conv1D(5, 3, name="conv")(Table(name="table")(h))
+    h = L.LSTM(4, name="lstm")(Writing(name="writing")(h))
+    plan = make_plan(keras.Model(x, h), 4)
+    cut = {path: [(weight.name, dim) for weight, dim in choice.dims] for path, choice in plan.items() if choice.dims}
+    assert cut == {
+        "heads": [("kernel", 1), ("bias", 0)],
+        # None of the outputs is a multiple of four: the largest.
+        "from_heads": [("kernel", 2), ("bias", 0)],
+        "conv": [("kernel", 1)],
+        "table": [("wide", 1)],
+    }
+    assert plan["heads"].kind == "column"
+    assert plan["conv"].kind == plan["table"].kind == "gathered"
+    assert plan.whole == {
+        "three_heads": "its heads cannot be dealt out evenly (num_heads=3)",
+        "table": "three: no dim has 4 numbers or more",
+        "writing": "Writing writes files in its own way (save_own_variables)",
+        "lstm": "LSTM holds layers that are not looked into",
+    }
+    # One that is asked for cuts what can be cut, however small.
+    asked = make_plan(keras.Model(x, h), 2, {"table": "gathered", "conv": None})
+    assert [weight.name for weight, _ in asked["table"].dims] == ["wide", "three"]
+    assert not asked["conv"].dims
+
+
+def test_a_layout_map_of_keras() -> None:
+    mesh = keras.distribution.DeviceMesh((1, 2), ("rows", "model"), ["cpu:0", "cpu:1"])
+    layout = keras.distribution.LayoutMap(mesh)
+    layout[".*/up/kernel"] = (None, "model")
+    layout[".*/up/bias"] = ("model",)
+    layout[".*down.*kernel"] = ("model", "rows")
+    layout[".*/odd/kernel"] = (None, "model")
+    layout[".*/odder/bias"] = ("model",)
+    model = mlp()
+    assert kinds(model, wanted=layout) == {
+        "up": ("column", True),
+        "drop": (None, True),
+        "down": ("row", False),
+        # Three do not divide evenly: cut, and joined for its call.
+        "odd": ("gathered", False),
+        "odder": ("gathered", False),
+    }
+    layout = keras.distribution.LayoutMap(mesh)
+    layout[".*/up/kernel"] = ("model", "model")
+    with pytest.raises(ValueError, match=r"along one dim here.* for '.*up/kernel'"):
+        kinds(model, wanted=layout)
+    layout = keras.distribution.LayoutMap(mesh)
+    layout["nobody"] = ("model",)
+    with pytest.raises(ValueError, match="No weight of the model fits"):
+        kinds(model, wanted=layout)

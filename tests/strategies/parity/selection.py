@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from tests.releases import marks_of
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.cases_losses import EVERY_OPTIMIZER
 from tests.strategies.parity.table import World, title
@@ -187,7 +188,7 @@ def parametrize(metafunc: pytest.Metafunc, worlds: Iterable[World]) -> None:
     """Gives a test that asks for `world` and `case` each of these worlds with each of its cases."""
     if "world" in metafunc.fixturenames:
         pairs = [
-            pytest.param(world, ALL[name], id=f"{title(world)}: {name}")
+            pytest.param(world, ALL[name], id=f"{title(world)}: {name}", marks=marks_of(name))
             for world in worlds
             for name in cases_of(world, metafunc.config)
         ]

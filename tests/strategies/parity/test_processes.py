@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.processes import Programs, cluster_environments, horovodrun
+from tests.releases import is_there
 from tests.strategies.parity.cases import ALL
 from tests.strategies.parity.harness import Case, Outcome, compare
 from tests.strategies.parity.selection import cases_of, parametrize
@@ -34,7 +35,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         name, num_processes, num_local = world
         folder = tmp_path_factory.mktemp("parity in processes")
         environment = {"PARITY_LOCAL_DEVICES": str(num_local)}
-        program = [WORKER, name, str(folder), *cases_of(world, request.config)]
+        program = [WORKER, name, str(folder), *filter(is_there, cases_of(world, request.config))]
         if name == "HorovodStrategy":
             programs = Programs(folder, [horovodrun(num_processes, program)], [environment])
         else:

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 import tensorflow as tf
@@ -29,6 +30,9 @@ def main(kind: str, folder: Path, names: list[str]) -> None:
     from tests.strategies.parity.harness import execute
 
     collect_seldom()
+    # As in pytest, where the plain model runs: Keras then leaves a metric of one class an array, which NumPy before 2.4
+    # makes a number with a warning.
+    warnings.filterwarnings("error", message="Conversion of an array with ndim > 0", category=DeprecationWarning)
     for name in names or list(ALL):
         try:
             result = execute(ALL[name], strategy)

@@ -20,6 +20,7 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies import layer_api
+from tests.releases import marks_of
 from tests.strategies.processes import mesh_strategies
 from tests.strategies.processes.mesh_strategies import ENGINE, new_strategy
 
@@ -128,18 +129,19 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "averages at the end": lambda: opt.Adam(1e-2, use_ema=True, ema_momentum=0.8),
     # The first steps overflow on the processes of some weights only.
     "scaled": lambda: opt.LossScaleOptimizer(opt.SGD(0.1, global_clipnorm=0.05), initial_scale=2.0**122),
-    "several": lambda: opt.MultiOptimizer(
+    "MultiOptimizer": lambda: opt.MultiOptimizer(
         opt.OptimizerMap(opt.SGD(0.1, global_clipnorm=0.05), {".*bias.*": opt.Adam(0.01, clipnorm=0.1)})
     ),
 }
+NAMES = [pytest.param(name, marks=marks_of(name)) for name in OPTIMIZERS]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_optimizers_of_stages(name: str) -> None:
     assert_parity(functools.partial(stages, 0, 1), OPTIMIZERS[name], "pipe")
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "whole weights"])
+@pytest.mark.parametrize("name", [*NAMES, "whole weights"])
 def test_optimizers_of_shards(name: str) -> None:
     whole = functools.partial(opt.Lamb, 1e-2, global_clipnorm=0.05)
     assert_parity(shards, OPTIMIZERS.get(name, whole), "tensor")

@@ -162,6 +162,39 @@ def whole_batch_normalization(split: bool) -> keras.Model:
     return model
 
 
+@keras.saving.register_keras_serializable("tests")
+class Bank(layers.Layer):
+    """Weights of its own, in several dims; one of them is not trained."""
+
+    def build(self, shape: Any) -> None:
+        penalty, cap = keras.regularizers.L2(1e-2), keras.constraints.MaxNorm(0.9, axis=0)
+        self.bank = self.add_weight(shape=(3, shape[-1], 5), name="bank", regularizer=penalty)
+        self.back = self.add_weight(shape=(5, shape[-1]), name="back", constraint=cap)
+        self.fixed = self.add_weight(shape=(shape[-1], 6), name="fixed", trainable=False)
+        self.inside = layers.Dense(shape[-1])
+        self.inside.build(shape)
+
+    def call(self, x: Any) -> Any:
+        y = keras.ops.mean(keras.ops.einsum("abc,ecd->abed", x, self.bank), axis=2)
+        self.add_loss(1e-2 * keras.ops.sum(keras.ops.square(self.back)))
+        return self.inside(keras.ops.matmul(y, self.back)) + keras.ops.mean(self.fixed)
+
+
+def gathered(split: bool) -> keras.Model:
+    """Weights that lie in shards, and are put together for their layer; products of which each shard makes a part."""
+    x = inputs = keras.Input((6, 4))
+    x = layers.Conv1D(6, 3, padding="same", kernel_regularizer=keras.regularizers.L1(1e-2), name="conv")(x)
+    # Two and three heads of five: uneven shards, whatever is cut.
+    x = layers.EinsumDense("abc,cde->abde", (None, 3, 5), bias_axes="de", activation="tanh", name="to_heads")(x)
+    x = layers.EinsumDense("abde,dec->abc", (None, 6), bias_axes="c", name="from_heads")(x)
+    x = Bank(name="own")(x)
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+    model = keras_ext.parallelize(model) if split else model
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(momentum(), loss, metrics=["accuracy"])
+    return model
+
+
 def _fit(x: Any, y: Any, *, predict: bool = True) -> Run:
     return fit_arrays(x, y, batch_size=12, epochs=2, predict=predict)
 
@@ -170,6 +203,7 @@ def _fit(x: Any, y: Any, *, predict: bool = True) -> Run:
 _WORDS = classes(VOCABULARY, 8).astype("int32")
 
 MODELS: Mapping[str, tuple[Make, Run]] = {
+    "gathered": (gathered, _fit(features(6, 4), classes(3))),
     "penalties": (penalized, _fit(features(6), classes(4))),
     "language model": (language_model, _fit(_WORDS[:, :-1], _WORDS[:, 1:], predict=False)),
     "unknown lengths": (functools.partial(language_model, length=None), of_lengths),

@@ -1,0 +1,151 @@
+"""Language models made of KerasHub's backbones: decoders with random weights, or a preset in a folder."""
+
+import inspect
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common.options import OptionError
+from keras import ops
+
+from gpt.model import Sizes
+from gpt.tokens import Tokens
+
+
+def build_model(backbone: str, sizes: Sizes) -> keras.Model:
+    """Returns a model from what `as_inputs` makes of tokens to logits (batch, length, vocabulary_size).
+
+    The backbone's layers are those of the model, so that it can be split, and cut into stages.
+
+    Args:
+        backbone: the name of a class in `keras_hub.models`, made with these sizes and random weights; or a folder that
+            `save_to_preset` has written.
+        sizes: of the model; of a preset, the tokens and the sequence have to fit.
+
+    Raises:
+        OptionError: KerasHub is not installed; it has no such backbone, or none that sees only what comes before; sizes
+            that do not fit.
+    """
+    made = _preset(backbone) if Path(backbone).is_dir() else _of_sizes(backbone, sizes)
+    _check(made, backbone, sizes)
+    logits = made.token_embedding(made.output, reverse=True)
+    return keras.Model(made.input, logits, name="gpt")
+
+
+def of_tokens(model: keras.Model, length: int) -> keras.Model:
+    """Returns the model as one from tokens (batch, length), for sampling."""
+    tokens = keras.Input((length,), dtype="int32")
+    return keras.Model(tokens, model(_inputs(tokens)))
+
+
+def as_inputs(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns batches (tokens, targets) as the model takes them: no row is padded."""
+    return dataset.map(lambda tokens, targets: (_inputs(tokens), targets))
+
+
+def _inputs(tokens: Any) -> dict[str, Any]:
+    return {"token_ids": tokens, "padding_mask": ops.ones_like(tokens)}
+
+
+class PresetTokenizer:
+    """The tokenizer of a preset, behind the interface of `gpt.tokens.Tokenizer`.
+
+    Args:
+        folder: of the preset.
+
+    Raises:
+        OptionError: it has none, or one that cannot be read.
+    """
+
+    def __init__(self, folder: str) -> None:
+        try:
+            self._tokenizer: Any = _keras_hub().models.Tokenizer.from_preset(folder)
+        # What is wrong in a folder shows in many ways.
+        except Exception as error:
+            raise OptionError(f"--tokenizer=preset: {folder} has no tokenizer that can be read. {error}") from error
+        self.num_tokens = int(self._tokenizer.vocabulary_size())
+        self.separator = int(self._tokenizer.end_token_id)
+
+    def encode(self, text: bytes) -> Tokens:
+        """Returns the tokens of UTF-8 text."""
+        return np.asarray(self._tokenizer(text.decode()), np.int32)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Returns the UTF-8 text of tokens."""
+        return str(self._tokenizer.detokenize(list(tokens))).encode()
+
+
+def _keras_hub() -> Any:
+    try:
+        import keras_hub
+    except ImportError as error:
+        raise OptionError("--backbone needs KerasHub. Run `pip install keras-hub`.") from error
+    return keras_hub
+
+
+def _preset(folder: str) -> Any:
+    try:
+        return _keras_hub().models.Backbone.from_preset(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise OptionError(f"--backbone={folder}: not a preset that can be read. {error}") from error
+
+
+def _of_sizes(name: str, sizes: Sizes) -> Any:
+    models = _keras_hub().models
+    cls = getattr(models, name, None)
+    if not (inspect.isclass(cls) and issubclass(cls, models.Backbone)):
+        known = ", ".join(sorted(each.backbone_cls.__name__ for each in _causal(models)))
+        raise OptionError(f"--backbone={name}: expected a folder, or one of KerasHub's decoders: {known}.")
+    given: dict[str, Any] = {
+        "vocabulary_size": sizes.vocabulary_size,
+        "num_layers": sizes.num_layers,
+        "hidden_dim": sizes.units,
+        "intermediate_dim": 4 * sizes.units,
+        "head_dim": sizes.units // sizes.num_heads,
+        "max_sequence_length": sizes.sequence_length,
+        "dropout": sizes.dropout,
+    } | dict.fromkeys(("num_heads", "num_query_heads", "num_key_value_heads", "num_attention_heads"), sizes.num_heads)
+    parameters = inspect.signature(cls.__init__).parameters
+    missing = [
+        parameter.name
+        for parameter in list(parameters.values())[1:]
+        if parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_KEYWORD
+        and parameter.name not in given
+    ]
+    if missing:
+        raise OptionError(
+            f"--backbone={name}: there is no flag for its {', '.join(missing)}. Make it in Python, write it by "
+            "save_to_preset, and give its folder."
+        )
+    return cls(**{name: value for name, value in given.items() if name in parameters})
+
+
+def _causal(models: Any) -> list[Any]:
+    """KerasHub's language models whose backbones have one input of tokens."""
+    return [
+        task
+        for name, task in vars(models).items()
+        if name.endswith("CausalLM") and getattr(task, "backbone_cls", None) is not None
+    ]
+
+
+def _check(made: Any, backbone: str, sizes: Sizes) -> None:
+    tasks = _causal(_keras_hub().models)
+    takes = sorted(made.input) if isinstance(made.input, dict) else made.input
+    if not any(isinstance(made, task.backbone_cls) for task in tasks) or takes != ["padding_mask", "token_ids"]:
+        raise OptionError(
+            f"--backbone={backbone}: not a decoder that takes tokens only. Received: {type(made).__name__} with inputs "
+            f"{takes}."
+        )
+    if made.vocabulary_size < sizes.num_tokens:
+        raise OptionError(
+            f"--backbone={backbone}: it has {made.vocabulary_size} tokens, and --tokenizer {sizes.num_tokens}."
+        )
+    longest = getattr(made, "max_sequence_length", math.inf)
+    if sizes.sequence_length > longest:
+        raise OptionError(f"--sequence_length={sizes.sequence_length}: --backbone={backbone} takes {longest} at most.")

@@ -1,0 +1,144 @@
+"""Copies of the layers of a model, each made once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from keras_ext.cloning.graphs import cloned, put_in_order
+from keras_ext.cloning.layers import remade
+from keras_ext.cloning.state import take_settings
+from keras_ext.cloning.structure import Attributes, CannotCopyError
+from keras_ext.tensor.custom_layers import is_graph, is_keras_class
+from keras_ext.tensor.gathered import GatheredWeights
+
+
+class Copies:
+    """Makes layers like others, without their weights' values; what two layers share, their copies share.
+
+    Models inside are made of copies of the layers that they have, Keras' own layers of their config, others attribute
+    by attribute.
+
+    Args:
+        instead: given a layer or operation, returns another one in its place, not built; None to have it copied.
+        dims: of the weights that are to be cut into shards, by their id, the dim along which.
+    """
+
+    def __init__(
+        self, instead: Callable[[Any], Any] = lambda layer: None, dims: Mapping[int, int] | None = None
+    ) -> None:
+        self._instead = instead
+        # With the old ones, so that no other object gets their id.
+        self._made: dict[int, tuple[Any, Any]] = {}
+        self._dims = dims or {}
+        self._attributes = Attributes(self._inside, self._dims)
+
+    def of(self, layer: Any) -> Any:
+        """Returns the copy of a layer, model or operation, not built if Keras' own.
+
+        Raises:
+            ValueError: it cannot be copied.
+        """
+        if id(layer) not in self._made:
+            new = self._instead(layer)
+            self._note(layer, self._copied(layer) if new is None else new)
+        return self._made[id(layer)][1]
+
+    def _note(self, layer: Any, new: Any) -> None:
+        self._made.setdefault(id(layer), (layer, new))
+
+    def _inside(self, layer: Any) -> Any:
+        """The copy of a layer that another one holds, built if it is."""
+        new = self.of(layer)
+        if layer.built and not new.built:
+            build_like(new, layer)
+        return new
+
+    def _copied(self, layer: Any) -> Any:
+        if not isinstance(layer, keras.Layer):
+            return layer
+        if is_graph(layer) and layer.layers:
+            return layer.made_of([self.of(i) for i in layer.layers]) if hasattr(layer, "made_of") else self.graph(layer)
+        if self._is_by_attributes(layer):
+            with contextlib.suppress(CannotCopyError):
+                return self._of_attributes(layer)
+            return remade(layer)
+        try:
+            return remade(layer)
+        except ValueError:
+            # One of Keras' own that was given arguments which are in no config.
+            with contextlib.suppress(CannotCopyError):
+                return self._of_attributes(layer)
+            raise
+
+    def _is_by_attributes(self, layer: Any) -> bool:
+        inside = layer._flatten_layers()
+        if any(not is_keras_class(type(inner)) or isinstance(inner, GatheredWeights) for inner in inside):
+            return True
+        return any(id(variable) in self._dims for variable in layer.variables)
+
+    def _of_attributes(self, layer: Any) -> Any:
+        new = self._attributes.blank(layer)
+        # Before it is filled: what it holds may hold it.
+        self._note(layer, new)
+        try:
+            self._attributes.fill(new, layer)
+        except CannotCopyError:
+            del self._made[id(layer)]
+            raise
+        return new
+
+    def graph(self, model: Any) -> Any:
+        """Returns a Sequential or Functional model of copies, of the same class, whose weights are in the same order.
+
+        Of a user's class it has the attributes, too.
+        """
+        copy = cloned(model, self.of)
+        if not isinstance(model, keras.Sequential) and not is_keras_class(type(model)):
+            copy = self._of_own_class(model, copy)
+        take_settings(model, copy)
+        return copy
+
+    def _of_own_class(self, model: Any, copy: Any) -> Any:
+        cls: Any = type(model)
+        new = cls.__new__(cls)
+        # Functional: what the class itself would make of a graph is not known.
+        base: Any = next(each for each in cls.__mro__ if is_keras_class(each))
+        base.__init__(new, copy._inputs_struct, copy._outputs_struct, name=model.name)
+        self._note(model, new)
+        self._attributes.take(new, model, set(vars(new)))
+        new._dtype_policy = model._dtype_policy
+        put_in_order(new, [self._made[id(layer)][1] if id(layer) in self._made else None for layer in model._layers])
+        return new
+
+
+def build_like(made: Any, layer: Any) -> None:
+    """Builds a layer as one that it is like was built."""
+    if getattr(made, "_parent_path", None) is None:
+        made._parent_path = getattr(layer, "_parent_path", None)
+    nodes = layer._inbound_nodes
+    # Keras marks its own `build`, which layers have that make all in `__init__`, and builds nothing inside.
+    if not nodes or not getattr(made.build, "_is_default", False):
+        made.build_from_config(layer.get_build_config())
+        return
+
+    def fresh(value: Any) -> Any:
+        return keras.KerasTensor(value.shape, value.dtype) if isinstance(value, keras.KerasTensor) else value
+
+    args, kwargs = keras.tree.map_structure(fresh, (nodes[0].arguments.args, nodes[0].arguments.kwargs))
+    _Calling(made).compute_output_spec(*args, **kwargs)
+
+
+class _Calling(keras.Operation):
+    """An operation that calls a layer, which is then built as one inside of another: it is in no graph itself."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(name=f"calling_{layer.name}")
+        self._layer = layer
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer."""
+        return self._layer(*args, **kwargs)

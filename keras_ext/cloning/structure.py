@@ -1,0 +1,270 @@
+"""Layers of other classes than Keras' own, copied attribute by attribute.
+
+Their constructors and configs are not asked: many leave out arguments, or make something else of them. What a layer
+holds is the same in the copy, but for layers, variables and seed generators, of which the copy has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+
+from keras_ext.tensor.custom_layers import OF_TENSORFLOW
+from keras_ext.tensor.gathered import gathered_class
+from keras_ext.tensor.layer import SplitLayer
+from strategies import layer_api
+from strategies.evenly import even_sizes
+
+#: Given a layer inside of one that is copied: its counterpart in the copy.
+Make = Callable[[Any], Any]
+
+# Of a layer, which a new one makes for itself: its lists of parts, its calls, and its methods as Keras wraps them.
+_STORES = ("trainable_variables", "non_trainable_variables", "layers", "metrics", "seed_generators")
+_OWN = {"_tracker", "_tracked", "_inbound_nodes", "_outbound_nodes", "build", "quantize", *(f"_{s}" for s in _STORES)}
+# Of a call, or an export, that has been.
+_OF_CALLS = {"_losses", "_loss_ids", "_losses_override", "_saved_model_inputs_spec", "_saved_model_arg_spec"}
+# Of a model, which `compile` and training make.
+_OF_TRAINING = {"optimizer", "_compile_config", "history", "stop_training", "_eval_epoch_iterator"}
+
+
+class CannotCopyError(ValueError):
+    """A layer holds something that cannot be copied attribute by attribute."""
+
+
+class Attributes:
+    """Copies of what layers hold, each made once: what two layers share is shared by their copies.
+
+    Args:
+        make: called for each layer that is held, every time.
+        dims: of the weights that are to be cut into shards, by their id, the dim along which.
+    """
+
+    def __init__(self, make: Make, dims: Mapping[int, int]) -> None:
+        self._make, self._dims = make, dims
+        # With the old ones, so that no other object gets their id.
+        self._made: dict[int, tuple[Any, Any]] = {}
+        self._looked_into: set[int] = set()
+
+    def blank(self, layer: Any) -> Any:
+        """Returns a layer of the same class that holds nothing yet; one that gathers weights, if some are to be cut."""
+        cls: Any = type(layer)
+        if any(id(variable) in self._dims for variable in _variables_of(layer)):
+            cls = gathered_class(cls)
+        new = cls.__new__(cls)
+        new._initialize_tracker()
+        new._lock = False
+        new._tracked, new._saved_model_inputs_spec, new._saved_model_arg_spec = [], None, None
+        for name in ("_inbound_nodes", "_outbound_nodes", "_losses", "_losses_override"):
+            setattr(new, name, [])
+        new._loss_ids = set()
+        return new
+
+    def fill(self, new: Any, layer: Any) -> None:
+        """Gives a blank layer all that `layer` holds."""
+        if isinstance(new, SplitLayer):
+            new.place_shards()
+            # Keras looks at some of these when a weight is added.
+            plain = (str, int, float, type(None), keras.DTypePolicy)
+            early = {name: value for name, value in vars(layer).items() if isinstance(value, plain)}
+            new.__dict__.update({name: value for name, value in early.items() if name not in _OWN | OF_TENSORFLOW})
+        for weight in layer_api.joined(layer._trainable_variables):
+            self._of_weight(new, weight, trainable=True)
+        for weight in layer_api.joined(layer._non_trainable_variables):
+            self._of_weight(new, weight, trainable=False)
+        self.take(new, layer, _OWN | _OF_CALLS | {"shards"})
+        # In the same order, and also what is no attribute.
+        for store in _STORES:
+            _, held = new._tracker.config[store]
+            held.clear()
+            new._tracker.stored_ids[store].clear()
+            for value in layer_api.joined(getattr(layer, f"_{store}")):
+                made = self.of(value)
+                for each in made.shards if isinstance(made, layer_api.SplitWeight) else [made]:
+                    new._tracker.add_to_store(store, each)
+        if layer._tracker.locked:
+            new._lock_state()
+
+    def take(self, new: Any, layer: Any, but: set[str]) -> None:
+        """Sets attributes as those of `layer`, except some, and those of TensorFlow's tracking and of training."""
+        left_out = but | OF_TENSORFLOW | (_OF_TRAINING if isinstance(layer, keras.Model) else set())
+        for name, value in list(vars(layer).items()):
+            if name not in left_out:
+                setattr(new, name, self._own_container(value, self.of(value)))
+
+    @staticmethod
+    def _own_container(value: Any, made: Any) -> Any:
+        """What a copy is to hold: lists and dictionaries of its own, of which Keras makes the kinds that it tracks."""
+        if made is not value or not isinstance(value, (list, dict, set)):
+            return made
+        return next(kind(value) for kind in (list, dict, set) if isinstance(value, kind))
+
+    def of(self, value: Any) -> Any:
+        """Returns the counterpart of what a layer holds; the same object if nothing in it belongs to the layer.
+
+        Raises:
+            CannotCopyError: something of TensorFlow's that Keras does not track.
+        """
+        if value is None or isinstance(value, (str, bytes, bool, int, float)):
+            return value
+        if isinstance(value, keras.Layer):
+            return self._make(value)
+        if id(value) in self._made:
+            return self._made[id(value)][1]
+        if isinstance(value, keras.Variable):
+            return self._of_variable(value, trainable=bool(value.trainable))
+        if isinstance(value, keras.random.SeedGenerator):
+            return self._once(value, lambda: keras.random.SeedGenerator(value._initial_seed, name=value.name))
+        if isinstance(value, keras.metrics.Metric):
+            return self._once(value, lambda: type(value).from_config(value.get_config()))
+        if isinstance(value, (list, tuple, set, dict)):
+            return self._of_container(value)
+        if isinstance(value, types.MethodType):
+            owner = self.of(value.__self__)
+            return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+        if isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+            made = tuple(self.of(part) for part in parts)
+            is_same = all(a is b for a, b in zip(made, parts, strict=True))
+            return value if is_same else functools.partial(made[0], *made[1], **made[2])
+        if isinstance(value, types.FunctionType):
+            return self._of_function(value)
+        return self._of_object(value)
+
+    def _once(self, value: Any, make: Callable[[], Any]) -> Any:
+        if id(value) not in self._made:
+            self._made[id(value)] = (value, make())
+        return self._made[id(value)][1]
+
+    def _of_weight(self, new: Any, weight: Any, *, trainable: bool) -> None:
+        """Makes a weight of a layer's copy, a variable or in shards."""
+        if isinstance(weight, layer_api.SplitWeight):
+            like, dim = weight.shards[0], weight.dim
+        elif id(weight) in self._dims:
+            like, dim = weight, self._dims[id(weight)]
+        else:
+            self._of_variable(weight, trainable=trainable)
+            return
+
+        def made() -> Any:
+            # Of its path, what is before the layer's name.
+            new._parent_path = like.path.rpartition("/")[0].rpartition("/")[0]
+            return new.add_split_weight(
+                weight.name,
+                weight.shape,
+                dim,
+                initializer="zeros",
+                regularizer=weight.regularizer,
+                constraint=weight.constraint,
+                sizes=even_sizes(weight.shape[dim], new.shards.count),
+                trainable=trainable,
+                dtype=like.dtype,
+            )
+
+        self._once(weight, made)
+
+    def _of_variable(self, variable: Any, *, trainable: bool) -> Any:
+        def made() -> Any:
+            with scopes_of(variable.path):
+                new = keras.Variable(
+                    keras.initializers.Zeros(),
+                    shape=variable.shape,
+                    dtype=variable.dtype,
+                    trainable=trainable,
+                    autocast=variable._autocast,
+                    aggregation=variable.aggregation,
+                    name=variable.name,
+                )
+            for name in ("regularizer", "constraint", "overwrite_with_gradient"):
+                setattr(new, name, getattr(variable, name))
+            return new
+
+        return self._once(variable, made)
+
+    def _of_container(self, value: Any) -> Any:
+        items = list(value.items()) if isinstance(value, dict) else list(value)
+        made = [self.of(item) for item in items]
+        if all(a is b for a, b in zip(made, items, strict=True)):
+            return value
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*made)
+        return next(kind(made) for kind in (list, tuple, set, dict) if isinstance(value, kind))
+
+    def _of_function(self, function: types.FunctionType) -> Any:
+        cells = function.__closure__ or ()
+        if id(function) in self._looked_into:
+            return function
+        self._looked_into.add(id(function))
+        try:
+            # A cell may be empty yet.
+            held = [cell.cell_contents for cell in cells]
+            made = [self.of(value) for value in held]
+        except ValueError as error:
+            if isinstance(error, CannotCopyError):
+                raise
+            return function
+        finally:
+            self._looked_into.discard(id(function))
+        if all(a is b for a, b in zip(made, held, strict=True)):
+            return function
+        new = types.FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            tuple(map(types.CellType, made)),
+        )
+        new.__kwdefaults__ = function.__kwdefaults__
+        new.__dict__.update({name: v for name, v in vars(function).items() if name != "__wrapped__"})
+        return new
+
+    def _of_object(self, value: Any) -> Any:
+        if hasattr(value, "assign_add") or self._is_compiled_for_another(value):
+            raise CannotCopyError(f"It holds {value!r}.")
+        if not _is_plain_object(value) or id(value) in self._looked_into:
+            return value
+        if id(value) in self._made:
+            return self._made[id(value)][1]
+        self._looked_into.add(id(value))
+        try:
+            made = {name: self.of(held) for name, held in vars(value).items()}
+        finally:
+            self._looked_into.discard(id(value))
+        if all(made[name] is held for name, held in vars(value).items()):
+            return value
+        new = copy.copy(value)
+        new.__dict__.update(made)
+        self._made[id(value)] = (value, new)
+        return new
+
+    def _is_compiled_for_another(self, value: Any) -> bool:
+        """True for a `tf.function` that computes with what is copied."""
+        function = getattr(value, "python_function", None)
+        return function is not None and self.of(function) is not function
+
+
+def _variables_of(layer: Any) -> list[Any]:
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def _is_plain_object(value: Any) -> bool:
+    """True for an object of a user's own class, in which layers may be."""
+    libraries = {"builtins", "functools", "typing", "keras", "tensorflow", "numpy", "google", "tokenizers"}
+    libraries |= {"strategies", "keras_ext"}
+    is_data = not isinstance(value, (type, types.ModuleType)) and not callable(getattr(value, "__get__", None))
+    return is_data and hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in libraries
+
+
+@contextlib.contextmanager
+def scopes_of(path: str) -> Iterator[None]:
+    """Inside, what is named like the last part of a path has this path."""
+    with contextlib.ExitStack() as scopes:
+        for name in (path or "").split("/")[:-1]:
+            if name:
+                scopes.enter_context(keras.name_scope(name, deduplicate=False))
+        yield

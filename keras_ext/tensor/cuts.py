@@ -1,0 +1,109 @@
+"""The dims along which the weights of a layer are cut one by one, and the reasons why they are not. Pure data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from keras_ext.tensor.custom_layers import is_custom, is_keras_class, layers_inside
+from keras_ext.tensor.gathered import output_axis
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The weights of a layer that are cut, each with its dim, and why large ones are not; empty if none are."""
+
+    dims: tuple[tuple[Any, int], ...] = ()
+    reason: str = ""
+
+
+def own_weights(layer: Any) -> list[Any]:
+    """The weights of a layer, without those of layers in it that have a path of their own."""
+    inside = [inner for _, inner in layers_inside(layer)] if is_custom(layer) else []
+    of_others = {id(weight) for inner in inside for weight in inner.weights}
+    return [weight for weight in layer.weights if id(weight) not in of_others]
+
+
+def column_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
+    """Cuts an ``EinsumDense`` along a dim of its output: the first that `num_shards` divides, else the largest.
+
+    Args:
+        layer: built.
+        num_shards: size of the mesh axis "tensor".
+        wanted: the dim of the kernel instead.
+    """
+    kernel, bias = layer._kernel, layer.bias
+    outputs = [dim for dim in range(kernel.ndim) if output_axis(layer.equation, dim) is not None]
+    dim = _best(kernel.shape, outputs, num_shards) if wanted is None else wanted
+    if dim is None:
+        return Cuts(reason=_too_small(num_shards))
+    axis = output_axis(layer.equation, dim) or -1
+    letter = layer.equation.replace(" ", "").partition("->")[2][axis]
+    has_letter = bias is not None and letter in layer.bias_axes
+    return Cuts(((kernel, dim), *([(bias, bias.ndim + axis)] if has_letter else [])))
+
+
+def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
+    """Cuts weights of a layer of any class that have several dims, and `least_size` numbers at least.
+
+    Each is cut along the largest dim that `num_shards` divides, else the largest.
+    """
+    large = [weight for weight in own_weights(layer) if math.prod(weight.shape) >= max(least_size, 1)]
+    if not large:
+        return Cuts()
+    if reason := _obstacle(layer):
+        return Cuts(reason=reason)
+    dims, reasons = [], []
+    for weight in large:
+        by_size = sorted(range(weight.ndim), key=lambda dim: -weight.shape[dim])
+        dim = _best(weight.shape, by_size, num_shards)
+        if weight.ndim < 2:
+            reasons.append(f"{weight.name} is a vector")
+        elif dim is None:
+            reasons.append(f"{weight.name}: {_too_small(num_shards)}")
+        else:
+            dims.append((weight, dim))
+    return Cuts(tuple(dims), "; ".join(reasons))
+
+
+def cuts_along(layer: Any, dims: dict[int, int]) -> Cuts:
+    """Cuts the weights whose ids are given, along the given dims.
+
+    Raises:
+        ValueError: those of this layer cannot be cut.
+    """
+    found = tuple((weight, dims[id(weight)]) for weight in own_weights(layer) if id(weight) in dims)
+    if found and (reason := _obstacle(layer)):
+        raise ValueError(f"The weights of {layer.name!r} cannot be cut: {reason}. Received: {layer!r}.")
+    return Cuts(found)
+
+
+def _best(shape: Any, dims: list[int], num_shards: int) -> int | None:
+    """The first of the dims that can be dealt out evenly; else the largest that has a number for each shard."""
+    even = [dim for dim in dims if shape[dim] % num_shards == 0 and shape[dim] > 0]
+    large = [dim for dim in dims if shape[dim] >= num_shards]
+    return even[0] if even else max(large, key=lambda dim: shape[dim], default=None)
+
+
+def _too_small(num_shards: int) -> str:
+    return f"no dim has {num_shards} numbers or more"
+
+
+def _obstacle(layer: Any) -> str:
+    """Why no weight of a layer can be cut by itself; empty if they can."""
+    if isinstance(layer, (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)):
+        names = ("num_heads", "num_query_heads", "num_key_value_heads")
+        heads = ", ".join(f"{name}={getattr(layer, name)}" for name in names if hasattr(layer, name))
+        return f"its heads cannot be dealt out evenly ({heads})"
+    if not is_custom(layer) and layer._layers:
+        return f"{type(layer).__name__} holds layers that are not looked into"
+    if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None) is not None:
+        return "it is quantized, or has LoRA"
+    cls = type(layer)
+    writer = next(base for base in cls.__mro__ if "save_own_variables" in vars(base))
+    if not is_keras_class(writer):
+        return f"{cls.__name__} writes files in its own way (save_own_variables)"
+    return ""

@@ -1,0 +1,118 @@
+"""Layers of any class whose weights lie in shards, and are joined while the layer computes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.layer import SplitLayer
+from strategies import layer_api
+
+
+class GatheredWeights(SplitLayer):
+    """Mix-in before any class of layer, for weights whose computation cannot be split.
+
+    Each device holds a shard of such a weight, of its gradient and of its slots; all of the weight is there only while
+    the layer is called, and its computation is not split. For the other layers of ``keras_ext``, whose computation is,
+    this is dearer: for each call the weights travel.
+
+    Made by `gathered_class`, and filled attribute by attribute with what a layer of the plain class holds.
+
+    Source: the same as fully sharded data parallelism does over replicas (Rajbhandari et al., arXiv:1910.02054,
+    stage 3), here over the mesh axis "tensor".
+    """
+
+    #: Of the plain layer.
+    plain_class: Any = None
+
+    @classmethod
+    def plain_config(cls, config: Any) -> dict[str, Any]:
+        """The config of the plain layer, for files."""
+        return dict(config)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """As the plain layer computes, with whole weights."""
+        return self._with_whole_weights().call(*args, **kwargs)
+
+    def _with_whole_weights(self) -> Any:
+        """A layer of the plain class, for one call: it shares all with this one, but has tensors for split weights.
+
+        To set these on this layer would show them to other replicas' threads.
+        """
+        view = object.__new__(self.plain_class)
+        # The plain class' own methods, not as Keras wraps them for this layer.
+        held = {name: value for name, value in vars(self).items() if name not in ("build", "quantize")}
+        vars(view).update({name: self._whole(value) for name, value in held.items()})
+        vars(view)["add_loss"] = self.add_loss
+        return view
+
+    def _whole(self, value: Any) -> Any:
+        if isinstance(value, layer_api.SplitWeight):
+            return self._gathered(value)
+        if isinstance(value, (list, tuple)) and any(isinstance(item, layer_api.SplitWeight) for item in value):
+            return [self._whole(item) for item in value]
+        return value
+
+    def _gathered(self, weight: layer_api.SplitWeight) -> Any:
+        shards = self._placed()
+        dtype = self.compute_dtype if weight.shards[0].dtype == self.variable_dtype else weight.dtype
+        pieces = shards.run_each(lambda shard: ops.cast(shard, dtype), shards.of_owned(weight.shards))
+        return shards.gather(pieces, weight.dim, weight.shape[weight.dim])
+
+
+@functools.cache
+def gathered_class(plain_class: Any) -> Any:
+    """Returns the class of layers like those of `plain_class` whose weights may lie in shards."""
+    base = _EinsumDense if plain_class is keras.layers.EinsumDense else GatheredWeights
+    names = {"__module__": plain_class.__module__, "__qualname__": f"Gathered{plain_class.__qualname__}"}
+    made: Any = type(plain_class.__name__, (base, plain_class), {"plain_class": plain_class, **names})
+    return layer_api.saved_as(plain_class)(made)
+
+
+class _EinsumDense(GatheredWeights):
+    """Computes each shard's part of the output, where the kernel is cut along a dim that the output has."""
+
+    # Of the plain layer.
+    equation: str
+    activation: Any
+    _kernel: Any
+    bias: Any
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Computes each shard's outputs, and joins them."""
+        if not isinstance(self._kernel, layer_api.SplitWeight):
+            return super().call(inputs, training=training)
+        axis = output_axis(self.equation, self._kernel.dim)
+        if axis is None:
+            return super().call(inputs, training=training)
+        shards, bias = self._placed(), self.bias
+        is_bias_cut = isinstance(bias, layer_api.SplitWeight)
+        # Of a sigmoid Keras' losses take what it was computed of, which hangs on the tensor that it returns.
+        is_last = is_elementwise(self.activation) and self.activation is not keras.activations.sigmoid
+        apart = is_last and (bias is None or is_bias_cut)
+
+        def forward(x: Any, kernel: Any, *biases: Any) -> Any:
+            y = ops.einsum(self.equation, x, ops.cast(kernel, self.compute_dtype))
+            y = self._plus_bias(y, *biases) if biases else y
+            return self.activation(y) if apart and self.activation is not None else y
+
+        lists = [shards.of_owned(self._kernel.shards)] + ([shards.of_owned(bias.shards)] if is_bias_cut else [])
+        pieces = shards.run_each(forward, self.copies_of(inputs), *lists)
+        y = shards.gather(pieces, axis, self._kernel.shape[self._kernel.dim])
+        y = y if bias is None or is_bias_cut else self._plus_bias(y, bias)
+        return y if apart or self.activation is None else self.activation(y)
+
+
+def output_axis(equation: str, dim: int) -> int | None:
+    """The axis of an einsum's output, from the end, that is dim `dim` of its kernel; None if the product adds it up.
+
+    Example: ``output_axis("abc,cd->abd", 1)`` is -1, ``output_axis("abc,cd->abd", 0)`` None.
+    """
+    _, kernel, outputs = re.split(",|->", equation.replace(" ", ""))
+    letter = kernel[dim]
+    return outputs.index(letter) - len(outputs) if letter in outputs else None

@@ -1,0 +1,141 @@
+"""Trains a small backbone of KerasHub on a mesh, and compares it with plain Keras on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_ext
+import strategies
+from tests.hub import backbones
+
+CELLS: Mapping[str, Mapping[str, int]] = {
+    "data=2": {"data": 2},
+    "tensor=2": {"tensor": 2},
+    "tensor=4": {"tensor": 4},
+    "pipe=2": {"pipe": 2},
+    "pipe=4": {"pipe": 4},
+    "data=2, tensor=2": {"data": 2, "tensor": 2},
+}
+LIMIT = 2e-6
+ROWS = 8
+# A model in which rounding grows by more than this is compared with itself, begun one rounding away.
+_GROWS = 10.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The outcome on one mesh.
+
+    Attributes:
+        difference: the largest of weights and losses, relative where they are above 1; None if it was not trained.
+        share: of the weights, the part that is split over "tensor".
+        reason: why it was not trained, or why the difference is above the limit; empty if it is not.
+    """
+
+    difference: float | None = None
+    share: float = 0.0
+    reason: str = ""
+
+
+def measured(name: str, cells: Sequence[str]) -> Iterator[tuple[str, Cell]]:
+    """Trains a backbone plainly, once, and on meshes; yields what came of each."""
+    one = _Backbone(name)
+    for cell in cells:
+        yield cell, one.on(CELLS[cell])
+
+
+class _Backbone:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        model = backbones.build(name)
+        self._inputs = backbones.inputs_of(model, ROWS)
+        self._targets = backbones.targets_of(model, self._inputs)
+        self._has_statistics = any(
+            isinstance(each, keras.layers.BatchNormalization) for each in model._flatten_layers()
+        )
+        self._is_coupled = not self._has_statistics and self._couples_rows(model)
+        self._plain = self._trained(model)
+
+    def on(self, axes: Mapping[str, int]) -> Cell:
+        """The outcome on a mesh."""
+        if "data" in axes and self._is_coupled:
+            return Cell(reason="what it makes of a row depends on the other rows of the batch, in plain Keras, too")
+        count = int(np.prod(list(axes.values())))
+        strategy = strategies.MirroredStrategy([f"CPU:{i}" for i in range(count)], mesh=axes)
+        share = 0.0
+        with strategy.scope():
+            model = backbones.build(self._name)
+            if "data" in axes:
+                for layer in model._flatten_layers():
+                    if isinstance(layer, keras.layers.BatchNormalization):
+                        layer.synchronized = True
+            if "tensor" in axes:
+                share = keras_ext.default_plan(model).split_share
+                model = keras_ext.parallelize(model)
+            if "pipe" in axes:
+                together = self._has_statistics or self._is_coupled
+                try:
+                    model = keras_ext.PipelineModel(model, num_microbatches=1 if together else 2, partition="uniform")
+                except ValueError as error:
+                    if "cannot be parted" in str(error):
+                        return Cell(reason="too few layers: what it is made of cannot be parted")
+                    if "hold the same layer" in str(error):
+                        return Cell(reason="layers of several stages hold the same layer")
+                    raise
+            difference = largest(self._plain, self._trained(model))
+        if difference > LIMIT:
+            return Cell(difference, share, self._growth(difference))
+        return Cell(difference, share)
+
+    def _growth(self, difference: float) -> str:
+        """The reason for a difference, if a single rounding makes one like it in plain Keras."""
+        model = backbones.build(self._name)
+        model.set_weights(
+            [np.nextafter(w, np.inf, dtype=w.dtype) if w.dtype.kind == "f" else w for w in model.get_weights()]
+        )
+        own = largest(self._plain, self._trained(model))
+        return f"plain Keras, begun one rounding away, differs by {own:.1e}" if difference < _GROWS * own else ""
+
+    def _couples_rows(self, model: Any) -> bool:
+        halves = [_rows(self._inputs, slice(i, i + ROWS // 2)) for i in (0, ROWS // 2)]
+        whole = keras.tree.flatten(model(self._inputs))
+        for output, *parts in zip(whole, *(keras.tree.flatten(model(half)) for half in halves), strict=True):
+            if output.shape[:1] != (ROWS,):
+                continue
+            joined = np.concatenate([np.asarray(part, "float64") for part in parts])
+            if joined.shape != output.shape or not np.allclose(joined, np.asarray(output, "float64"), atol=1e-4):
+                return True
+        return False
+
+    def _trained(self, model: Any) -> list[Any]:
+        """The weights after three steps each of SGD and Adam, and the losses."""
+        losses = backbones.losses_of(model)
+        found: list[Any] = []
+        # A bias of keys has a gradient of zero but for rounding, which Adam would blow up.
+        for optimizer in (keras.optimizers.SGD(0.01), keras.optimizers.Adam(1e-3, epsilon=1e-3)):
+            model.compile(optimizer, loss=losses)
+            history = model.fit(
+                self._inputs, self._targets, batch_size=ROWS, epochs=3, shuffle=False, verbose=0
+            ).history
+            found += [np.asarray(history["loss"]), *model.get_weights()]
+        return found
+
+
+def largest(expected: Sequence[Any], received: Sequence[Any]) -> float:
+    """The largest difference of arrays, relative where they are above 1; infinite where one is not a number."""
+    found = 0.0
+    for one, other in zip(expected, received, strict=True):
+        wanted, got = np.asarray(one, "float64"), np.asarray(other, "float64")
+        if wanted.size:
+            error = np.abs(wanted - got) / np.maximum(1.0, np.abs(wanted))
+            found = max(found, float(np.nan_to_num(error, nan=np.inf).max()))
+    return found
+
+
+def _rows(inputs: Any, rows: slice) -> Any:
+    return keras.tree.map_structure(lambda value: value[rows], inputs)

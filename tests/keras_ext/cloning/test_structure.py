@@ -1,0 +1,177 @@
+"""Layers of a user's classes are copied as they are, whatever their constructors and configs say."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies import layer_api
+from tests.keras_ext.cloning.copies import L, assert_like, each_copy
+from tests.strategies.parity.harness import vectors
+
+
+class Scale:
+    """No layer; holds one."""
+
+    def __init__(self, dense: Any) -> None:
+        self.dense = dense
+        #: What holds this one.
+        self.owner: Any = None
+
+    def __call__(self, x: Any) -> Any:
+        return 2 * self.dense(x)
+
+
+class Leaf(keras.Layer):
+    """Its config leaves out what decides about its weights, and their names are no attributes."""
+
+    def __init__(self, units: int = 3, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        weights = [self.add_weight(shape=(6, units), name="kernel"), self.add_weight(shape=(units,), name="bias")]
+        self.count = self.add_weight(shape=(), dtype="int32", trainable=False, name="count", initializer="ones")
+        self.compute: Any = lambda x: x @ weights[0] + weights[1]
+
+    def call(self, x: Any) -> Any:
+        return self.compute(x) + keras.ops.cast(self.count, x.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config()
+
+
+class Tangled(keras.Layer):
+    """Holds layers in every way there is; its constructor takes what no config holds, and may run once only."""
+
+    made = 0
+
+    def __init__(self, factors: Any) -> None:
+        super().__init__()
+        type(self).made += 1
+        self.factors = factors
+        self.leaf = Leaf(5)
+        self.leaf.trainable = False
+        self.dropout = L.Dropout(0.5)
+        self.by_closure: Any = lambda x: self.leaf(x)
+        self.by_method = self.half
+        self.by_object = Scale(L.Dense(6))
+        self.kept = [self.by_object.dense]
+        self.by_partial = functools.partial(Tangled.add, self.by_object.dense)
+        self.by_object.owner = self
+        self.pairs = {"one": (self.leaf, [self.dropout])}
+
+    def build(self, shape: Any) -> None:
+        self.built = True
+
+    def half(self, x: Any) -> Any:
+        return self.by_object(x) / 2
+
+    @staticmethod
+    def add(dense: Any, x: Any) -> Any:
+        return x + dense(x)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        y = self.by_partial(self.by_method(self.dropout(x, training=training))) * self.factors
+        return keras.ops.concatenate([self.by_closure(y), self.pairs["one"][0](x)], axis=-1)
+
+
+@each_copy
+def test_what_layers_hold(copied: Any) -> None:
+    keras.utils.set_random_seed(1)
+    tangled = Tangled(np.arange(6.0, dtype="float32"))
+    model = keras.Sequential([keras.Input((6,)), L.Dense(6), tangled, L.Identity()])
+    made = Tangled.made
+    copy = copied(model)
+    assert Tangled.made == made
+    assert_like(copy, model, vectors())
+    [new] = [layer for layer in copy._flatten_layers() if type(layer) is Tangled]
+    paths = [weight.path.removesuffix("_0") for weight in layer_api.joined(new.leaf.weights)]
+    assert paths == [weight.path for weight in tangled.leaf.weights]
+    assert new.by_object.owner is new
+    assert new.pairs["one"] == (new.leaf, [new.dropout])
+    assert new.by_object is not tangled.by_object
+    assert new.by_object.dense is new.kept[0]
+    assert {id(layer) for layer in new._flatten_layers()}.isdisjoint(id(each) for each in model._flatten_layers())
+    assert not {id(weight) for weight in copy.variables} & {id(weight) for weight in model.variables}
+    assert new.leaf.trainable_weights == []
+    assert new.leaf.count.dtype == "int32"
+    # It draws on from where the other one is, by itself.
+    drawn = [each.seed_generator.state.numpy() for each in (new.dropout, tangled.dropout)]
+    np.testing.assert_array_equal(*drawn)
+    new(vectors(), training=True)
+    assert (tangled.dropout.seed_generator.state.numpy() == drawn[1]).all()
+
+
+class Compiled(keras.Layer):
+    """Computes by a function that TensorFlow has compiled for it, which only its constructor can make."""
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.units = units
+        self.dense = L.Dense(units)
+        self.compiled = tf.function(self.dense.__call__)
+
+    def call(self, x: Any) -> Any:
+        return self.compiled(x)
+
+
+class Told(Compiled):
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
+
+
+class Untold(Compiled):
+    def __init__(self, units: Any) -> None:
+        super().__init__(int(units[0]))
+
+
+@each_copy
+def test_what_cannot_be_copied_is_made_of_its_config_or_named(copied: Any) -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), Told(6), L.Identity()])
+    assert_like(copied(model), model, vectors())
+    model = keras.Sequential([keras.Input((6,)), Untold(np.array([6])), L.Identity()])
+    message = r"(?s)'untold.*cannot be made of it: implement get_config\(\) of Untold .*NotImplementedError"
+    with pytest.raises(ValueError, match=message):
+        copied(model)
+
+
+class Named(keras.Model):
+    """As KerasHub writes models: of a graph, with attributes of its own."""
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        self.tower = keras.Sequential([keras.Input((6,)), L.Dense(units)], name="tower")
+        self.steps = [L.Dense(units), L.Dense(units)]
+        x = inputs = keras.Input((6,))
+        for layer in (self.tower, *self.steps):
+            x = layer(x)
+        super().__init__(inputs, x, **kwargs)
+        self.units = units
+        self.beside = L.Dense(2)
+
+    def shown(self, x: Any) -> Any:
+        return self.steps[1](x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units, "name": self.name}
+
+
+def test_a_model_of_a_users_class_stays_one() -> None:
+    from tests.keras_ext.cloning.copies import parallelized
+
+    keras.utils.set_random_seed(1)
+    model = Named(6, name="own")
+    copy = parallelized(model)
+    assert type(copy) is Named
+    assert (copy.name, copy.units, copy.get_config()) == ("own", 6, model.get_config())
+    assert_like(copy, model, vectors())
+    assert copy.tower is copy.layers[1]
+    assert copy.steps[1] is copy.layers[3]
+    assert type(copy.beside) is L.Dense
+    assert copy.beside is not model.beside
+    np.testing.assert_allclose(copy.shown(vectors()), model.shown(vectors()), atol=1e-6)
+    outer = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])
+    assert type(parallelized(outer).layers[0]) is Named

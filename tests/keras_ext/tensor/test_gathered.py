@@ -1,0 +1,94 @@
+"""Weights of layers of any class in shards: the numbers of one device, whole files, and copies in stages."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ext
+from keras_ext.tensor.gathered import GatheredWeights, output_axis
+from strategies import layer_api
+from tests.keras_ext.tensor.harness import MESHES, assert_parity, mesh_strategy
+from tests.strategies.parity.harness import NUM_ROWS, features, labels
+from tests.strategies.processes.tensor_models import Bank, gathered
+
+L = keras.layers
+
+
+def sequences() -> np.ndarray:
+    return features(NUM_ROWS, 6, 4, seed=1)
+
+
+LATER = [pytest.param(axes, id=name, marks=pytest.mark.parity_all) for name, axes in MESHES.items()]
+
+
+@pytest.mark.parametrize("axes", [pytest.param({"data": 2, "tensor": 2}, id="default"), *LATER])
+def test_parity(axes: Mapping[str, int]) -> None:
+    assert_parity(gathered, sequences(), labels(), axes, predict=True)
+
+
+def in_stages(split: bool) -> Any:
+    model = gathered(split)
+    if split:
+        model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("axes", [{"pipe": 2, "tensor": 2}], ids=str)
+def test_copies_in_stages_are_in_shards_too(axes: Mapping[str, int]) -> None:
+    # The layer's own penalty is a mean over micro-batches as of a whole batch: it does not look at rows.
+    assert_parity(in_stages, sequences(), labels(), axes)
+
+
+def test_what_lies_where_and_files(tmp_path: pathlib.Path) -> None:
+    keras.utils.set_random_seed(1)
+    plain = gathered(False)
+    with mesh_strategy({"tensor": 2}).scope():
+        split = keras_ext.parallelize(plain)
+    [bank] = [layer for layer in split.layers if isinstance(layer, Bank)]
+    assert isinstance(bank, GatheredWeights)
+    assert isinstance(bank.inside, keras_ext.ColumnParallelDense)
+    shapes = {name: [tuple(shard.shape) for shard in getattr(bank, name).shards] for name in ("bank", "back", "fixed")}
+    assert shapes == {"bank": [(3, 3, 5)] * 2, "back": [(5, 3)] * 2, "fixed": [(3, 6)] * 2}
+    assert [weight.trainable for weight in (bank.bank, bank.fixed)] == [True, False]
+    [heads] = [layer for layer in split.layers if layer.name == "to_heads"]
+    assert [tuple(shard.shape) for shard in heads._kernel.shards] == [(6, 3, 3), (6, 3, 2)]
+    assert next(weight.path for weight in layer_api.joined(split.weights)).endswith("conv/kernel_0")
+    for mine, theirs in zip(split.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    split.save(tmp_path / "model.keras")
+    opened = keras.saving.load_model(tmp_path / "model.keras")
+    assert [type(layer) for layer in opened.layers] == [type(layer) for layer in plain.layers]
+    np.testing.assert_allclose(opened(sequences()), plain(sequences()), rtol=0, atol=1e-6)
+    with mesh_strategy({"tensor": 2}).scope():
+        again = keras_ext.parallelize(opened)
+    again.load_weights(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(sequences()), plain(sequences()), rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="quantization"):
+        bank.quantize("int8")
+
+
+def test_half_precision_casts_what_is_put_together() -> None:
+    keras.utils.set_random_seed(1)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        plain = gathered(False)
+        with mesh_strategy({"tensor": 2}).scope():
+            split = keras_ext.parallelize(plain)
+        mine, theirs = (np.asarray(keras.ops.cast(model(sequences()), "float32")) for model in (split, plain))
+    finally:
+        keras.config.set_dtype_policy(before)
+    np.testing.assert_allclose(mine, theirs, rtol=0, atol=2e-2)
+
+
+def test_axes_of_outputs() -> None:
+    assert [output_axis("abc,cde->abde", dim) for dim in range(3)] == [None, -2, -1]
+    assert [output_axis("...x, xy -> ...y", dim) for dim in range(2)] == [None, -1]
