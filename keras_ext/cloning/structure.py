@@ -226,20 +226,15 @@ class Attributes:
     def _of_object(self, value: Any) -> Any:
         if hasattr(value, "assign_add") or self._is_compiled_for_another(value):
             raise CannotCopyError(f"It holds {value!r}.")
-        if not _is_plain_object(value) or id(value) in self._looked_into:
+        if not _is_plain_object(value):
             return value
-        if id(value) in self._made:
-            return self._made[id(value)][1]
-        self._looked_into.add(id(value))
-        try:
-            made = {name: self.of(held) for name, held in vars(value).items()}
-        finally:
-            self._looked_into.discard(id(value))
+        # Before it is looked into: what it holds may hold it.
+        new = self._once(value, lambda: copy.copy(value))
+        made = {name: self.of(held) for name, held in vars(value).items()}
         if all(made[name] is held for name, held in vars(value).items()):
+            self._made[id(value)] = (value, value)
             return value
-        new = copy.copy(value)
         new.__dict__.update(made)
-        self._made[id(value)] = (value, new)
         return new
 
     def _is_compiled_for_another(self, value: Any) -> bool:

@@ -43,6 +43,14 @@ class Leaf(keras.Layer):
         return super().get_config()
 
 
+class Holds(keras.Layer):
+    """Reaches the layer around it by an object that holds that."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
 class Tangled(keras.Layer):
     """Holds layers in every way there is; its constructor takes what no config holds, and may run once only."""
 
@@ -61,6 +69,7 @@ class Tangled(keras.Layer):
         self.kept = [self.by_object.dense]
         self.by_partial = functools.partial(Tangled.add, self.by_object.dense)
         self.by_object.owner = self
+        self.first = Holds(self.by_object)
         self.pairs = {"one": (self.leaf, [self.dropout])}
 
     def build(self, shape: Any) -> None:
@@ -91,6 +100,7 @@ def test_what_layers_hold(copied: Any) -> None:
     paths = [weight.path.removesuffix("_0") for weight in layer_api.joined(new.leaf.weights)]
     assert paths == [weight.path for weight in tangled.leaf.weights]
     assert new.by_object.owner is new
+    assert new.first.held is new.by_object
     assert new.pairs["one"] == (new.leaf, [new.dropout])
     assert new.by_object is not tangled.by_object
     assert new.by_object.dense is new.kept[0]
