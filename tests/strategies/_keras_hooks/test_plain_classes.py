@@ -79,5 +79,5 @@ def test_models_are_functional() -> None:
             return config
 
     inputs = keras.Input((2,))
-    config = keras.saving.serialize_keras_object(Marked(inputs, inputs))
+    config = keras.saving.serialize_keras_object(Marked(inputs, keras.layers.Dense(1)(inputs)))
     assert (config["module"], config["class_name"]) == ("keras.src.models.functional", "Functional")
