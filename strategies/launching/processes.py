@@ -74,7 +74,11 @@ class Process:
         """True if it is stopped by a signal, as SIGSTOP, and not by a debugger."""
         if self.status is not None or not hasattr(os, "waitid"):
             return False
-        return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            # It has ended since `look`, which finds that out next.
+            return False
 
     def signal(self, signum: int) -> None:
         """Sends a signal: terminating ones to its process group, others to this process only."""

@@ -1,6 +1,7 @@
 """The launcher's parts without its processes: flags, environments, cores, lines and ports."""
 
 import itertools
+import os
 import re
 import socket
 import subprocess
@@ -16,8 +17,9 @@ from strategies.launching.environment import (
     environment_of,
     num_processes,
 )
-from strategies.launching.output import MAX_LINE_BYTES, Lines
+from strategies.launching.output import MAX_LINE_BYTES, Lines, Output
 from strategies.launching.ports import HeldPorts
+from strategies.launching.processes import Process, Task
 from strategies.topology.cluster import Cluster
 from strategies.topology.cores import deal_cores, usable_cores
 from tests.strategies.launching import ENVIRONMENT
@@ -190,3 +192,14 @@ def test_ports_are_held_until_closed() -> None:
         held.close()
     with socket.socket() as other:
         other.bind(("127.0.0.1", held.ports[0]))
+
+
+def test_a_process_that_has_ended_is_not_stopped() -> None:
+    """Also before anyone has looked, when the system knows of no process that could be stopped."""
+    output = Output()
+    process = Process(Task(0, [sys.executable, "-c", ""], ENVIRONMENT), output, lambda: None)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert process.status is None
+    assert not process.is_stopped
+    assert process.look()
+    process.end()
