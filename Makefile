@@ -29,7 +29,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt test test-versions test-oldest test-newest fit-oldest gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt test test-versions test-oldest test-newest fit-oldest gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -92,6 +92,9 @@ bench-rank-memory: $(READY_HOROVOD) ## measure each rank's memory while a model 
 
 bench-reading: $(READY_RUN) ## measure images/s and core of reading images from files and TFRecords, beside Keras
 	$(BIN)/python benchmarks/reading/main.py $(ARGS)
+
+bench-sharded: $(READY_HOROVOD) ## measure steps with the optimizer in shards over two processes, beside whole ones and torch
+	$(BIN)/python benchmarks/sharded/main.py $(ARGS)
 
 lint: ruff mypy ## check style and types
 

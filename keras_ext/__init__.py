@@ -9,6 +9,7 @@ from keras_ext.pipeline.partition import Partition
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.pipeline.timeline import Timeline
+from keras_ext.rematerialization import rematerialize
 from keras_ext.tensor.attention import ParallelGroupQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.channelwise import ShardwiseDropout
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -60,4 +61,5 @@ __all__ = [
     "default_plan",
     "memory_report",
     "parallelize",
+    "rematerialize",
 ]

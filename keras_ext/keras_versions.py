@@ -1,4 +1,4 @@
-"""Where the supported releases of Keras differ for layers, in one place: each difference with the releases it concerns.
+"""Differences between the supported releases of Keras for layers, in one place, each with the releases it concerns.
 
 All other layers of this package are written as for the newest release. A difference is found by looking for the name;
 by comparing numbers of versions only where there is no name to look for. Differences of Keras' training are in

@@ -17,7 +17,7 @@ from strategies import layer_api
 class MemoryReport:
     """Bytes by device: of variables, and the peaks of GPUs. Prints as a table.
 
-    Of a model whose replicas span processes it has the devices of all of them, such as ``"rank 1 GPU:0"``.
+    Where processes hold parts of the model or of its optimizer, it has the devices of all, such as ``"rank 1 GPU:0"``.
 
     Attributes:
         weights: of the model: trainable ones, statistics, random seeds.
@@ -57,7 +57,8 @@ def _with_numbers(device: str) -> list[Any]:
 def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
     """Counts the bytes of a model's variables on each device, what stays there between steps, and reads GPUs' peaks.
 
-    Where a replica spans processes, each counts what it holds; all of them call this, and get the same.
+    Where processes hold parts of the model or of its optimizer, each counts its own; all of them call this, and get the
+    same.
 
     Args:
         model: built; compiled and trained for a step, or its optimizer built, for the slots to be there.
@@ -72,7 +73,7 @@ def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
     weights = [v for v in model.variables if id(v) not in metrics]
     peaks = strategies.peak_bytes_per_device(reset=reset_peaks)
     counts = (strategies.bytes_per_device(weights), strategies.bytes_per_device(slots), peaks)
-    ranks = layer_api.from_all_ranks(model, json.dumps(counts))
+    ranks = layer_api.from_all_ranks(model, json.dumps(counts), of_optimizer=True)
     if len(ranks) == 1:
         return MemoryReport(*counts)
     of_all: tuple[dict[str, int], ...] = ({}, {}, {})

@@ -4,6 +4,7 @@ This is their only list: `__init__.py` reads it.
 """
 
 from strategies import elastic as elastic
+from strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from strategies.control_plane import DistributedError as DistributedError
 from strategies.engine.waiting import SecondsWaited as SecondsWaited
 from strategies.engine.waiting import measure_communication as measure_communication
@@ -12,6 +13,7 @@ from strategies.exactness import exact as exact
 from strategies.horovod import HorovodStrategy as HorovodStrategy
 from strategies.mirrored import MirroredStrategy as MirroredStrategy
 from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+from strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
 from strategies.replica.memory import bytes_per_device as bytes_per_device
 from strategies.replica.memory import peak_bytes_per_device as peak_bytes_per_device
 from strategies.saving.restoring import load_on_all as load_on_all

@@ -7,6 +7,9 @@ this file is the only one that breaks. TensorFlow 2.18 has the first elsewhere.
 # The processes whose health TensorFlow's coordination service looks after; see `eager_context` below.
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2 as coordination_config
 
+# Has tapes go on where they have been stopped: the public names only stop them.
+from tensorflow.python import pywrap_tfe
+
 # The status a function was called under, and conversion with it: a replica function must be converted by
 # AutoGraph exactly when the caller's function is, although our own frames between the two are not converted.
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
@@ -147,6 +150,7 @@ __all__ = [
     "is_op_determinism_enabled",
     "op_callbacks",
     "op_definitions",
+    "pywrap_tfe",
     "regroup",
     "select_replica",
     "tensor_lists",

@@ -12,7 +12,7 @@ from strategies.collectives.process_groups import join, meshes_between
 from strategies.control_plane import this_process
 from strategies.control_plane.this_process import say
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import MeshStrategy
+from strategies.engine.strategy import MeshStrategy, Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.agreement import Request, agreed_nodes, claims
 from strategies.topology.cluster import Cluster
@@ -21,6 +21,9 @@ from strategies.topology.gpus import claim, refuse_shared
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import has_model_axes, mesh_over_processes, spans_processes
 from strategies.topology.threads import deal_threads
+
+#: Horovod joins small all-reduces, but not these messages: two processes of a core each waited 3 ms for each of them.
+_SHARDED_BUCKET_BYTES = 16 * 2**20
 
 
 class HorovodStrategy(MeshStrategy):
@@ -44,11 +47,18 @@ class HorovodStrategy(MeshStrategy):
             stages of one replica, then other replicas. A process owns a box of it: one device of a replica that spans
             processes, several shards of a stage, whole stages, or whole replicas. It makes, holds and loads the
             variables of its own devices; the processes of one replica take the same rows.
+        shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
+            device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
+            its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients. None
+            has every device hold all slots.
+        shard_size: the number of replicas among which that is dealt out, a divisor of the data axis; all parts are
+            held by each group of so many (arXiv:2205.00119). None for the replicas of a host, where
+            several hosts have as many each; else for all.
         compression: what gradients are rounded to on their way, "fp16" or "bf16"; None for nothing.
         reduction: "average", the gradient of the global batch; or "adasum" (Maleki et al., arXiv:2006.02924), which
             combines the gradients of the processes' rows such that more processes need no other learning rate.
             Horovod has it over MPI, for 2, 4, 8, ... processes of whole replicas, and meshes without ``"tensor"``.
-        bucket_bytes: the most that gradients which travel together may hold.
+        bucket_bytes: the most that gradients which travel together may hold. None for 4 MiB, with ``shard`` 16 MiB.
         timeout_seconds: how long a process waits for another that lives but does not come, before Horovod is shut down
             on all of them; 0 for ever.
 
@@ -75,9 +85,11 @@ class HorovodStrategy(MeshStrategy):
         self,
         *,
         mesh: Mapping[str, int] | None = None,
+        shard: Sharded = None,
+        shard_size: int | None = None,
         compression: Literal["fp16", "bf16"] | None = None,
         reduction: Literal["average", "adasum"] = "average",
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         if compression not in (None, "fp16", "bf16") or reduction not in ("average", "adasum"):
@@ -85,6 +97,14 @@ class HorovodStrategy(MeshStrategy):
                 "compression must be 'fp16', 'bf16' or None, and reduction 'average' or 'adasum'. Received: "
                 f"compression={compression!r}, reduction={reduction!r}."
             )
+        if shard is not None and (compression is not None or reduction != "average"):
+            raise ValueError(
+                "Gradients of which each process gets a part are neither compressed nor combined by Adasum. Leave out "
+                f"shard, or compression and reduction. Received: shard={shard!r}, compression={compression!r}, "
+                f"reduction={reduction!r}."
+            )
+        if bucket_bytes is None:
+            bucket_bytes = DEFAULT_BUCKET_BYTES if shard is None else _SHARDED_BUCKET_BYTES
         # Only here: the rest of the package works without Horovod.
         from strategies.collectives import horovod
 
@@ -97,7 +117,7 @@ class HorovodStrategy(MeshStrategy):
             None if mesh is None else dict(mesh),
             len(devices),
             {"compression": compression, "reduction": reduction, "bucket_bytes": bucket_bytes}
-            | {"timeout_seconds": timeout_seconds},
+            | {"timeout_seconds": timeout_seconds, "shard": shard, "shard_size": shard_size},
             cluster.node_rank,
             versions.installed(),
             claim(),
@@ -106,15 +126,14 @@ class HorovodStrategy(MeshStrategy):
         # Before Horovod starts, which takes process sets by the mesh.
         member = this_process.joined(lambda: horovod.joined(limit, say))
         told = None if member is None else member.agree(request)
-        if told is not None:
-            agreed_nodes(told)
+        nodes: tuple[int, ...] = () if told is None else agreed_nodes(told)
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
+        sharding = sharding_of(shard, shard_size, self._mesh, nodes)
         if reduction == "adasum":
             _check_adasum(self._mesh)
-        between = meshes_between(self._mesh)
+        between = meshes_between(self._mesh, num_sharing(sharding))
         # Stages of one model send to each other, also those that are no neighbours.
         rank = horovod.start(*between, channel_axes=("pipe",), all_pairs=True, timeout_seconds=timeout_seconds)
-        nodes: tuple[int, ...] = ()
         if cluster.world_size > 1:
             told = horovod.gathered(request) if told is None else told
             refuse_shared(claims(told))
@@ -130,9 +149,10 @@ class HorovodStrategy(MeshStrategy):
                 lambda collectives, axis, _: ProcessGroup(
                     collectives, bucket_bytes, axis=axis, **(options if axis == "data" else {})
                 ),
+                num_sharing(sharding),
             )
         parts = ReplicaParts.of_process(self._mesh, devices, rank, groups)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices), member)
+        extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
         super().__init__(extended)
         self._say_what_crosses(nodes)
         #: The implementation that carries sums between processes: "NCCL", "MPI" or "Gloo".

@@ -3,7 +3,7 @@
 import keras
 
 from strategies import _keras_hooks
-from strategies._keras_hooks.global_state import global_state_kept
+from strategies._keras_hooks.global_state import global_state_kept, in_stateless_scope
 from strategies._keras_hooks.keras_versions import sort_layers
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.same_models import compare_weights
@@ -15,7 +15,9 @@ from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.inputs_only import of_inputs_only
+from strategies.replica.joined_weights import joined_weight
 from strategies.replica.parts import ReplicaParts, current_parts
+from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
@@ -69,9 +71,13 @@ __all__ = [
     "from_all_ranks",
     "global_state_kept",
     "in_shapes_only",
+    "in_stateless_scope",
     "is_remote",
     "joined",
+    "joined_weight",
+    "may_recompute",
     "of_inputs_only",
+    "recomputed",
     "refuse_gradients",
     "replica_parts",
     "save_before_end",

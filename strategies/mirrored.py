@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import MeshStrategy
+from strategies.engine.strategy import MeshStrategy, Sharded, next_collective_key_base, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.devices import checked_devices, default_reduction, own_devices
 from strategies.topology.mesh import DeviceMesh
-
-# Process-wide because TensorFlow's numbering of collectives is. The stock strategies' numbers begin at 1.
-_KEYS_PER_STRATEGY = 1000
-_strategies_made = itertools.count(1)
 
 
 class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
@@ -43,6 +38,12 @@ class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
             replica spans the devices of the axes ``"pipe"``, over which ``keras_ext.PipelineModel`` lays its stages,
             and ``"tensor"``, over which layers of ``keras_ext`` split their weights; all other layers live on the
             first. ``num_replicas_in_sync`` is the size of ``"data"``, 1 if it is not there.
+        shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
+            device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
+            its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients. None
+            has every device hold all slots.
+        shard_size: the number of replicas among which that is dealt out, a divisor of the data axis; all parts are
+            held by each group of so many (arXiv:2205.00119). None for all replicas.
 
     Example:
 
@@ -53,7 +54,8 @@ class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
         model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4)
 
     Raises:
-        ValueError: a device named twice or not there, no device, a mesh that does not fit the devices.
+        ValueError: a device named twice or not there, no device, a mesh that does not fit the devices, or that
+            ``shard`` does not work on.
 
     Source: the interface of ``tf.distribute.MirroredStrategy``, TensorFlow 2.21.
     """
@@ -64,12 +66,14 @@ class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
         cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
         *,
         mesh: Mapping[str, int] | None = None,
+        shard: Sharded = None,
+        shard_size: int | None = None,
     ) -> None:
         found = own_devices() if devices is None else checked_devices(devices)
         self._mesh = DeviceMesh.from_devices(found, mesh)
-        # Collectives of one process meet by number: those of another strategy must not bear the same.
-        self._collective_key_base = _KEYS_PER_STRATEGY * next(_strategies_made)
+        sharding = sharding_of(shard, shard_size, self._mesh)
+        self._collective_key_base = next_collective_key_base()
         _keras_hooks.install()
         reduction = cross_device_ops or default_reduction(found)
-        extended = ReplicatedExtended(self, ReplicaParts.of_process(self._mesh, found), reduction)
+        extended = ReplicatedExtended(self, ReplicaParts.of_process(self._mesh, found), reduction, sharding=sharding)
         tf.distribute.Strategy.__init__(self, extended)

@@ -17,7 +17,7 @@ from strategies.collectives.tf_runtime import TensorFlowCollectives, bound_waits
 from strategies.control_plane import Member, Seat, join_job, port_problem, this_process
 from strategies.control_plane.this_process import say
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import MeshStrategy
+from strategies.engine.strategy import MeshStrategy, Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.agreement import Request, agreed_nodes, claims
 from strategies.topology.cluster import Cluster
@@ -57,6 +57,13 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
             other replicas. A process owns a box of it: one device of a replica that spans processes, several shards of
             a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its own devices; the
             processes of one replica take the same rows.
+        shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
+            device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
+            its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients. None
+            has every device hold all slots.
+        shard_size: the number of replicas among which that is dealt out, a divisor of the data axis; all parts are
+            held by each group of so many (arXiv:2205.00119). None for the replicas of a host, where
+            several hosts have as many each; else for all.
 
     Example:
 
@@ -81,6 +88,8 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         *,
         mesh: Mapping[str, int] | None = None,
+        shard: Sharded = None,
+        shard_size: int | None = None,
     ) -> None:
         cluster = Cluster.from_environment() if cluster_resolver is None else _resolved(cluster_resolver)
         self._cluster = cluster
@@ -89,17 +98,20 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
         devices = own_devices()
         nodes: tuple[int, ...] = ()
         if member is not None:
-            request = _request(cluster, mesh, len(devices), communication_options)
+            request = _request(cluster, mesh, len(devices), communication_options, (shard, shard_size))
             told = member.agree(request.to_text())
             nodes = agreed_nodes(told)
             refuse_shared(claims(told))
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
+        sharding = sharding_of(shard, shard_size, self._mesh, nodes)
         _keras_hooks.install()
         # Read by TensorFlow's MirroredExtended.
         self._collective_key_base = 0
-        groups = _join(cluster, self._mesh, communication_options) if cluster.world_size > 1 else None
+        groups = None
+        if cluster.world_size > 1:
+            groups = _join(cluster, self._mesh, communication_options, num_sharing(sharding))
         parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, groups)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices), member)
+        extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
         self._say_what_crosses(nodes)
@@ -118,6 +130,7 @@ def _request(
     mesh: Mapping[str, int] | None,
     num_devices: int,
     options: tf.distribute.experimental.CommunicationOptions | None,
+    sharding: tuple[Sharded, int | None],
 ) -> Request:
     """Returns what this process asks for; processes that ask for different strategies are refused, on all of them."""
     chosen = None
@@ -127,7 +140,7 @@ def _request(
         "MultiWorkerMirroredStrategy",
         None if mesh is None else dict(mesh),
         num_devices,
-        {"communication_options": chosen},
+        {"communication_options": chosen, "shard": sharding[0], "shard_size": sharding[1]},
         cluster.node_rank,
         versions.installed(),
         claim(),
@@ -135,9 +148,12 @@ def _request(
 
 
 def _join(
-    cluster: Cluster, mesh: DeviceMesh, options: tf.distribute.experimental.CommunicationOptions | None
+    cluster: Cluster,
+    mesh: DeviceMesh,
+    options: tf.distribute.experimental.CommunicationOptions | None,
+    num_together: int,
 ) -> ProcessGroups:
-    """Returns the process groups of this process, in a mesh over the devices of all."""
+    """Returns the process groups of this process, in a mesh over the devices of all; so many share the optimizer."""
     options = options or tf.distribute.experimental.CommunicationOptions()
     name = options.implementation.value
     make_collectives = functools.partial(
@@ -157,7 +173,7 @@ def _join(
         bucket_bytes = options.bytes_per_pack or default_bytes
         return ProcessGroup(collectives, bucket_bytes, axis=axis, between_devices=between_devices)
 
-    return join(mesh, make_collectives, make_group)
+    return join(mesh, make_collectives, make_group, num_together)
 
 
 def _sum_between_devices(devices: Sequence[str]) -> bool:

@@ -48,7 +48,7 @@ ROOMS = (
         (),
         ("row values",),
     ),
-    Room("buckets", 0, ("strategies.collectives.buckets",)),
+    Room("buckets", 0, ("strategies.collectives.buckets", "strategies.collectives.bucket_slices"), rooms=("buckets",)),
     Room("division", 0, ("strategies.evenly",)),
     Room("files", 0, ("strategies.atomic_file",)),
     Room("text tables", 0, ("keras_ext.text_table",)),
@@ -181,7 +181,9 @@ ROOMS = (
         "strategy",
         3,
         (
+            "strategies.central_storage",
             "strategies.mirrored",
+            "strategies.parameter_server",
             "strategies.multi_worker_mirrored",
             "strategies.horovod",
         ),

@@ -19,7 +19,10 @@ PAGES = sorted(
 #: Those whose snippets are whole programs.
 WITH_PROGRAMS = (
     "README.md",
+    "docs/central_storage.md",
     "docs/custom_training_steps.md",
+    "docs/does_it_fit.md",
+    "docs/sharded_optimizer.md",
     "keras_ext/tensor/README.md",
     "keras_ext/pipeline/README.md",
 )

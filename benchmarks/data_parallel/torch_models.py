@@ -21,12 +21,12 @@ class Subject:
     """A model and what belongs to it.
 
     Attributes:
-        image_shape: channels, height and width of one image.
+        image_shape: of one input; of an image channels, height and width.
         make_model: makes the model, whose outputs are logits.
         make_optimizer: makes the optimizer of parameters.
     """
 
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     make_model: Callable[[], nn.Module]
     make_optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer]
 

@@ -25,11 +25,20 @@ def peak(call: Callable[[], object]) -> tuple[int, int]:
     with contextlib.suppress(AttributeError):
         # Of glibc: what is free goes back to the system.
         ctypes.CDLL(None).malloc_trim(0)
-    # The kernel forgets the highest value.
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_highest()
     before = _status("VmRSS")
     call()
-    return before, _status("VmHWM")
+    return before, highest()
+
+
+def forget_highest() -> None:
+    """Lets the kernel forget the highest value that this process' resident memory has had."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def highest() -> int:
+    """Returns the most bytes that were resident since the kernel forgot."""
+    return _status("VmHWM")
 
 
 def _status(name: str) -> int:

@@ -19,12 +19,12 @@ class Subject:
     """A model and what belongs to it.
 
     Attributes:
-        image_shape: height, width and channels of one image.
+        image_shape: of one input; of an image height, width and channels.
         make_model: makes the model, whose outputs are probabilities.
         make_optimizer: makes the optimizer that such a model is usually trained with.
     """
 
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     make_model: Callable[[], keras.Model]
     make_optimizer: Callable[[], keras.Optimizer]
 

@@ -64,7 +64,7 @@ class PresetTokenizer:
     def __init__(self, folder: str) -> None:
         try:
             self._tokenizer: Any = _keras_hub().models.Tokenizer.from_preset(folder)
-        # What is wrong in a folder shows in many ways.
+        # A wrong folder shows in many ways.
         except Exception as error:
             raise OptionError(f"--tokenizer=preset: {folder} has no tokenizer that can be read. {error}") from error
         self.num_tokens = int(self._tokenizer.vocabulary_size())

@@ -81,6 +81,9 @@ class Commits(Checkpoints):
 
 
 def _kept(model: keras.Model) -> list[Any]:
-    """The variables of the model and its optimizer, without the seeds, which a state has."""
+    """The variables of the model and its optimizer, without the seeds, which a state has.
+
+    What devices hold in parts is whole here: the next devices may be more, or fewer.
+    """
     apart = {id(variable) for variable in seeds_of(model)}
-    return [variable for variable in layer_api.state_of(model) if id(variable) not in apart]
+    return layer_api.joined([variable for variable in layer_api.state_of(model) if id(variable) not in apart])

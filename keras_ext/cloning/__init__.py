@@ -5,10 +5,20 @@ weights and the rest. A layer of a copy is found by its place, by `pairs`: what 
 counter, and otherwise in the next layer of its class.
 """
 
-from keras_ext.cloning.copies import Copies, build_like
-from keras_ext.cloning.graphs import cloned, input_of, put_in_order
+from keras_ext.cloning.copies import Copies
+from keras_ext.cloning.graphs import cloned, counted_layers, input_of, put_in_order
 from keras_ext.cloning.layers import remade
 from keras_ext.cloning.pairing import pairs
 from keras_ext.cloning.state import copy_state, copy_values
 
-__all__ = ["Copies", "build_like", "cloned", "copy_state", "copy_values", "input_of", "pairs", "put_in_order", "remade"]
+__all__ = [
+    "Copies",
+    "cloned",
+    "copy_state",
+    "copy_values",
+    "counted_layers",
+    "input_of",
+    "pairs",
+    "put_in_order",
+    "remade",
+]

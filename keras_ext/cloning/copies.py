@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
-from keras_ext.cloning.graphs import cloned, put_in_order
+from keras_ext.cloning.graphs import cloned, counted_layers, put_in_order
 from keras_ext.cloning.layers import remade
-from keras_ext.cloning.state import take_settings
+from keras_ext.cloning.state import own_variables, take_settings
 from keras_ext.cloning.structure import Attributes, CannotCopyError
 from keras_ext.tensor.custom_layers import is_graph, is_keras_class
 from keras_ext.tensor.gathered import GatheredWeights
@@ -34,7 +35,7 @@ class Copies:
         # With the old ones, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._dims = dims or {}
-        self._attributes = Attributes(self._inside, self._dims)
+        self._attributes = Attributes(self.built, self._dims)
 
     def of(self, layer: Any) -> Any:
         """Returns the copy of a layer, model or operation, not built if Keras' own.
@@ -50,11 +51,11 @@ class Copies:
     def _note(self, layer: Any, new: Any) -> None:
         self._made.setdefault(id(layer), (layer, new))
 
-    def _inside(self, layer: Any) -> Any:
-        """The copy of a layer that another one holds, built if it is."""
+    def built(self, layer: Any) -> Any:
+        """Returns the copy of a layer, built if the layer is, as those inside of others have to be."""
         new = self.of(layer)
         if layer.built and not new.built:
-            build_like(new, layer)
+            _build_like(new, layer)
         return new
 
     def _copied(self, layer: Any) -> Any:
@@ -96,11 +97,39 @@ class Copies:
 
         Of a user's class it has the attributes, too.
         """
-        copy = cloned(model, self.of)
+        owners = {id(weight): layer for layer in model._flatten_layers() for weight in own_variables(layer)}
+
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            mine = functools.partial(self._argument, owners)
+            args, kwargs = keras.tree.map_structure(mine, (args, kwargs))
+            return layer(*args, **kwargs)
+
+        copy = cloned(model, self.of, None if isinstance(model, keras.Sequential) else call)
         if not isinstance(model, keras.Sequential) and not is_keras_class(type(model)):
             copy = self._of_own_class(model, copy)
         take_settings(model, copy)
         return copy
+
+    def _argument(self, owners: Mapping[int, Any], value: Any) -> Any:
+        """The counterpart of an argument in a graph: of a weight, which a layer or the model holds, that of its copy.
+
+        Raises:
+            ValueError: the copy of the layer has it in shards.
+        """
+        if not isinstance(value, keras.Variable) or id(value) not in owners:
+            return value
+        owner = owners[id(value)]
+        if is_graph(owner):
+            return self._attributes.of(value)
+        copy = self.built(owner)
+        places = [id(each) for each in own_variables(owner)]
+        made = own_variables(copy)
+        if len(made) == len(places) and made[places.index(id(value))].shape == value.shape:
+            return made[places.index(id(value))]
+        raise ValueError(
+            "A layer cannot be split one of whose weights the model's graph uses outside of it. Leave it out of the "
+            f"plan. Received: {owner.name!r}, whose {value.path!r} is used in the graph."
+        )
 
     def _of_own_class(self, model: Any, copy: Any) -> Any:
         cls: Any = type(model)
@@ -110,12 +139,14 @@ class Copies:
         base.__init__(new, copy._inputs_struct, copy._outputs_struct, name=model.name)
         self._note(model, new)
         self._attributes.take(new, model, set(vars(new)))
+        self._attributes.count(new, model, ("trainable_variables", "non_trainable_variables"))
         new._dtype_policy = model._dtype_policy
-        put_in_order(new, [self._made[id(layer)][1] if id(layer) in self._made else None for layer in model._layers])
+        made = [self._made.get(id(layer), (None, None))[1] for layer in counted_layers(model)]
+        put_in_order(new, made)
         return new
 
 
-def build_like(made: Any, layer: Any) -> None:
+def _build_like(made: Any, layer: Any) -> None:
     """Builds a layer as one that it is like was built."""
     if getattr(made, "_parent_path", None) is None:
         made._parent_path = getattr(layer, "_parent_path", None)

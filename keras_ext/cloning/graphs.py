@@ -25,8 +25,16 @@ def cloned(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any] | N
         copy = keras.models.clone_model(model, inputs, clone_function=clone, call_function=call)
     if not isinstance(model, keras.Sequential):
         like = {id(one): other for one, other in pairs(model, copy)}
-        put_in_order(copy, [like.get(id(layer)) for layer in model._layers])
+        put_in_order(copy, [like.get(id(layer)) for layer in counted_layers(model)])
     return copy
+
+
+def counted_layers(model: Any) -> list[Any]:
+    """Returns the layers of a model, and those in layers, in the order in which its weights are counted.
+
+    A model may have layers of its graph in another layer, too, which is an attribute and no node of the graph.
+    """
+    return [inner for layer in model._layers for inner in layer._flatten_layers()]
 
 
 def put_in_order(model: Any, layers: list[Any]) -> None:
@@ -34,7 +42,9 @@ def put_in_order(model: Any, layers: list[Any]) -> None:
 
     Keras counts by the graph, but by attributes in a model whose class sets layers as such, as those of KerasHub do.
     """
-    places = {id(layer): place for place, layer in enumerate(layers)}
+    places: dict[int, int] = {}
+    for place, layer in enumerate(layers):
+        places.setdefault(id(layer), place)
     layer_api.sort_layers(model, key=lambda layer: places.get(id(layer), len(places)))
 
 

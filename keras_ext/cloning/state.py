@@ -27,10 +27,12 @@ def copy_state(old: Any, new: Any) -> None:
         if not is_graph(one) and id(one) not in inside:
             inside.update(id(layer) for layer in one._flatten_layers(include_self=False))
             _copy_weights(one, other)
+        if is_graph(one) and type(one) is type(other):
+            copy_values(own_variables(one), own_variables(other))
     for one, other in alike:
         take_settings(one, other)
         # A layer that is split has others.
-        own = zip(_own_variables(one), _own_variables(other), strict=True) if type(one) is type(other) else ()
+        own = zip(own_variables(one), own_variables(other), strict=True) if type(one) is type(other) else ()
         for its, theirs in own:
             if its.trainable != theirs.trainable:
                 theirs.trainable = its.trainable
@@ -70,7 +72,8 @@ def take_vocabulary(old: Any, new: Any) -> None:
     new.set_vocabulary(words, idf_weights=weights)
 
 
-def _own_variables(layer: Any) -> list[Any]:
+def own_variables(layer: Any) -> list[Any]:
+    """Returns the variables that a layer itself holds, and none of the layers inside of it."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 

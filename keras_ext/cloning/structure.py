@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -78,8 +78,13 @@ class Attributes:
         for weight in layer_api.joined(layer._non_trainable_variables):
             self._of_weight(new, weight, trainable=False)
         self.take(new, layer, _OWN | _OF_CALLS | {"shards"})
-        # In the same order, and also what is no attribute.
-        for store in _STORES:
+        self.count(new, layer, _STORES)
+        if layer._tracker.locked:
+            new._lock_state()
+
+    def count(self, new: Any, layer: Any, stores: Iterable[str]) -> None:
+        """Has a copy count its parts of some kinds in the order of `layer`, and those that are no attribute, too."""
+        for store in stores:
             _, held = new._tracker.config[store]
             held.clear()
             new._tracker.stored_ids[store].clear()
@@ -87,8 +92,6 @@ class Attributes:
                 made = self.of(value)
                 for each in made.shards if isinstance(made, layer_api.SplitWeight) else [made]:
                     new._tracker.add_to_store(store, each)
-        if layer._tracker.locked:
-            new._lock_state()
 
     def take(self, new: Any, layer: Any, but: set[str]) -> None:
         """Sets attributes as those of `layer`, except some, and those of TensorFlow's tracking and of training."""
@@ -99,7 +102,7 @@ class Attributes:
 
     @staticmethod
     def _own_container(value: Any, made: Any) -> Any:
-        """What a copy is to hold: lists and dictionaries of its own, of which Keras makes the kinds that it tracks."""
+        """The value for a copy: lists and dictionaries of its own, of which Keras makes the kinds that it tracks."""
         if made is not value or not isinstance(value, (list, dict, set)):
             return made
         return next(kind(value) for kind in (list, dict, set) if isinstance(value, kind))

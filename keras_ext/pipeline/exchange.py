@@ -16,7 +16,7 @@ from keras_ext.pipeline.ledger import Gates, Ledger
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.row_counts import Multiples
 from keras_ext.pipeline.schedule import Action, Kind
-from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
+from keras_ext.tensor_metadata import MASK, metadata_of, set_metadata
 from strategies import layer_api
 
 #: Something that a stage has made of a micro-batch: "outputs", "masks", "logits" or "added", and its number.

@@ -20,7 +20,7 @@ from keras_ext.pipeline.exchange import Exchange
 from keras_ext.pipeline.ledger import Gates, Ledger
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
+from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
 
 #: The loss of micro-batch i: takes i, the model's outputs, and the losses that layers add; returns a scalar.
 LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]

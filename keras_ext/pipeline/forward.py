@@ -13,7 +13,7 @@ from keras_ext.pipeline.flow import across, masks_across, refused_gradients, wei
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.stage import penalties_of
-from keras_ext.pipeline.tensor_metadata import MASK, metadata_of, set_metadata
+from keras_ext.tensor_metadata import MASK, metadata_of, set_metadata
 from strategies import layer_api
 
 #: Outputs of the model, and the losses that layers add.

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.pipeline.tensor_metadata import LOGITS, MASK, metadata_of, set_metadata
+from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, set_metadata
 from strategies.evenly import even_bounds, even_sizes
 
 

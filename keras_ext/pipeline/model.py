@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.cloning import put_in_order
+from keras_ext.cloning import counted_layers, put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback, Run
 from keras_ext.pipeline.forward import ForwardPasses
@@ -24,8 +24,8 @@ from keras_ext.pipeline.model_graph import copied, graph_of
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage import cut, penalties_of, stages_of_operations
-from keras_ext.pipeline.tensor_metadata import MASK, set_metadata
 from keras_ext.pipeline.timeline import Timeline, picture_path
+from keras_ext.tensor_metadata import MASK, set_metadata
 from strategies import layer_api
 
 
@@ -95,7 +95,7 @@ class PipelineModel(keras.Model):
             stages_of = stages_of_operations(graph, made)
             copy = copied(graph, parts, {name: {k % len(along) for k in own} for name, own in stages_of.items()})
         super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
-        put_in_order(self, copy._layers)
+        put_in_order(self, counted_layers(copy))
         self.num_microbatches = num_microbatches
         #: The layers of each stage; prints as a table.
         self.partition = made

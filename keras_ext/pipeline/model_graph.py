@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import Copies, cloned, copy_state, input_of, put_in_order
+from keras_ext.cloning import Copies, cloned, copy_state, counted_layers, input_of, put_in_order
 from keras_ext.pipeline.stage import nodes_of
 from strategies import layer_api
 
@@ -40,7 +40,14 @@ def graph_of(given: Any) -> Any:
             "A pipeline trains in its own way, and would not use a model's own one. Put a loss of your own into "
             f"compile, or into a layer's add_loss. Received: {type(given).__name__}, which has {', '.join(own)}."
         )
-    put_in_order(graph, given._layers)
+    held = {id(weight) for weight in graph.weights}
+    beside = [weight.path for weight in given.weights if id(weight) not in held]
+    if beside and isinstance(given, keras.Model) and given._trainable_variables:
+        raise ValueError(
+            "A pipeline is made of a model's layers, and would lose weights that the model itself holds. Put them into "
+            f"a layer. Received: {given.name!r} with the weights {beside}."
+        )
+    put_in_order(graph, counted_layers(given))
     _check(graph)
     return graph
 
@@ -50,6 +57,15 @@ def _check(graph: Any) -> None:
         if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
             raise ValueError(
                 f"A pipeline cuts inputs by rows, which sparse and ragged ones do not let it. Received: {tensor!r}."
+            )
+    weights = {id(weight) for weight in graph.weights}
+    for node in nodes_of(graph):
+        arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        used = [each.path for each in arguments if id(each) in weights]
+        if used:
+            raise ValueError(
+                "A stage of a pipeline has the weights of its layers, and what is between layers has none. Use them in "
+                f"a layer. Received: {node.operation.name!r} with {used}."
             )
     for layer in graph._flatten_layers(include_self=False):
         if getattr(layer, "stateful", False) is True:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_ext.pipeline.stage import Stage
-from keras_ext.pipeline.tensor_metadata import MASK, metadata_of
+from keras_ext.tensor_metadata import MASK, metadata_of
 from strategies import layer_api
 
 #: Of each dimension of a tensor how many times the number of rows it is; None if it is something else.

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import Copies, build_like, copy_state, input_of
+from keras_ext.cloning import Copies, copy_state, input_of
 from strategies import layer_api
 
 
@@ -106,9 +106,7 @@ def _made_here(layer: Any, copies: Copies) -> Any:
     """A layer as it is, if it has no variables yet; else one like it that is made anew."""
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.InputLayer) or not layer.variables:
         return layer
-    made = copies.of(layer)
+    made = copies.built(layer)
     if layer.built:
-        if not made.built:
-            build_like(made, layer)
         copy_state(layer, made)
     return made

@@ -61,8 +61,8 @@ class GatheredWeights(SplitLayer):
     def _gathered(self, weight: layer_api.SplitWeight) -> Any:
         shards = self._placed()
         dtype = self.compute_dtype if weight.shards[0].dtype == self.variable_dtype else weight.dtype
-        pieces = shards.run_each(lambda shard: ops.cast(shard, dtype), shards.of_owned(weight.shards))
-        return shards.gather(pieces, weight.dim, weight.shape[weight.dim])
+        devices = [shards.parts.device(shards.members[index]) for index in shards.owned]
+        return layer_api.joined_weight(weight, shards.owned, devices, shards.between, dtype)
 
 
 @functools.cache

@@ -112,7 +112,7 @@ def default_plan(model: Any, *, sequence_parallel: bool = False) -> Plan:
 
 
 def _instead_of(plan: Plan, *, sequence_parallel: bool) -> Callable[[Any], Any]:
-    """What makes the layers in the place of those that are split, or through which pieces pass."""
+    """Returns a function that makes the layers in the place of those that are split, or through which pieces pass."""
     choices = {id(choice.layer): choice for choice in plan.values()}
 
     def instead(layer: Any) -> Any:

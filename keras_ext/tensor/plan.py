@@ -125,7 +125,7 @@ class Plan(Mapping[str, Choice]):
         whole = sum(size for size, _ in sizes)
         if self.num_shards == 1 or not whole:
             return 0.0
-        # What is split is on a device to 1 / n, rounded up.
+        # A split weight is on a device to 1 / n, rounded up.
         return min(1.0, (whole - sum(part for _, part in sizes)) / whole * self.num_shards / (self.num_shards - 1))
 
     @property
@@ -225,7 +225,8 @@ def _choose(
     kinds: dict[str, str | None], layers: Mapping[str, Any], followers: Mapping[str, str], num_shards: int
 ) -> None:
     for path, layer in layers.items():
-        if kinds[path] is not None or plain_type(layer) not in _KINDS_OF:
+        # A model may hold layers that it never calls.
+        if kinds[path] is not None or plain_type(layer) not in _KINDS_OF or not layer.built:
             continue
         if issubclass(plain_type(layer), keras.layers.Embedding):
             kinds[path] = "vocab" if layer.input_dim >= num_shards else None

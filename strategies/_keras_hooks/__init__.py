@@ -18,21 +18,23 @@ from strategies._keras_hooks import (
     gradients,
     held_variables,
     inputs,
+    lookups,
     losses,
     new_variables,
     norms,
+    optimizer_variables,
     optimizers,
     plain_classes,
     preprocessing,
     random,
     remat,
     replica_attributes,
+    sharded_optimizers,
     stored_values,
     synchronized_norms,
     train_steps,
     trainer,
     weights,
-    whole_updates,
 )
 from strategies.versions import warn_of_untested
 
@@ -47,21 +49,23 @@ def install() -> None:
     gradients.install()
     held_variables.install()
     inputs.install()
+    lookups.install()
     losses.install()
     new_variables.install()
     norms.install()
     optimizers.install()
+    optimizer_variables.install()
     plain_classes.install()
     preprocessing.install()
     random.install()
     remat.install()
     replica_attributes.install()
+    sharded_optimizers.install()
     stored_values.install()
     synchronized_norms.install()
     train_steps.install()
     trainer.install()
     weights.install()
-    whole_updates.install()
 
 
 __all__ = ["install"]

@@ -79,6 +79,12 @@ def _init(
 def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
     """Refuses, on all ranks, what would have rank 0 read weights that other processes hold."""
     engine = None if model is None else engine_of(model.distribute_strategy)
+    swapping = next((each for each in callbacks if isinstance(each, keras.callbacks.SwapEMAWeights)), None)
+    if engine is not None and engine.sharded_updates is not None and swapping is not None:
+        raise ValueError(
+            "SwapEMAWeights exchanges weights and averages that are dealt out among the devices (shard='optimizer'). "
+            f"Use the optimizer's ema_overwrite_frequency. Received: {swapping!r}."
+        )
     if engine is None or not engine.parts.spans_processes:
         return
     for callback in callbacks:

@@ -78,7 +78,9 @@ def not_by_keras(model: keras.Model) -> Iterator[None]:
 def is_whole(model: keras.Model) -> bool:
     """True if steps are compiled whole: there is one replica, and it has one device."""
     engine = engine_of(model.distribute_strategy)
-    return engine is not None and engine.layout.num_replicas == 1 and engine.parts.mesh.size == 1
+    if engine is None or engine.central is not None:
+        return False
+    return engine.layout.num_replicas == 1 and engine.parts.mesh.size == 1
 
 
 def whole(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -175,6 +177,8 @@ def _is_compiled(model: keras.Model) -> bool:
 
 
 def _known_reason(model: keras.Model, engine: ReplicatedExtended) -> str | None:
+    if engine.central is not None:
+        return "its variables are on a device of their own"
     if engine.parts.mesh.size > 1:
         return "a replica of it is spread over several devices"
     if any(overrides(model, keras_tf_trainer.TensorFlowTrainer, name) for name in _STEPS):

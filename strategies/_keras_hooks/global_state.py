@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope as in_scope
 
 from strategies._keras_hooks.keras_versions import GLOBAL_SEED_GENERATOR
 
@@ -32,6 +33,11 @@ def _of_keras_kept() -> Iterator[None]:
         if generator is not None:
             generator.state.assign(seed)
         global_state.set_global_attribute(_NAME_COUNTERS, collections.defaultdict(int, before))
+
+
+def in_stateless_scope() -> bool:
+    """True inside of a ``keras.StatelessScope``, in which variables have other values."""
+    return bool(in_scope())
 
 
 @contextlib.contextmanager

@@ -15,9 +15,11 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 
+from strategies._keras_hooks.sharded_optimizers import sharded_updates
 from strategies._keras_hooks.whole_updates import shards_of
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
 from strategies.replica.holders import is_held
+from strategies.replica.weight_slices import WeightSlice
 
 
 def install() -> None:
@@ -34,10 +36,10 @@ def apply_held(
     variables: Sequence[Any] | None,
 ) -> Any:
     """Calls an optimizer's ``apply`` with what this process holds: gradients and their variables, all where None."""
-    if spanning_parts() is None or not gradients:
+    if (spanning_parts() is None and sharded_updates() is None) or not gradients:
         return apply(gradients, variables)
     known = optimizer._trainable_variables if variables is None else variables
-    pairs = [(g, v) for g, v in zip(gradients, known, strict=True) if is_held(v)]
+    pairs = [(g, v) for g, v in zip(gradients, known, strict=True) if _is_held(v)]
     if any(gradient is not None for gradient, _ in pairs):
         return apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
     return _apply_nothing(optimizer)
@@ -63,12 +65,31 @@ def _clip_nothing(optimizer: keras.Optimizer) -> None:
 def _check_finite(
     original: Callable[..., tf.Tensor], optimizer: keras.Optimizer, grads: Sequence[Any]
 ) -> tf.Tensor | bool:
-    parts = spanning_parts()
-    if parts is None:
+    total = sum_over_holders()
+    if total is None:
         return original(optimizer, grads)
     own = [gradient for gradient in grads if gradient is not None]
     overflow = tf.logical_not(original(optimizer, own)) if own else tf.constant(False)
-    return tf.equal(parts.groups.sum_over_replica(tf.cast(overflow, tf.int32)), 0)
+    return tf.equal(total(tf.cast(overflow, tf.int32)), 0)
+
+
+def _is_held(variable: Any) -> bool:
+    return variable.is_held if isinstance(variable, WeightSlice) else is_held(variable)
+
+
+def sum_over_holders() -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """Returns the sum over the processes that hold parts of what is updated; None if this one holds all."""
+    parts, sharded = spanning_parts(), sharded_updates()
+    group = None if sharded is None else sharded.process_group
+    if parts is None and group is None:
+        return None
+
+    def total(value: tf.Tensor) -> tf.Tensor:
+        if parts is not None:
+            value = parts.groups.sum_over_replica(value)
+        return value if group is None else group.sum([value])[0]
+
+    return total
 
 
 class _Seen:
@@ -84,13 +105,13 @@ class _Seen:
 
 def _for_held(original: Callable[..., None], optimizer: keras.Optimizer, trainable_variables: Sequence[Any]) -> None:
     """Goes through the variables that this process holds, and their averages; through shards, number by number."""
-    if not optimizer.use_ema or spanning_parts() is None:
+    if not optimizer.use_ema or (spanning_parts() is None and sharded_updates() is None):
         return original(optimizer, trainable_variables)
     pairs = [
         (shard, own)
         for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True)
         if average is not None
         for shard, own in zip(shards_of(variable), shards_of(average), strict=True)
-        if is_held(shard)
+        if _is_held(shard)
     ]
     return original(_Seen(optimizer, [own for _, own in pairs]), [shard for shard, _ in pairs])

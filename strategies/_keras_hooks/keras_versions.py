@@ -1,4 +1,4 @@
-"""Where the supported releases of Keras differ, in one place: each difference with the releases that it concerns.
+"""Differences between the supported releases of Keras, in one place, each with the releases that it concerns.
 
 The rest of the package is written as for the newest release, and asks for a release nowhere. Every difference is
 found by looking for the name, not by comparing numbers of versions.

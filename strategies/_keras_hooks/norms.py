@@ -14,10 +14,13 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
+from strategies._keras_hooks.held_variables import sum_over_holders
+from strategies._keras_hooks.sharded_optimizers import sharded_updates
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
+from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.holders import is_first_holder
-from strategies.replica.parts import ReplicaParts
-from strategies.replica.splitting import SplitWeight, joined, weight_of
+from strategies.replica.splitting import SplitWeight, joined, whole_of
+from strategies.replica.weight_slices import WeightSlice
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -47,22 +50,28 @@ def _filter(
 def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, grads: list[Gradient]) -> list[Gradient]:
     variables = _applied.get()
     _applied.set(())
-    parts = spanning_parts()
+    parts, total = spanning_parts(), sum_over_holders()
     known = len(variables) == len(grads)
-    if parts is not None and known and optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
-        return _clipped_together(optimizer, grads, variables, parts)
+    if total is not None and known and optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
+        pairs = zip(grads, variables, strict=True)
+        own = grads if parts is None else [g for g, variable in pairs if is_first_holder(parts, _weight(variable))]
+        return _clipped_together(optimizer, grads, own, total)
     clipped = original(optimizer, grads)
     if not optimizer.clipnorm or optimizer.clipnorm < 0 or not known:
         return clipped
-    weights = [weight_of(variable) for variable in variables]
+    weights = [whole_of(variable) for variable in variables]
     held = list(dict.fromkeys(weight for weight in weights if weight is not None))
     squares = {}
     for weight in held:
         own = [i for i, other in enumerate(weights) if other is weight]
-        counted = own if parts is None else [i for i in own if is_first_holder(parts, variables[i], ("tensor",))]
+        counted = own
+        if parts is not None:
+            counted = [i for i in own if is_first_holder(parts, _weight(variables[i]), ("tensor",))]
         squares[weight] = _sum_of_squares([grads[i] for i in counted], _dtype(optimizer))
-    if parts is not None and parts.crosses("tensor"):
-        squares = _summed_along_tensor(optimizer, squares, parts)
+    groups = [_processes_with_slices(), None if parts is None else parts.groups.model.get("tensor")]
+    for group in groups:
+        if group is not None:
+            squares = _summed_over(group, optimizer, squares)
     for weight in held:
         norm = tf.sqrt(squares[weight])
         scale = optimizer.clipnorm / tf.maximum(norm, optimizer.clipnorm)
@@ -72,28 +81,41 @@ def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, g
     return clipped
 
 
+def _weight(variable: Any) -> Any:
+    """Returns the variable of which one is a slice; any other as it is."""
+    return variable.variable if isinstance(variable, WeightSlice) else variable
+
+
+def _processes_with_slices() -> ProcessGroup | None:
+    """Returns the processes among which updates are dealt out; None if they are not."""
+    sharded = sharded_updates()
+    return None if sharded is None else sharded.process_group
+
+
 def _clipped_together(
-    optimizer: keras.Optimizer, grads: list[Gradient], variables: Sequence[Any], parts: ReplicaParts
+    optimizer: keras.Optimizer,
+    grads: list[Gradient],
+    own: Sequence[Gradient],
+    total: Callable[[tf.Tensor], tf.Tensor],
 ) -> list[Gradient]:
-    """Clips by the norm over all weights of the model, each counted by the first process that holds it."""
-    own = [g for g, variable in zip(grads, variables, strict=True) if is_first_holder(parts, variable)]
-    norm = tf.sqrt(parts.groups.sum_over_replica(_sum_of_squares(own, _dtype(optimizer))))
+    """Clips by the norm over all weights of the model, of which this process counts its own."""
+    norm = tf.sqrt(total(_sum_of_squares(own, _dtype(optimizer))))
     limit = optimizer.global_clipnorm
     # As Keras has it; infinite norms make NaNs.
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
     return [_scaled(gradient, scale) for gradient in grads]
 
 
-def _summed_along_tensor(
-    optimizer: keras.Optimizer, squares: dict[SplitWeight, tf.Tensor], parts: ReplicaParts
+def _summed_over(
+    group: ProcessGroup, optimizer: keras.Optimizer, squares: dict[SplitWeight, tf.Tensor]
 ) -> dict[SplitWeight, tf.Tensor]:
-    """Returns the sums over the processes along "tensor", which may hold shards of other weights than this one."""
+    """Returns the sums over processes that hold shards of weights, perhaps of others than this one."""
     every = [each for each in joined(optimizer._trainable_variables) if isinstance(each, SplitWeight)]
     if not every:
         return squares
     zero = tf.zeros([], _dtype(optimizer))
-    [totals] = parts.groups.model["tensor"].sum([tf.stack([squares.get(weight, zero) for weight in every])])
-    return {weight: total for weight, total in zip(every, tf.unstack(totals), strict=True) if weight in squares}
+    [totals] = group.sum([tf.stack([squares.get(weight, zero) for weight in every])])
+    return dict(zip(every, tf.unstack(totals), strict=True))
 
 
 def _dtype(optimizer: keras.Optimizer) -> tf.DType:

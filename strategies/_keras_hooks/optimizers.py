@@ -12,21 +12,23 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Concatenate
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 
-from strategies._keras_hooks import train_steps, weights, whole_updates
+from strategies._keras_hooks import optimizer_variables, sharded_optimizers, train_steps, weights
 from strategies._keras_hooks.held_variables import apply_held
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.whole_updates import needs_whole, shards_of, whole_pairs
-from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
+from strategies._keras_hooks.wrapping import Result, engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
+from strategies.engine.central import making_optimizer_state
 from strategies.engine.gradient_sync import Accumulation
 from strategies.replica.splitting import SplitWeight, joined
+from strategies.replica.weight_slices import WeightSlice
 
 # True while an optimizer is built by another that wraps it.
 _wrapped: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_wrapped", default=False)
@@ -54,29 +56,39 @@ def _reduce_first(
     optimizer: keras.Optimizer,
     gradients: Sequence[Any],
     variables: list[Any] | None,
-    update: Callable[[Sequence[Any]], Any],
+    update: Callable[[Sequence[Any], Sequence[Any] | None], Any],
 ) -> Any:
-    """Calls ``update`` with global gradients: once where there are no replicas, else once per device."""
+    """Calls ``update`` with global gradients and their variables: once where there are no replicas, else per device."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is None or _is_reduced():
-        return update(gradients)
+        return update(gradients, variables)
     # In the replica's own thread: where replicas meet, there is another.
     may_defer = train_steps.may_defer_update()
 
     def across(strategy: tf.distribute.Strategy, gradients: list[Any]) -> Any:
-        whole_updates.wrap_build(optimizer)
+        optimizer_variables.wrap_build(optimizer)
         if not optimizer.built and variables is not None:
             with tf.init_scope():
                 optimizer.build(variables)
+        if engine.sharded_updates is not None:
+            return sharded_optimizers.apply(engine, optimizer, gradients, variables, update)
         known = optimizer._trainable_variables if variables is None else variables
         # A variable of TensorFlow has a `value`, too: a method.
         shards = [shard for v in known for shard in shards_of(v)]
         targets = [shard.value if isinstance(shard, keras.Variable) else shard for shard in shards]
+        if engine.central is not None:
+            result = engine.update_replicas(gradients, on_device, targets)
+            # Each replica has a component of what an optimizer made before it was built.
+            engine.layout.mirror(optimizer.variables)
+            return result
         accumulators = _accumulators(optimizer, variables)
         if accumulators is None:
-            return engine.update_replicas(gradients, update, targets, may_defer=may_defer)
+            return engine.update_replicas(gradients, on_device, targets, may_defer=may_defer)
         is_due = tf.equal((optimizer._iterations + 1) % optimizer.gradient_accumulation_steps, 0)
-        return engine.update_replicas(gradients, update, targets, Accumulation(accumulators, is_due))
+        return engine.update_replicas(gradients, on_device, targets, Accumulation(accumulators, is_due))
+
+    def on_device(summed: Sequence[Any]) -> Any:
+        return update(summed, variables)
 
     context = tf.distribute.get_replica_context()
     if context is None:
@@ -103,6 +115,10 @@ def _add_variable(
     Not in a wrapped optimizer: a loss scale is checked at every step on the global gradient, so each replica
     gathers that.
     """
+    if isinstance(reference_variable, WeightSlice):
+        slot = sharded_optimizers.make_slot(optimizer, reference_variable, *args, **kwargs)
+        weights.note_slot(optimizer, reference_variable, slot)
+        return slot
     if isinstance(reference_variable, SplitWeight):
         slot = reference_variable.like()
         for shard in reference_variable.shards:
@@ -110,7 +126,7 @@ def _add_variable(
         return slot
     name = kwargs.get("name", args[0] if args else None)
     engine = engine_of(tf.distribute.get_strategy())
-    gathers = name == "gradient_accumulator" and not _wrapped.get()
+    gathers = name == "gradient_accumulator" and not _wrapped.get() and engine is not None and engine.central is None
     with engine.accumulators.of(optimizer) if engine is not None and gathers else contextlib.nullcontext():
         slot = original(optimizer, reference_variable, *args, **kwargs)
     weights.note_slot(optimizer, reference_variable, slot)
@@ -118,14 +134,12 @@ def _add_variable(
 
 
 def _build_wrapped(
-    original: Callable[Concatenate[keras.Optimizer, Rest], Result],
-    optimizer: keras.Optimizer,
-    *args: Rest.args,
-    **kwargs: Rest.kwargs,
-) -> Result:
+    original: Callable[[keras.Optimizer, Sequence[Any]], None], optimizer: keras.Optimizer, variables: Sequence[Any]
+) -> None:
     token = _wrapped.set(True)
     try:
-        return original(optimizer, *args, **kwargs)
+        with making_optimizer_state():
+            original(optimizer, optimizer_variables.taken(optimizer, variables))
     finally:
         _wrapped.reset(token)
 
@@ -138,11 +152,11 @@ def _apply(
 ) -> Result:
     variables = None if trainable_variables is None else list(trainable_variables)
 
-    def update(summed: Sequence[Any]) -> Result:
+    def update(summed: Sequence[Any], of: Sequence[Any] | None) -> Result:
         if isinstance(optimizer, WRAPPING_OPTIMIZERS):
-            return original(optimizer, summed, variables)
+            return original(optimizer, summed, of)
         result: Result = apply_held(
-            optimizer, functools.partial(original, optimizer), *whole_pairs(optimizer, summed, variables)
+            optimizer, functools.partial(original, optimizer), *whole_pairs(optimizer, summed, of)
         )
         return result
 
@@ -160,7 +174,7 @@ def _apply_gradients(
         optimizer,
         [gradient for gradient, _ in pairs],
         variables,
-        lambda summed: original(optimizer, list(zip(summed, variables, strict=True))),
+        lambda summed, of: original(optimizer, list(zip(summed, of or variables, strict=True))),
     )
 
 

@@ -18,6 +18,7 @@ from keras.src.random import seed_generator
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.replica import drawing
+from strategies.replica.recomputed import check_seeded
 
 # Far apart, so that neighbouring replicas do not draw what neighbouring seeds draw: 2**32 / golden ratio.
 _STRIDE = 0x9E3779B9
@@ -49,6 +50,7 @@ def _next(
 
 
 def _global_seed_generator(original: Callable[[], keras.random.SeedGenerator]) -> keras.random.SeedGenerator:
+    check_seeded()
     share = shares.current()
     if share is None:
         return original()

@@ -16,7 +16,15 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
 
-from strategies._keras_hooks import compiled_steps, losses, progress, same_inputs, same_models, shapes, whole_updates
+from strategies._keras_hooks import (
+    compiled_steps,
+    losses,
+    optimizer_variables,
+    progress,
+    same_inputs,
+    same_models,
+    shapes,
+)
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies._tf_internals import DistributedVariable, NoneTensorSpec, PerReplicaSpec
@@ -177,7 +185,8 @@ def _compile(
     shapes.forget(model)
     compiled_steps.note_request(model, asked.get("jit_compile", "auto"))
     if model.optimizer is not None:
-        whole_updates.wrap_build(model.optimizer)
+        with strategy.scope():
+            optimizer_variables.wrap_build(model.optimizer)
     _check(model, strategy)
     return result
 

@@ -8,15 +8,14 @@ replica.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
-from strategies._keras_hooks.wrapping import spanning_parts, wrap
+from strategies._keras_hooks.wrapping import spanning_parts
 from strategies.replica.holders import is_first_holder
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight, joined, weight_of
@@ -35,20 +34,14 @@ _BY_NUMBER = (
 )
 
 
-def install() -> None:
-    """Wraps what takes variables at the end of training; what takes them before is wrapped by :func:`wrap_build`."""
-    wrap(base_optimizer.BaseOptimizer, "finalize_variable_values", _with_whole, in_step=False)
+#: Methods of optimizers that see gradients on their way, and that a user's class may override.
+_ON_GRADIENTS = ("apply", "apply_gradients", "_clip_gradients", "_backend_apply_gradients", "_backend_update_step")
 
 
-def wrap_build(optimizer: keras.Optimizer) -> None:
-    """Wraps the ``build`` of the optimizer's class, if it needs whole weights, and of those that it wraps."""
-    for inner in (getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())):
-        if isinstance(inner, keras.Optimizer):
-            wrap_build(inner)
-    if needs_whole(optimizer):
-        for cls in type(optimizer).__mro__:
-            if "build" in vars(cls) and issubclass(cls, base_optimizer.BaseOptimizer):
-                wrap(cls, "build", _with_whole, in_step=False)
+def has_own_way(optimizer: keras.Optimizer) -> bool:
+    """True if the optimizer's class does something of its own to gradients, which may look at all of one."""
+    cls = type(optimizer)
+    return any(getattr(cls, name) not in [getattr(known, name) for known in _BY_NUMBER] for name in _ON_GRADIENTS)
 
 
 def needs_whole(optimizer: keras.Optimizer) -> bool:
@@ -106,7 +99,3 @@ def _gathered(own: tf.Tensor, weight: SplitWeight, parts: ReplicaParts) -> tf.Te
         [own], "tensor", weight.dim, equal_sizes=is_even, differentiable=False
     )
     return gathered[0]
-
-
-def _with_whole(original: Callable[..., None], optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
-    original(optimizer, joined(variables) if needs_whole(optimizer) else variables)

@@ -57,7 +57,8 @@ class ProcessGroup:
         self._axis = axis
         self._collectives = collectives
         self._between_devices = between_devices
-        self._bucket_bytes = bucket_bytes
+        #: The maximum size of a bucket of gradients.
+        self.bucket_bytes = bucket_bytes
         self._gradient_options: dict[str, Any] = {}
         if compression is not None:
             self._gradient_options["compression"] = compression
@@ -134,7 +135,7 @@ class ProcessGroup:
         sizes = [(own[0].shape.num_elements() or 0) * own[0].dtype.size for own in terms]
         names = [own[0].dtype.name for own in terms]
         results: list[list[tf.Tensor]] = [[] for _ in terms]
-        for bucket in make_buckets(sizes, names, self._bucket_bytes, num_riders):
+        for bucket in make_buckets(sizes, names, self.bucket_bytes, num_riders):
             # Riders are the last of their bucket.
             num_own = sum(i < len(terms) - num_riders for i in bucket.indices)
             sent = []
@@ -154,6 +155,14 @@ class ProcessGroup:
         sent = [to_wire(tf.convert_to_tensor(value))]
         [gathered] = self._collectives.all_gather(sent, self._axis, dim, equal_sizes=equal_sizes, differentiable=False)
         return from_wire(gathered, value.dtype)
+
+    def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns this process' part, by rank, of the sum of the processes' values.
+
+        Shapes: `[n * d]` -> `[d]` for ``n`` processes.
+        """
+        [part] = self._collectives.reduce_scatter([value], self._axis, differentiable=False)
+        return part
 
     def broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
         """Returns the value of the process at position `root`; the others' give shape and dtype."""

@@ -10,7 +10,20 @@ import tensorflow as tf
 from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import ProcessGroup
 from strategies.topology.mesh import DeviceMesh
-from strategies.topology.placement import local_grid, process_mesh
+from strategies.topology.placement import local_grid, process_mesh, sharding_mesh
+
+
+@dataclass(frozen=True)
+class ShardingProcessGroups:
+    """The processes with which one shares the optimizer of a part of a replica.
+
+    Attributes:
+        inside: those that hold the other slices; None if this process holds all.
+        between: those of other groups that hold the same slices; None if there are none, or this process holds all.
+    """
+
+    inside: ProcessGroup | None = None
+    between: ProcessGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -23,12 +36,14 @@ class ProcessGroups:
             empty where no other process does.
         model: by axis, "pipe" or "tensor", the processes that own the other parts of the same replica along it.
         collectives: between the processes, each of which is one coordinate: pipelines make their channels here.
+        sharding: as `data`, those with which this process shares the optimizer; empty where it does not.
     """
 
     job: ProcessGroup | None = None
     data: tuple[ProcessGroup, ...] = ()
     model: Mapping[str, ProcessGroup] = field(default_factory=dict)
     collectives: Collectives | None = None
+    sharding: tuple[ShardingProcessGroups, ...] = ()
 
     @property
     def data_of_first(self) -> ProcessGroup | None:
@@ -54,17 +69,22 @@ class ProcessGroups:
         return value
 
 
-def meshes_between(mesh: DeviceMesh) -> list[DeviceMesh]:
-    """Returns the meshes of processes over which collectives are needed, one for each part that a process owns, then
-    one of all processes in a row if the first of them does not have them so.
+def meshes_between(mesh: DeviceMesh, num_sharing: int = 1) -> list[DeviceMesh]:
+    """Returns the meshes of processes over which collectives are needed.
+
+    They are one for each part that a process owns; one of all processes in a row, if the first of these does not have
+    them so; and one for each part with the groups in which processes share the optimizer, if there are several.
 
     Args:
         mesh: over the devices of several processes.
+        num_sharing: the number of processes along "data" that share the optimizer.
     """
     firsts = local_grid(mesh, mesh.ranks[0])[0]
     found = [process_mesh(mesh, device) for device in firsts]
     if found[0].axis_size("data") < mesh.num_processes:
         found.append(DeviceMesh.from_processes(mesh.num_processes, local_devices=firsts[:1]))
+    if 1 < num_sharing < found[0].axis_size("data"):
+        found += [sharding_mesh(mesh, device, num_sharing) for device in firsts]
     return found
 
 
@@ -72,6 +92,7 @@ def join(
     mesh: DeviceMesh,
     make_collectives: Callable[[DeviceMesh], Collectives],
     make_group: Callable[[Collectives, str, int], ProcessGroup],
+    num_sharing: int = 1,
 ) -> ProcessGroups:
     """Returns the groups of this process in a mesh over the devices of several processes. All processes call it alike.
 
@@ -79,13 +100,24 @@ def join(
         mesh: whose processes own boxes of one size.
         make_collectives: joins the processes at the coordinates of a mesh of processes.
         make_group: returns the group along an axis of such; takes the number of the owned part whose sums it makes.
+        num_sharing: the number of processes along "data" that share the optimizer; 1 if none do.
     """
-    between = meshes_between(mesh)
+    between = meshes_between(mesh, num_sharing)
     made = [make_collectives(each) for each in between]
     num_parts = len(local_grid(mesh, mesh.ranks[0])[0])
+    in_groups: Sequence[Collectives] = ()
+    if 1 < num_sharing < between[0].axis_size("data"):
+        made, in_groups = made[:-num_parts], made[-num_parts:]
     crossing = [axis for axis in ("pipe", "tensor") if between[0].axis_size(axis) > 1]
     data: Sequence[ProcessGroup] = ()
     if between[0].axis_size("data") > 1:
         data = [make_group(each, "data", part) for part, each in enumerate(made[:num_parts])]
     job = make_group(made[-1], "data", 0) if crossing else data[0]
-    return ProcessGroups(job, tuple(data), {axis: make_group(made[0], axis, 0) for axis in crossing}, made[0])
+    sharding = [
+        ShardingProcessGroups(make_group(each, "shard", part), make_group(each, "replicate", part))
+        for part, each in enumerate(in_groups)
+    ]
+    if num_sharing == between[0].axis_size("data"):
+        sharding = [ShardingProcessGroups(group) for group in data]
+    model = {axis: make_group(made[0], axis, 0) for axis in crossing}
+    return ProcessGroups(job, tuple(data), model, made[0], tuple(sharding))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,19 @@ class ReplicaLayout:
         """Returns the part on whose devices a distributed value, or a tensor, is; 0 if it is on those of none."""
         devices = tuple(getattr(value, "device", "") for value in local_values(where))
         return next((k for k, group in enumerate(self.groups) if group.devices == devices), 0)
+
+    def mirror(self, variables: Iterable[Any]) -> None:
+        """Gives all local replicas what the first has of Keras variables that an update changed for some of them only.
+
+        Variables of which not every replica has a component, such as slots of one device, are left as they are.
+        """
+        for variable in variables:
+            first, *others = local_values(variable.value)
+            if len(others) + 1 < self.num_local:
+                continue
+            for component in others:
+                with tf.device(component.device):
+                    component.assign(first.read_value(), read_value=False)
 
     def copied_to(self, group: int, total: Any) -> Any:
         """Returns a sum, a tensor or slices, on each device of a group; as it is, if there is one device."""

@@ -44,21 +44,30 @@ def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any],
     """
     reference = kwargs.get("colocate_with")
     initial_value = kwargs.get("initial_value")
-    remote = home is None if reference is None else is_remote(reference)
+    is_elsewhere = home is None if reference is None else is_remote(reference)
     on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-    if not remote and (not may_defer or not callable(initial_value) or on_read):
+    if not is_elsewhere and (not may_defer or not callable(initial_value) or on_read):
         return None
-    shape, dtype = _shape_and_dtype(initial_value, kwargs.get("dtype"))
-    if not remote and not dtype.is_floating:
+    own = _form(kwargs)
+    if not is_elsewhere and not own["dtype"].is_floating:
         return None
-    own = {"shape": shape, "dtype": dtype} | {name: kwargs.get(name) for name in ("name", "trainable", "aggregation")}
-    if remote:
-        owner = reference.values[0].owner if reference is not None else _owner(parts)
-        with tf.device("CPU:0"):
-            return RemoteVariable(owner, **own)
+    if is_elsewhere:
+        return remote(reference.values[0].owner if reference is not None else _owner(parts), kwargs)
     device = parts.column(home or 0)[0] if reference is None else _device_of(reference)
     with tf.device(device):
         return DeferredVariable(initial_value if callable(initial_value) else lambda: initial_value, **own)
+
+
+def remote(owner: int, kwargs: dict[str, Any]) -> RemoteVariable:
+    """Returns a variable that process `owner` holds; ``kwargs`` are those of its creation there."""
+    with tf.device("CPU:0"):
+        return RemoteVariable(owner, **_form(kwargs))
+
+
+def _form(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns what there is to know of a variable before its value is."""
+    shape, dtype = _shape_and_dtype(kwargs.get("initial_value"), kwargs.get("dtype"))
+    return {"shape": shape, "dtype": dtype} | {name: kwargs.get(name) for name in ("name", "trainable", "aggregation")}
 
 
 def _owner(parts: ReplicaParts) -> int:

@@ -145,6 +145,20 @@ class Reductions:
                 joined.append(_lookups(value, shares).joined())
         return PerReplica(tuple(joined))
 
+    def to_device(self, device: str, values: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
+        """Returns the sum of each value over the local replicas, on one device; of slices, all side by side.
+
+        Args:
+            device: its full name.
+            values: per-replica tensors or ``IndexedSlices``, of local shapes.
+            shares: those of the local replicas in the step in which the values were made.
+        """
+        with tf.device(device):
+            return [
+                _lookups(value, shares).joined() if _is_sparse(value) else sum_in_order(local_values(value))
+                for value in values
+            ]
+
     def across(
         self,
         reduce_op: Any,

@@ -62,7 +62,7 @@ def agree(
     for vector in state_vectors(written):
         with tf.device(vector.devices[0]):
             if process_group is None:
-                mean = _local_mean(vector.read(), local_shares)
+                mean = local_mean(vector.read(), local_shares)
             else:
                 mean = process_group.sum([vector.term_of_mean(local_shares)])[0]
         vector.assign(mean)
@@ -118,8 +118,8 @@ def state_vectors(written: Sequence[ReplicaStateVariable]) -> list[StateVector]:
     return [StateVector(alike) for alike in kinds.values()]
 
 
-def _local_mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[Share]) -> tf.Tensor:
-    """``first + sum(weight * (other - first))``: components that are equal already stay bit for bit."""
+def local_mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[Share]) -> tf.Tensor:
+    """Returns ``first + sum(weight * (other - first))``: components that are equal already stay bit for bit."""
     first, *others = vectors
     mean = first
     for share, other in zip(local_shares[1:], others, strict=True):

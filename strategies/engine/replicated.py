@@ -33,14 +33,17 @@ from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.engine.accumulators import Accumulators
 from strategies.engine.arrivals import Savings
+from strategies.engine.central import CentralStorage
 from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
 from strategies.engine.explained import explained
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
-from strategies.engine.placed_variables import without_value
+from strategies.engine.placed_variables import remote, without_value
 from strategies.engine.reductions import Reductions, Rider
 from strategies.engine.same_batches import SameBatches
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
+from strategies.engine.sharded_updates import ShardedUpdates
+from strategies.engine.slice_slots import slice_in_need_of_slot
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
 from strategies.engine.variables import (
@@ -52,10 +55,12 @@ from strategies.engine.variables import (
 )
 from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
-from strategies.replica.holders import note_place
+from strategies.replica.holders import note_holder, note_place
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight
+from strategies.replica.weight_slices import WeightSlice
 from strategies.topology.devices import is_gpu
+from strategies.topology.sharding import ShardingGroups
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class ReplicatedExtended(MirroredExtended):
         parts: the parts of each local replica, and the groups that join them to those of other processes.
         cross_device_ops: sums over the first ones; None for TensorFlow's own choice.
         member: this process in its job; None where it knows of no other.
+        sharding: the groups of replicas over which updates are dealt out; None if each device makes all of them.
+        parameter_device: full name of the device that alone holds and updates variables; None if each replica does.
     """
 
     _cross_device_ops: Any
@@ -85,6 +92,8 @@ class ReplicatedExtended(MirroredExtended):
         parts: ReplicaParts,
         cross_device_ops: Any,
         member: Member | None = None,
+        sharding: ShardingGroups | None = None,
+        parameter_device: str | None = None,
     ) -> None:
         #: This process in its job: where it is, and what the others tell.
         self.member = member or Member(0, 1)
@@ -115,6 +124,14 @@ class ReplicatedExtended(MirroredExtended):
             self.same_batches = SameBatches(self.process_group, num_together) if num_together > 1 else None
         self._steps = Steps(container_strategy, self.layout, self.waits, self.same_batches)
         self._updates = Updates(parts, self.layout, self._gradient_sync, self._steps)
+        #: Deals updates out over the replicas, where there are several; None if each device makes all of them.
+        self.sharded_updates: ShardedUpdates | None = None
+        if sharding is not None:
+            self.sharded_updates = ShardedUpdates(self.layout, self._reductions, self._steps, sharding, parts)
+        #: Holds variables on the parameter device; None if each replica holds them.
+        self.central: CentralStorage | None = None
+        if parameter_device is not None and self.layout.devices != (parameter_device,):
+            self.central = CentralStorage(parameter_device, self.layout, self._reductions, self._steps)
         if self.process_group is not None:
             with carrying("numbers of devices"):
                 job = _check_alike(self.process_group, self.layout.num_local, len(devices))
@@ -131,6 +148,12 @@ class ReplicatedExtended(MirroredExtended):
     def process_group(self) -> ProcessGroup | None:
         """Joins this process to all others of the job; None where there are none."""
         return self.parts.groups.job
+
+    @property
+    def holds_a_part(self) -> bool:
+        """True if other processes hold variables of a model, or of its optimizer, that this one does not."""
+        sharded = self.sharded_updates
+        return self.parts.spans_processes or (sharded is not None and sharded.process_group is not None)
 
     @property
     def computes_on_gpus(self) -> bool:
@@ -183,6 +206,8 @@ class ReplicatedExtended(MirroredExtended):
         Returns:
             What ``update`` returned for the first replica; None if the update is deferred.
         """
+        if self.central is not None:
+            return self.central.update(gradients, update, targets)
         update_of = functools.partial(self._updates.run, gradients, update, targets, accumulation)
         if may_defer and self.layout.process_group is not None and accumulation is None:
             self._updates.defer(update_of)
@@ -200,6 +225,9 @@ class ReplicatedExtended(MirroredExtended):
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         r = get_update_replica_id()
+        if isinstance(var, WeightSlice):
+            with tf.device(var.device):
+                return fn(var, *select_replica(r or 0, args), **select_replica(r or 0, kwargs))
         if isinstance(var, SplitWeight):
             return fn(var, *args, **kwargs) if r is None else fn(var, *select_replica(r, args), **kwargs)
         if r is None:
@@ -220,6 +248,12 @@ class ReplicatedExtended(MirroredExtended):
     def _make_variable(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         if self.accumulators.makes_flag:
             return next_creator(**kwargs)
+        if (owner := slice_in_need_of_slot()) is not None:
+            return self._create_slot(next_creator, owner, kwargs)
+        if self.central is not None:
+            made = self.central.create(self._container_strategy(), next_creator, kwargs)
+            if made is not None:
+                return made
         if not self.parts.spans_processes:
             return self._create_here(next_creator, self.parts.home(), kwargs)
         home = self.parts.home()
@@ -227,6 +261,20 @@ class ReplicatedExtended(MirroredExtended):
         if component is None:
             return self._create_here(next_creator, home, kwargs)
         return ReplicaStateVariable(self._container_strategy(), [component], component.aggregation)
+
+    def _create_slot(self, next_creator: Callable[..., Any], owner: WeightSlice, kwargs: dict[str, Any]) -> Any:
+        """Makes a slot of what is dealt out: on the device of its owner in each group, and of no other replica."""
+        if owner.is_held:
+            components = []
+            for replica in owner.replicas:
+                with tf.device(owner.on(replica).device):
+                    components.append(next_creator(**kwargs))
+        else:
+            components = [remote(owner.rank, kwargs)]
+        made = ReplicaStateVariable(self._container_strategy(), components, components[0].aggregation)
+        if self.sharded_updates is not None and self.sharded_updates.process_group is not None:
+            note_holder(made, owner.rank)
+        return made
 
     def _create_here(self, next_creator: Callable[..., Any], home: int | None, kwargs: dict[str, Any]) -> Any:
         if home is not None and home != self.parts.owned[0] and kwargs.get("colocate_with") is None:

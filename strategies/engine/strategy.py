@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
 import tensorflow as tf
 
 from strategies.topology import crossings
 from strategies.topology.cluster import Cluster
 from strategies.topology.mesh import DeviceMesh
+from strategies.topology.sharding import ShardingGroups, sharding_groups
+
+#: Of what each device of the data axis may hold a part; None for nothing.
+Sharded = Literal["optimizer", "gradients"] | None
 
 _logger = logging.getLogger(__name__)
+
+# Process-wide because TensorFlow's numbering of collectives is. The stock strategies' numbers begin at 1.
+_KEYS_PER_STRATEGY = 1000
+_strategies_made = itertools.count(1)
+
+
+def next_collective_key_base() -> int:
+    """Returns where the numbers of a new strategy's collectives begin: those of one process meet by number."""
+    return _KEYS_PER_STRATEGY * next(_strategies_made)
+
+
+def sharding_of(
+    shard: Sharded, shard_size: int | None, mesh: DeviceMesh, nodes: Sequence[int] = ()
+) -> ShardingGroups | None:
+    """Returns the groups of replicas among which the optimizer is dealt out; None if it is not.
+
+    Args:
+        shard: as users give it.
+        shard_size: as users give it.
+        mesh: over the devices of all processes.
+        nodes: the host of each process, by rank; empty if they are not known.
+
+    Raises:
+        ValueError: an unknown name, or a size that does not fit.
+    """
+    if shard not in (None, "optimizer", "gradients"):
+        raise ValueError(f"shard must be 'optimizer', 'gradients' or None. Received: shard={shard!r}.")
+    if shard is None:
+        if shard_size is not None:
+            raise ValueError(
+                "shard_size is the number of replicas among which something is sharded. Say of what by shard, as in "
+                f"shard='optimizer', or leave it out. Received: shard_size={shard_size!r}, shard=None."
+            )
+        return None
+    num_replicas = mesh.axis_size("data")
+    if num_replicas == 1 and shard_size is None:
+        return None
+    # Of a replica that spans processes, where the first of them is.
+    firsts = nodes[:: max(mesh.num_processes // num_replicas, 1)]
+    return sharding_groups(shard_size, num_replicas, max(num_replicas // mesh.num_processes, 1), firsts)
+
+
+def num_sharing(sharding: ShardingGroups | None) -> int:
+    """Returns the number of processes along "data" that share the optimizer."""
+    return 1 if sharding is None else sharding.num_processes
 
 
 class MeshStrategy(tf.distribute.Strategy):

@@ -20,7 +20,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._looked_at: float | None = None
-        #: How long it has lasted, in seconds; 0 if it does not.
+        #: The time that it has lasted, in seconds; 0 if it does not.
         self.seconds = 0.0
 
     def look(self, *, goes_on: bool) -> None:

@@ -97,11 +97,11 @@ class AxisMappings:
         with tf.device(self._device):
             tensor = tf.convert_to_tensor(value)
             if not tensor.dtype.is_floating:
-                return _like(tensor, forward(tensor))
+                return like_in_rows(tensor, forward(tensor))
 
             @tf.custom_gradient
             def mapping(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], tf.Tensor]]:
-                return _like(own, forward(own)), backward
+                return like_in_rows(own, forward(own)), backward
 
             mapped: tf.Tensor = mapping(tensor)
             return mapped
@@ -172,8 +172,8 @@ def _set_shape(value: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
     return value
 
 
-def _like(value: tf.Tensor, mapped: tf.Tensor) -> tf.Tensor:
-    """Says that a tensor depends on rows as the one of which it is made, which its operations do not show."""
+def like_in_rows(value: tf.Tensor, mapped: tf.Tensor) -> tf.Tensor:
+    """Returns ``mapped``, said to depend on rows as the tensor of which it is made: its operations do not show it."""
     share = shares.current()
     if shares.is_in_microbatches() or (share is not None and share.num_replicas > 1):
         mark(mapped, shares.dependence_here().kind(value))

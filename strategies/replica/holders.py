@@ -11,6 +11,7 @@ from strategies.replica.deferred import is_remote
 from strategies.replica.parts import Place, ReplicaParts
 
 _PLACE = "_keras_strategies_place"
+_HOLDER = "_keras_strategies_holder"
 
 
 def note_place(variable: Any, parts: ReplicaParts, reference: Any = None) -> None:
@@ -22,6 +23,12 @@ def note_place(variable: Any, parts: ReplicaParts, reference: Any = None) -> Non
         reference: the variable with which it is colocated, if it is.
     """
     setattr(variable, _PLACE, parts.here if reference is None else place_of(reference))
+
+
+def note_holder(variable: Any, rank: int) -> None:
+    """Remembers that one process of the job alone holds a variable of TensorFlow's: what is dealt out to it."""
+    setattr(variable, _PLACE, {})
+    setattr(variable, _HOLDER, rank)
 
 
 def place_of(variable: Any) -> Place:
@@ -37,7 +44,7 @@ def place_of(variable: Any) -> Place:
 
 
 def spans_processes(variable: Any) -> bool:
-    """True if a variable, of Keras or of TensorFlow, was made where a replica spans processes."""
+    """True if a variable, of Keras or of TensorFlow, was made where processes hold some of the variables each."""
     return hasattr(_distributed(variable), _PLACE)
 
 
@@ -45,6 +52,10 @@ def holders_of(variable: Any) -> Sequence[int]:
     """The ranks, in the job's first replica, of the processes that hold a variable; none if all processes do."""
     if not spans_processes(variable):
         return ()
+    # An attribute that is not there would be asked of the value, which may be another process'.
+    alone = vars(_distributed(variable)).get(_HOLDER)
+    if alone is not None:
+        return (int(alone),)
     parts: ReplicaParts = _distributed(variable).distribute_strategy.extended.parts
     place = place_of(variable)
     ranks = dict.fromkeys(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, place))

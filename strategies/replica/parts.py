@@ -236,7 +236,7 @@ class ReplicaParts:
         function: Callable[..., Sequence[Any]],
         variables: Sequence[Any],
         *,
-        recompute: tuple[Callable[[], list[Any]], Callable[..., Sequence[Any]]] | None = None,
+        recompute: Recompute | tuple[Callable[[], list[Any]], Callable[..., Sequence[Any]]] | None = None,
         in_line: bool = True,
     ) -> Passes:
         """Returns the forward pass of `function` in `part`, which gives its backward pass there with its outputs.

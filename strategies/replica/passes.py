@@ -25,10 +25,13 @@ class Recompute(NamedTuple):
         state: returns tensors that tell what changes with each call, such as the seeds of random draws. Called before
             the computation.
         function: takes these as a list, and the inputs; returns the outputs, and changes nothing.
+        hold: takes the inputs; returns what gives them to the backward pass, called with the gradients of the outputs.
+            None to hold them where they are. Not for passes in line.
     """
 
     state: Callable[[], list[Any]]
     function: Callable[..., Sequence[Any]]
+    hold: Callable[[Sequence[Any]], Callable[[Sequence[Any]], Sequence[Any]]] | None = None
 
 
 #: Takes gradients of outputs, None for those not wanted, and totals. Gives gradients of inputs, and the totals.
@@ -148,9 +151,12 @@ class Passes:
         specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
         traced = self._trace(specs)
         outputs, kept = traced.call(inputs)
+        hold = None if self._recompute is None else self._recompute.hold
+        held = None if hold is None else hold(inputs)
 
         def differentiate(upstream: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            return traced.call_back(inputs, kept, upstream, totals)
+            given = inputs if held is None else held([dy for dy in upstream if dy is not None])
+            return traced.call_back(given, kept, upstream, totals)
 
         return outputs, differentiate
 

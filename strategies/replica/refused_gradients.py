@@ -9,12 +9,12 @@ Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from strategies._tf_internals import gradient_record, gradient_tape
+from strategies._tf_internals import gradient_record, gradient_tape, pywrap_tfe
 from strategies.replica.deferred import component_of, is_remote
 
 
@@ -22,6 +22,18 @@ def unrecorded() -> contextlib.AbstractContextManager[None]:
     """Inside, no tape records what is computed."""
     context: contextlib.AbstractContextManager[None] = gradient_record.stop_recording()
     return context
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Inside, tapes record again, in a place that is inside of :func:`unrecorded`."""
+    was_stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+    try:
+        yield
+    finally:
+        if was_stopped:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def refuse_gradients(

@@ -55,10 +55,17 @@ class SplitWeight:
         self.constraint: Any = None
         self.regularizer: Any = None
         self.overwrite_with_gradient = False
+        #: The variable whose elements the shards are, if it is one; None of a slot.
+        self.variable: Any = None
+        #: True if that is a shard of another weight, or this a slot of such a one.
+        self.is_inner = False
 
     def add(self, shard: Any) -> None:
-        """Takes the next shard: a Keras variable of the weight's shape, but of its own size along `dim`."""
-        if len(self.sizes) > 1:
+        """Takes the next shard: a Keras variable of the weight's shape, but of its own size along `dim`.
+
+        Of a slot whose shards are dealt out among devices, a weight of such variables.
+        """
+        if len(self.sizes) > 1 or self.is_inner:
             setattr(shard, _ATTRIBUTE, weakref.ref(self))
         self.shards.append(shard)
 
@@ -170,7 +177,7 @@ class SplitWeight:
         """Returns the whole weight; where processes hold its shards, all of them call it."""
         whole = np.empty(self.shape, tf.as_dtype(self.dtype).as_numpy_dtype)
         for index, shard in enumerate(self.shards):
-            self.part_of(whole, index)[...] = fetched(shard)
+            self.part_of(whole, index)[...] = value_of(shard)
         return whole
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -217,12 +224,20 @@ def weight_of(variable: Any) -> SplitWeight | None:
     return None if reference is None else reference()
 
 
+def whole_of(variable: Any) -> SplitWeight | None:
+    """The whole weight, as a model has it, of which ``variable`` is a shard, or a shard of one; None if it is whole."""
+    weight = weight_of(variable)
+    if weight is None:
+        return None
+    return whole_of(weight if weight.variable is None else weight.variable) or weight
+
+
 def joined(variables: Sequence[Any]) -> list[Any]:
     """Returns ``variables`` with each weight's shards replaced by the weight, where the first of them stood."""
     result: list[Any] = []
     seen: set[int] = set()
     for variable in variables:
-        weight = weight_of(variable)
+        weight = whole_of(variable)
         if weight is None:
             result.append(variable)
         elif id(weight) not in seen:
@@ -251,4 +266,7 @@ class Slots:
         if group is None:
             group = weight.like()
             groups.append(group)
+            outer = None if weight.variable is None else weight_of(weight.variable)
+            if outer is not None:
+                self.note(outer, weight.variable, group)
         group.add(slot)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from strategies.batches import shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.replica.refused_gradients import recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
 
 #: Takes inputs. Gives the outputs, and what gives gradients of inputs and variables, of those of the outputs, None for
@@ -189,7 +190,13 @@ def _slices(variable: Any, shared: Sequence[Any], own: Sequence[Any]) -> tf.Inde
 def _function(function: Callable[..., Any]) -> Any:
     # Never expanded where it is called: that is what makes a graph of many calls large.
     attributes = {"_noinline": True}
-    return tf.function(function, autograph=False, jit_compile=False, experimental_attributes=attributes)
+
+    def traced(*args: Any) -> Any:
+        # By the tape of the passes, also where those around it are not to record the calls.
+        with recorded():
+            return function(*args)
+
+    return tf.function(traced, autograph=False, jit_compile=False, experimental_attributes=attributes)
 
 
 def added(gradients: Iterable[Any]) -> Any:

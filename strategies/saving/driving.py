@@ -50,7 +50,7 @@ def drive(engine: ReplicatedExtended, variables: Sequence[Any], function: Callab
     job = engine.process_group
     if current_driver() is not None or job is None:
         return function()
-    if not engine.parts.spans_processes:
+    if not engine.holds_a_part:
         return function() if job.rank == 0 else None
     with explained(engine.member):
         if job.rank == 0:

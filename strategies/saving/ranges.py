@@ -14,6 +14,7 @@ import numpy as np
 from strategies.replica.fetching import local_slices
 from strategies.replica.flat_ranges import boxes
 from strategies.replica.splitting import SplitWeight
+from strategies.replica.weight_slices import SlicedWeight
 
 
 def write(dataset: Any, weight: Any) -> None:
@@ -24,14 +25,27 @@ def write(dataset: Any, weight: Any) -> None:
         weight: a Keras variable or a split weight, of which this process can read all: see :func:`drive`.
     """
     if not isinstance(weight, SplitWeight):
-        _write(dataset, weight, [0] * len(weight.shape))
+        _write(dataset, weight, tuple(weight.shape), [0] * len(weight.shape))
+        return
+    if isinstance(weight, SlicedWeight):
+        _write_slices(dataset, weight, [0] * weight.ndim)
         return
     for shard, begin in zip(weight.shards, [0, *itertools.accumulate(weight.sizes)], strict=False):
-        _write(dataset, shard, [begin if dim == weight.dim else 0 for dim in range(weight.ndim)])
+        starts = [begin if dim == weight.dim else 0 for dim in range(weight.ndim)]
+        if isinstance(shard, SlicedWeight):
+            _write_slices(dataset, shard, starts)
+        else:
+            _write(dataset, shard, tuple(shard.shape), starts)
 
 
-def _write(dataset: Any, variable: Any, starts: list[int]) -> None:
-    shape, done = tuple(variable.shape), 0
+def _write_slices(dataset: Any, weight: SlicedWeight, starts: list[int]) -> None:
+    """Writes a weight into a box of its shape, which begins at `starts`."""
+    for index, shard in enumerate(weight.shards):
+        _write(dataset, shard, weight.shape, starts, weight.range_of(index)[0])
+
+
+def _write(dataset: Any, variable: Any, shape: tuple[int, ...], starts: list[int], done: int = 0) -> None:
+    """Writes a variable, flat, as the elements from `done` on of a box of this shape, which begins at `starts`."""
     with contextlib.closing(local_slices(variable)) as parts:
         for part in parts:
             array, begin = np.asarray(part), done

@@ -30,19 +30,28 @@ def values_of(model: Any, variables: Sequence[Any]) -> list[np.ndarray]:
 def write_together(model: Any, write: Callable[[], None]) -> None:
     """Runs ``write``, which saves a model and other files, on all processes.
 
-    Where a replica spans processes, rank 0 runs it, and the others serve it: they end as it ends, see :func:`drive`.
+    Where processes hold a part of it each, rank 0 runs it, and the others serve it: they end as it ends, see
+    :func:`drive`.
     """
     engine = _engine(model)
-    if engine is None or not engine.parts.spans_processes:
+    if engine is None or not engine.holds_a_part:
         write()
     else:
         drive(engine, variables_of(model), write)
 
 
-def from_all_ranks(model: Any, text: str) -> list[str]:
-    """Returns the texts of all processes that hold parts of the model, by rank; `text` alone if this one holds all."""
+def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list[str]:
+    """Returns the texts of all processes that hold parts of the model, by rank; `text` alone if this one holds all.
+
+    Args:
+        model: a Keras model.
+        text: of this process.
+        of_optimizer: True to ask those, too, that hold parts of its optimizer only.
+    """
     engine = _engine(model)
-    job = None if engine is None or not engine.parts.spans_processes else engine.process_group
+    if engine is None:
+        return [text]
+    job = engine.process_group if engine.parts.spans_processes or (of_optimizer and engine.holds_a_part) else None
     return [text] if job is None else gather_texts(text, job)
 
 

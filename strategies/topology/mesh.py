@@ -11,6 +11,9 @@ import numpy as np
 
 #: The axes a mesh may have: replicas of the model, stages of one replica, shards of one layer.
 AXES = ("data", "pipe", "tensor")
+#: Those of a mesh of processes whose "data" axis is cut into groups that share the optimizer; no program names them.
+SHARDING_AXES = ("replicate", "shard")
+KNOWN_AXES = (*AXES, *SHARDING_AXES)
 
 _REST = -1
 
@@ -267,7 +270,7 @@ def resolve_sizes(axes: Mapping[str, int] | None, num_devices: int) -> dict[str,
     """
     sizes = dict(axes) if axes else {"data": _REST}
     for name, size in sizes.items():
-        _check_axis(name)
+        _check_axis(name, AXES)
         if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != _REST):
             raise ValueError(
                 f"The size of mesh axis {name!r} must be a positive integer, or -1 to be inferred. "
@@ -286,8 +289,8 @@ def resolve_sizes(axes: Mapping[str, int] | None, num_devices: int) -> dict[str,
     return {name: num_devices // named if size == _REST else size for name, size in sizes.items()}
 
 
-def _check_axis(axis: str) -> None:
-    if axis not in AXES:
+def _check_axis(axis: str, known: Sequence[str] = KNOWN_AXES) -> None:
+    if axis not in known:
         raise ValueError(f"Unknown mesh axis; the axes are {list(AXES)}. Received: {axis!r}.")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from strategies.topology.mesh import AXES, DeviceMesh, resolve_sizes
+from strategies.topology.mesh import AXES, SHARDING_AXES, DeviceMesh, resolve_sizes
 
 
 def has_model_axes(axes: Mapping[str, int] | None) -> bool:
@@ -45,6 +45,20 @@ def process_mesh(mesh: DeviceMesh, device: str) -> DeviceMesh:
     """
     sizes = {name: mesh.axis_size(name) // len(owned) for name, owned in mesh.box(mesh.ranks[0]).items()}
     return DeviceMesh.from_processes(mesh.num_processes, sizes, local_devices=[device])
+
+
+def sharding_mesh(mesh: DeviceMesh, device: str, num_together: int) -> DeviceMesh:
+    """Returns the mesh of processes, each at one coordinate, with two axes in the place of "data", which cut it.
+
+    Args:
+        mesh: over the devices of several processes, with "data" as its first axis.
+        device: as for :func:`process_mesh`.
+        num_together: the processes of a group, next to each other on "data".
+    """
+    between = process_mesh(mesh, device)
+    others = {name: size for name, size in between.axes.items() if name != "data"}
+    sizes = (between.axis_size("data") // num_together, num_together, *others.values())
+    return DeviceMesh((*SHARDING_AXES, *others), sizes, between.ranks, between.devices)
 
 
 def replica_mesh(mesh: DeviceMesh, rank: int) -> DeviceMesh:

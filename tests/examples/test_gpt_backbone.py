@@ -17,26 +17,11 @@ from gpt import train
 from gpt.options import Options
 from gpt.text import load
 
+from tests.examples.test_gpt_spanning import SMALL, TEXT
+
 keras_hub = pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 
-TEXT = b"Peter Piper picked a peck of pickled peppers; where is the peck of pickled peppers? " * 9
-SMALL = Options(
-    backbone="GemmaBackbone",
-    sequence_length=8,
-    batch_size=4,
-    units=16,
-    num_layers=2,
-    num_heads=2,
-    warmup_steps=1,
-    steps_per_epoch=3,
-    epochs=2,
-    microbatches=2,
-    partition="uniform",
-    sample_length=6,
-    prompt="Pet",
-    temperature=0.0,
-    verbose=0,
-)
+MODEL = Options(**(SMALL | {"num_layers": 2}), backbone="GemmaBackbone")
 COMPARES_ALONE = """
 import os, sys
 os.environ.update(KERAS_BACKEND="tensorflow", CUDA_VISIBLE_DEVICES="-1")
@@ -59,7 +44,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.tim
 @pytest.fixture
 def files(tmp_path: Path) -> Options:
     (tmp_path / "text").write_bytes(TEXT)
-    return replace(SMALL, data_file=str(tmp_path / "text"), run_dir=str(tmp_path / "run"))
+    return replace(MODEL, data_file=str(tmp_path / "text"), run_dir=str(tmp_path / "run"))
 
 
 def losses(run_dir: Any) -> list[list[float]]:

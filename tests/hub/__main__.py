@@ -28,6 +28,7 @@ relative where these are above 1; in brackets the share of the parameters that i
 not met, or a mesh is left out, the reason is below. In `data=2` batch normalisation is `synchronized=True`. Stages get
 two micro-batches; one where statistics, or anything else, couple the rows of a batch. Adam's epsilon is 1e-3: a bias of
 keys has a gradient of zero but for rounding. TensorFlow's rewriting of graphs is off, which changes roundings only.
+Dropout is off, too: each replica draws masks of its own.
 
 | backbone | {cells} |
 |---|{lines}|

@@ -78,7 +78,7 @@ LINEAR_ATTENTION: dict[str, Any] = {
     "partial_rotary_factor": 0.25,
 }
 
-# What a constructor needs beside, or instead of, the sizes above.
+# Arguments that a constructor needs beside, or instead of, the sizes above.
 OWN: dict[str, dict[str, Any]] = {
     "DINOV2Backbone": {"position_embedding_shape": (32, 32, 3), "use_mask_token": False},
     "DINOV3Backbone": {"use_mask_token": False},
@@ -179,13 +179,18 @@ def names() -> list[str]:
 
 
 def build(name: str) -> Any:
-    """Build the backbone of that name with random weights, the same ones every time."""
+    """Build the backbone of that name with random weights, the same ones every time, and without dropout."""
     import keras
     import keras_hub
 
     keras.utils.set_random_seed(7)
     parts = composed.PARTS[name](make) if name in composed.PARTS else {}
-    return make(getattr(keras_hub.models, name), **{**OWN.get(name, {}), **parts})
+    model = make(getattr(keras_hub.models, name), **{**OWN.get(name, {}), **parts})
+    for layer in model._flatten_layers():
+        # Some constructors have no argument for it.
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    return model
 
 
 def make(cls: Any, **own: Any) -> Any:

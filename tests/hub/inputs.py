@@ -8,7 +8,7 @@ TOKENS = 8
 VOCABULARY = 48
 # The token that MetaCLIP 2 reads a text at; without it, it is the first one, which sees nothing of the others.
 END = 2
-# Where the tokens of the one image of a row are; an index of zero would stand for no token.
+# The places of the tokens of the one image of a row; an index of zero would stand for no token.
 OF_THE_IMAGE = (1, 2, 3, 4)
 # Samples of sound in a row; three convolutions with strides of 64, 3 and 2 make four frames of them.
 SAMPLES = 2048
@@ -79,7 +79,7 @@ def _special(name: str, shape: tuple[int | None, ...], rows: int, generator: Any
     # Moonshine's sound.
     if name == "encoder_input_values":
         return generator.normal(size=(rows, SAMPLES, 1))
-    # What SAM is shown: a point, a box and a mask in an image of 32 by 32.
+    # The prompts of SAM: a point, a box and a mask in an image of 32 by 32.
     if name == "points":
         return generator.uniform(0, 32, (rows, 1, 2))
     if name == "labels":

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from strategies.collectives.fixed_order import sum_of_rows
 from strategies.collectives.shapes import num_elements, shape_of
 from strategies.collectives.transport import Pairs
 
@@ -175,7 +176,7 @@ def reduce_scatter(value: tf.Tensor, group: Group, dim: int, sizes: tf.Tensor | 
         vector = tf.concat([tf.reshape(piece, [-1]) for piece in group.by_rank(pieces)], axis=0)
     received = group.exchange(to_bits(vector), group.by_rank([num_elements(shape) for shape in shapes]))
     parts = tf.reshape(from_bits(received, value.dtype), [group.size, *shapes[group.position]])
-    return tf.cast(tf.reduce_sum(tf.cast(parts, sum_dtype(value.dtype)), axis=0), value.dtype)
+    return tf.cast(sum_of_rows(tf.cast(parts, sum_dtype(value.dtype)), group.size), value.dtype)
 
 
 def broadcast(value: tf.Tensor, group: Group, root: int) -> tf.Tensor:

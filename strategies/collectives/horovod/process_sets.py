@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from strategies.topology.mesh import AXES, DeviceMesh
+from strategies.topology.mesh import KNOWN_AXES, DeviceMesh
 
 #: Ascending ranks, which identify a process set.
 Ranks = tuple[int, ...]
@@ -34,7 +34,7 @@ def process_sets(
     """
     found: dict[Ranks, None] = {}
     for mesh in meshes:
-        wanted = [group for axis in AXES for group in mesh.groups(axis)]
+        wanted = [group for axis in KNOWN_AXES for group in mesh.groups(axis)]
         for axis in channel_axes:
             wanted += [pair for group in mesh.groups(axis) for pair in _pairs(group, all_pairs)]
         for members in wanted:

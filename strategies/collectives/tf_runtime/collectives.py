@@ -19,7 +19,7 @@ from strategies.collectives.transport import Op, Pairs
 from strategies.collectives.watchdog import Watchdog
 from strategies.control_plane import Member
 from strategies.topology.devices import is_gpu, list_own_devices
-from strategies.topology.mesh import AXES, DeviceMesh
+from strategies.topology.mesh import KNOWN_AXES, DeviceMesh
 
 _Body = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 
@@ -90,7 +90,7 @@ class TensorFlowCollectives(Collectives):
         self._watchdog = Watchdog(who, timeout_seconds, _end_all, setting, member)
         self._watchdog.start(self)
         self._devices = [_find_device(mesh.devices[index]) for index in self.local_indices]
-        all_groups = [(axis, members) for axis in AXES for members in mesh.groups(axis)]
+        all_groups = [(axis, members) for axis in KNOWN_AXES for members in mesh.groups(axis)]
         first_key = _KEY_RANGES.take(len(all_groups) + mesh.size**2)
         self._groups = {
             (axis, index): self._make_group(key, members, index)

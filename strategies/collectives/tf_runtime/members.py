@@ -6,7 +6,7 @@ import itertools
 
 import tensorflow as tf
 
-from strategies.collectives.fixed_order import reduce_in_order
+from strategies.collectives.fixed_order import reduce_in_order, sum_of_rows
 from strategies.collectives.shapes import Shape, num_elements, shape_of
 from strategies.collectives.tf_runtime import wire
 from strategies.collectives.tf_runtime.wire import CollectiveGroup
@@ -96,7 +96,7 @@ def reduce_scatter(
         pieces = tf.split(value, sizes, dim, num=group.size)
         parts = tf.stack([_pad_dim(piece, dim, longest) for piece in pieces])
     rows = wire.exchange(tf.reshape(parts, [group.size, -1]), group, ordinal)
-    total = tf.reshape(tf.reduce_sum(rows, axis=0), shape_of(parts)[1:])
+    total = tf.reshape(sum_of_rows(rows, group.size), shape_of(parts)[1:])
     return total if sizes is None else _slice_dim(total, dim, sizes[position])
 
 

@@ -15,10 +15,10 @@ from tests.keras_ext.tensor.harness import mesh_strategy
 L = keras.layers
 
 
-def parallelized(model: Any) -> Any:
-    """With shards, where something can be split."""
+def parallelized(model: Any, plan: Mapping[str, str] | None = None) -> Any:
+    """With shards, where something can be split, or where a plan says so."""
     with mesh_strategy({"tensor": 2}).scope():
-        return keras_ext.parallelize(model)
+        return keras_ext.parallelize(model, plan)
 
 
 def staged(model: Any, **arguments: Any) -> Any:
@@ -32,9 +32,9 @@ COPIES: Mapping[str, Callable[[Any], Any]] = {"parallelize": parallelized, "Pipe
 each_copy = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 
 
-def assert_like(copy: Any, model: Any, x: Any) -> None:
-    """Weights, by path and order, and outputs."""
+def assert_like(copy: Any, model: Any, x: Any, atol: float = 0) -> None:
+    """Weights, to the bit if no training was between, and outputs."""
     assert [weight.shape for weight in copy.get_weights()] == [weight.shape for weight in model.get_weights()]
     for mine, theirs in zip(copy.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
     np.testing.assert_allclose(copy(x), model(x), rtol=0, atol=1e-6)

@@ -6,8 +6,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
-from tests.keras_ext.cloning.copies import L, assert_like, each_copy, parallelized
+from tests.keras_ext.cloning.copies import L, assert_like, each_copy, parallelized, staged
 from tests.releases import has_keras
 from tests.strategies.parity.harness import vectors
 
@@ -51,6 +52,23 @@ def test_weights_are_in_the_order_of_the_model(copied: Any) -> None:
     assert_like(copied(outer), outer, x)
 
 
+class Segmenter(keras.Model):
+    """As KerasHub's SAM: its graph has layers of another model, which is an attribute and no layer of the graph."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        source = keras.Input((6,), name="source")
+        self.encoder = keras.Sequential([source, L.Dense(5, name="first"), L.Dense(4, name="second")])
+        self.prompt = L.Dense(4, name="prompt")
+        super().__init__(source, L.Add()([self.prompt(source), self.encoder.outputs[0]]), **kwargs)
+
+
+@each_copy
+def test_weights_are_in_the_order_of_models_beside_the_graph(copied: Any) -> None:
+    keras.utils.set_random_seed(1)
+    model = Segmenter()
+    assert_like(copied(model), model, vectors())
+
+
 def test_slots_of_an_optimizer_are_in_the_order_of_the_model() -> None:
     keras.utils.set_random_seed(1)
     model = Translator(4)
@@ -62,3 +80,51 @@ def test_slots_of_an_optimizer_are_in_the_order_of_the_model() -> None:
         each.train_on_batch(x, vectors()[:, :3])
     for mine, theirs in zip(copy.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
+
+
+class Marked(keras.Model):
+    """As KerasHub's T5Gemma2: the model itself holds weights, and its graph uses them between layers."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        source = keras.Input((6,), name="source")
+        first, second = L.Dense(6, name="first"), L.Dense(4, name="second")
+        mark = keras.Variable(keras.initializers.RandomNormal(), shape=(6,), name="mark")
+        scale = keras.Variable(keras.initializers.Ones(), shape=(4,), trainable=False, name="scale")
+        super().__init__(source, second(first(source) * 2 + mark) * scale, **kwargs)
+        self.scale, self.mark = scale, mark
+
+
+def test_weights_that_a_model_itself_holds_are_trained_in_its_copy() -> None:
+    keras.utils.set_random_seed(1)
+    model = Marked()
+    model.scale.assign([1.0, 2.0, 3.0, 4.0])
+    copy = parallelized(model)
+    assert_like(copy, model, vectors())
+    for each in (model, copy):
+        each.compile("sgd", "mse")
+        each.train_on_batch(vectors(), vectors()[:, :4])
+    assert_like(copy, model, vectors(), atol=1e-6)
+    assert type(copy) is Marked
+    assert copy.mark is not model.mark
+    # Inside of another model, too.
+    outer = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])
+    for copied in (parallelized, staged):
+        assert_like(copied(outer), outer, vectors())
+    with pytest.raises(ValueError, match=r"weights that the model itself holds.*'mark'"):
+        staged(model)
+
+
+def test_a_weight_that_is_used_outside_of_its_layer_stays_that_layer_s() -> None:
+    keras.utils.set_random_seed(1)
+    source = keras.Input((6,), name="source")
+    first = L.Dense(6, use_bias=False, name="first")
+    tied = keras.Model(source, L.Dense(4, name="second")(keras.ops.matmul(first(source), first.kernel)))
+    copy = parallelized(tied, {"second": "column"})
+    for each in (tied, copy):
+        each.compile("sgd", "mse")
+        each.train_on_batch(vectors(), vectors()[:, :4])
+    assert_like(copy, tied, vectors(), atol=1e-6)
+    with pytest.raises(ValueError, match=r"cannot be split.*Leave it out of the plan. Received: 'first'"):
+        parallelized(tied, {"first": "column"})
+    with pytest.raises(ValueError, match=r"what is between layers has none.*first/kernel"):
+        staged(tied)

@@ -20,7 +20,7 @@ class Scale:
 
     def __init__(self, dense: Any) -> None:
         self.dense = dense
-        #: What holds this one.
+        #: The layer that holds this one.
         self.owner: Any = None
 
     def __call__(self, x: Any) -> Any:

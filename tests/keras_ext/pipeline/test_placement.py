@@ -38,11 +38,11 @@ NUM_PROFILED = 3
 
 def unlike(axes: Mapping[str, int], num_microbatches: int) -> Any:
     """A model in which no two layers compute the same."""
-    layers = [L.Dense(8, activation, name=f"layer_{k}") for k, activation in enumerate(ACTIVATIONS)]
+    layers = [L.Dense(8, activation, name=f"unlike_{k}") for k, activation in enumerate(ACTIVATIONS)]
     model: Any = keras.Sequential([keras.Input((6,)), *layers])
     with mesh_strategy(axes).scope():
         if "tensor" in axes:
-            model = keras_ext.parallelize(model, {f"layer_{k}": "row" if k % 2 else "column" for k in range(4)})
+            model = keras_ext.parallelize(model, {f"unlike_{k}": "row" if k % 2 else "column" for k in range(4)})
         model = keras_ext.PipelineModel(model, num_microbatches=num_microbatches, partition="uniform")
         model.compile("adam", "mse")
     return model
@@ -58,18 +58,18 @@ def devices_of(stage: int, axes: Mapping[str, int], replica: int | None = None) 
 
 def expected_of(node: Node, axes: Mapping[str, int]) -> set[str]:
     """The devices on which a node of a layer may be."""
-    [layer] = set(re.findall(r"layer_(\d)", node.name))
+    [layer] = set(re.findall(r"unlike_(\d)", node.name))
     names = node.name if node.call is None else node.call.name
     return devices_of(int(layer) * axes["pipe"] // 4, axes, int("replica_1" in names))
 
 
 def is_of_layer(node: Node) -> bool:
-    # A worker that has run other tests may still run graphs of theirs, with a `layer_normalization`.
+    # Other names than those of any other test: a worker may still run the graphs of a test that ran before.
     return has_layer(node.name) and node.op not in ("NoOp", "Const")
 
 
 def has_layer(name: str) -> bool:
-    return re.search(r"layer_\d", name) is not None
+    return re.search(r"unlike_\d", name) is not None
 
 
 @pytest.mark.parametrize("num_microbatches", [2, 9], ids=["in line", "functions"])
@@ -110,7 +110,7 @@ def test_variables_slots_and_ops_are_in_their_replica_and_stage(axes: Any, num_m
     with strategy.scope():
         model.optimizer.build(model.trainable_variables)
     for variable in [*model.trainable_variables, *model.optimizer._momentums, *model.optimizer._velocities]:
-        [layer] = re.findall(r"layer_(\d)", variable.path)
+        [layer] = re.findall(r"unlike_(\d)", variable.path)
         held = {each.device[-5:] for each in strategy.experimental_local_results(variable.value)}
         assert held <= devices_of(int(layer) * axes["pipe"] // 4, axes), variable.path
         assert len(held) == axes.get("data", 1)

@@ -15,7 +15,7 @@ from keras_ext.tensor.gathered import GatheredWeights, output_axis
 from strategies import layer_api
 from tests.keras_ext.tensor.harness import MESHES, assert_parity, mesh_strategy
 from tests.strategies.parity.harness import NUM_ROWS, features, labels
-from tests.strategies.processes.tensor_models import Bank, gathered
+from tests.strategies.processes.tensor_models import Bank, gathered, squaring
 
 L = keras.layers
 
@@ -37,7 +37,7 @@ def in_stages(split: bool) -> Any:
     if split:
         model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+        model.compile(squaring(), loss, metrics=["accuracy"])
     return model
 
 
@@ -57,6 +57,8 @@ def test_what_lies_where_and_files(tmp_path: pathlib.Path) -> None:
     assert isinstance(bank.inside, keras_ext.ColumnParallelDense)
     shapes = {name: [tuple(shard.shape) for shard in getattr(bank, name).shards] for name in ("bank", "back", "fixed")}
     assert shapes == {"bank": [(3, 3, 5)] * 2, "back": [(5, 3)] * 2, "fixed": [(3, 6)] * 2}
+    tables = {name: [tuple(shard.shape) for shard in getattr(bank, name).shards] for name in ("by_rows", "by_columns")}
+    assert tables == {"by_rows": [(5, 6)] * 2, "by_columns": [(2, 3)] * 2}
     assert [weight.trainable for weight in (bank.bank, bank.fixed)] == [True, False]
     [heads] = [layer for layer in split.layers if layer.name == "to_heads"]
     assert [tuple(shard.shape) for shard in heads._kernel.shards] == [(6, 3, 3), (6, 3, 2)]
@@ -86,6 +88,7 @@ def test_half_precision_casts_what_is_put_together() -> None:
         mine, theirs = (np.asarray(keras.ops.cast(model(sequences()), "float32")) for model in (split, plain))
     finally:
         keras.config.set_dtype_policy(before)
+    # bfloat16 has eight bits.
     np.testing.assert_allclose(mine, theirs, rtol=0, atol=2e-2)
 
 

@@ -58,6 +58,27 @@ def test_a_shared_layer_is_no_pair() -> None:
     assert kinds(keras.Model(x, shared(shared(x)))) == {"shared": ("column", False)}
 
 
+class Holder(keras.Layer):
+    """Holds a layer that it never calls, which is never built."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.unused = L.Conv2D(4, 3, name="unused")
+        self.used = L.Dense(4, name="used")
+
+    def build(self, shape: Any) -> None:
+        self.used.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.used(x)
+
+
+def test_a_layer_that_is_never_called_is_not_split() -> None:
+    x = keras.Input((8,))
+    found = kinds(keras.Model(x, Holder(name="holder")(x)))
+    assert {path: kind for path, (kind, _) in found.items() if kind} == {"holder/used": "column"}
+
+
 def test_an_activation_that_needs_all_units_parts_a_pair() -> None:
     x = keras.Input((8,))
     model = keras.Model(x, L.Dense(8, name="b")(L.Dense(8, activation="softmax", name="a")(x)))

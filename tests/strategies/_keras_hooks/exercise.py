@@ -166,11 +166,19 @@ def own_step() -> None:
     """Trains with a step of the model's own, and two optimizers."""
     model = OwnStep()
     opt = keras.optimizers
-    optimizer = opt.SGD(0.1)
+    optimizer = opt.SGD(0.1, weight_decay=0.1)
     if is_there("MultiOptimizer"):
         optimizer = opt.MultiOptimizer(opt.OptimizerMap(optimizer, {".*bias": opt.SGD(0.2)}))
     model.compile(optimizer, "mse")
     model.fit(X, Y, **OPTIONS)
+
+
+def on_parameter_device() -> None:
+    """Trains a table that the compute devices do not hold."""
+    with strategies.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0").scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(5, 2), keras.layers.Flatten()])
+        model.compile("adam", "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 6)), **OPTIONS)
 
 
 def plain() -> dict[str, Any]:
@@ -218,6 +226,7 @@ def main() -> None:
         everything(Path(folder))
         opened(Path(folder))
         own_step()
+    on_parameter_device()
     called = dict(recorder.calls)
     recorder.calls.clear()
     recorder.altered.clear()

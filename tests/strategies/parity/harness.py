@@ -137,13 +137,14 @@ def compare(plain: Outcome, distributed: Outcome) -> Difference:
     assert sorted(plain.logs) == sorted(distributed.logs)
     names = sorted(plain.logs)
     return Difference(
-        weights=_largest(plain.weights, distributed.weights),
-        slots=_largest(plain.slots, distributed.slots),
-        logs=_largest([plain.logs[name] for name in names], [distributed.logs[name] for name in names]),
+        weights=largest(plain.weights, distributed.weights),
+        slots=largest(plain.slots, distributed.slots),
+        logs=largest([plain.logs[name] for name in names], [distributed.logs[name] for name in names]),
     )
 
 
-def _largest(expected: Sequence[Any], received: Sequence[Any]) -> float:
+def largest(expected: Sequence[Any], received: Sequence[Any]) -> float:
+    """Returns the largest difference of arrays, relative where they are above 1; infinite where one is not a number."""
     largest = 0.0
     for one, other in zip(expected, received, strict=True):
         wanted, got = np.asarray(one, dtype="float64"), np.asarray(other, dtype="float64")

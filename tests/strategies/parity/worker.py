@@ -5,6 +5,7 @@ Arguments: the strategy's name, a folder, and the names of the cases to run (all
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -22,25 +23,28 @@ def main(kind: str, folder: Path, names: list[str]) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
     import strategies
 
-    strategy = getattr(strategies, kind)()
-    rank = strategy.extended.layout.first_replica // num_devices
+    arguments = json.loads(os.environ.get("PARITY_ARGUMENTS", "{}"))
+    strategy = getattr(strategies, kind)(**arguments)
+    rank = strategy.rank
 
     from tests.graphs import collect_seldom
     from tests.strategies.parity.cases import ALL
+    from tests.strategies.parity.cases_sharded import OWN, PARTS
     from tests.strategies.parity.harness import execute
 
     collect_seldom()
     # As in pytest, where the plain model runs: Keras then leaves a metric of one class an array, which NumPy before 2.4
     # makes a number with a warning.
     warnings.filterwarnings("error", message="Conversion of an array with ndim > 0", category=DeprecationWarning)
+    cases = {**ALL, **OWN, **PARTS}
     for name in names or list(ALL):
         try:
-            result = execute(ALL[name], strategy)
+            result = execute(cases[name], strategy)
         except Exception:
             # The others wait for this process where it left off: nothing can follow.
             (folder / f"error-{rank}").write_text(f"{name}\n{traceback.format_exc()}")
             raise
-        path = folder / f"{list(ALL).index(name)}-{rank}.pickle"
+        path = folder / f"{list(cases).index(name)}-{rank}.pickle"
         path.with_suffix(".unfinished").write_bytes(pickle.dumps(result))
         path.with_suffix(".unfinished").rename(path)
         print("done", name, flush=True)

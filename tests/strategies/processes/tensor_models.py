@@ -25,6 +25,11 @@ def momentum() -> Any:
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
+def squaring() -> Any:
+    """An optimizer that squares each slice of a table's gradient by itself."""
+    return keras.optimizers.Adam(5e-3, epsilon=1e-3)
+
+
 def features(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).standard_normal((17, *shape)).astype("float32")
 
@@ -164,20 +169,28 @@ def whole_batch_normalization(split: bool) -> keras.Model:
 
 @keras.saving.register_keras_serializable("tests")
 class Bank(layers.Layer):
-    """Weights of its own, in several dims; one of them is not trained."""
+    """Weights of its own, in several dims; one of them is not trained, two are looked up."""
 
-    def build(self, shape: Any) -> None:
+    def build(self, x_shape: Any, given_shape: Any) -> None:
         penalty, cap = keras.regularizers.L2(1e-2), keras.constraints.MaxNorm(0.9, axis=0)
-        self.bank = self.add_weight(shape=(3, shape[-1], 5), name="bank", regularizer=penalty)
-        self.back = self.add_weight(shape=(5, shape[-1]), name="back", constraint=cap)
-        self.fixed = self.add_weight(shape=(shape[-1], 6), name="fixed", trainable=False)
-        self.inside = layers.Dense(shape[-1])
-        self.inside.build(shape)
+        self.bank = self.add_weight(shape=(3, x_shape[-1], 5), name="bank", regularizer=penalty)
+        self.back = self.add_weight(shape=(5, x_shape[-1]), name="back", constraint=cap)
+        self.fixed = self.add_weight(shape=(x_shape[-1], 6), name="fixed", trainable=False)
+        # Of one rows are cut, of the other columns.
+        self.by_rows = self.add_weight(shape=(10, x_shape[-1]), name="by_rows", initializer="uniform")
+        self.by_columns = self.add_weight(shape=(2, x_shape[-1]), name="by_columns", initializer="uniform")
+        self.inside = layers.Dense(x_shape[-1])
+        self.inside.build(x_shape)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any, given: Any) -> Any:
         y = keras.ops.mean(keras.ops.einsum("abc,ecd->abed", x, self.bank), axis=2)
         self.add_loss(1e-2 * keras.ops.sum(keras.ops.square(self.back)))
-        return self.inside(keras.ops.matmul(y, self.back)) + keras.ops.mean(self.fixed)
+        ids = keras.ops.cast(keras.ops.abs(given[:, :, 0]) * 20, "int32") % 10
+        rows, columns = (
+            keras.ops.take(self.by_rows, ids, axis=0),
+            keras.ops.take(self.by_columns, [0, 1, 1, 1, 0, 1], axis=0),
+        )
+        return self.inside(keras.ops.matmul(y, self.back) + rows + columns) + keras.ops.mean(self.fixed)
 
 
 def gathered(split: bool) -> keras.Model:
@@ -187,11 +200,11 @@ def gathered(split: bool) -> keras.Model:
     # Two and three heads of five: uneven shards, whatever is cut.
     x = layers.EinsumDense("abc,cde->abde", (None, 3, 5), bias_axes="de", activation="tanh", name="to_heads")(x)
     x = layers.EinsumDense("abde,dec->abc", (None, 6), bias_axes="c", name="from_heads")(x)
-    x = Bank(name="own")(x)
+    x = Bank(name="own")(x, inputs)
     model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
     model = keras_ext.parallelize(model) if split else model
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(momentum(), loss, metrics=["accuracy"])
+    model.compile(squaring(), loss, metrics=["accuracy"])
     return model
 
 

@@ -1,0 +1,87 @@
+"""The contenders and their processes. Pure data: libraries are imported in the contenders' own processes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import clusters
+from harness.workers import Contender, Report
+
+from sharded.cases import Workload
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to train.
+
+    Attributes:
+        row: its row in the tables.
+        cluster: how its processes are joined: "tensorflow", "horovod" or "torch".
+        replicated: the name of the same without shards; empty for that itself.
+        requires: the distribution that has to be installed beside ours.
+    """
+
+    row: str
+    cluster: str
+    replicated: str = ""
+    requires: str = "keras"
+
+
+KINDS: Mapping[str, Kind] = {
+    "multi_worker": Kind("MultiWorkerMirroredStrategy()", "tensorflow"),
+    "multi_worker_sharded": Kind('MultiWorkerMirroredStrategy(shard="optimizer")', "tensorflow", "multi_worker"),
+    "horovod": Kind("HorovodStrategy()", "horovod", requires="horovod"),
+    "horovod_sharded": Kind('HorovodStrategy(shard="optimizer")', "horovod", "horovod", "horovod"),
+    "multi_worker_sharded_before": Kind(
+        'MultiWorkerMirroredStrategy(shard="optimizer"), as before', "tensorflow", "multi_worker"
+    ),
+    "horovod_sharded_before": Kind('HorovodStrategy(shard="optimizer"), as before', "horovod", "horovod", "horovod"),
+    "torch_ddp": Kind("torch DistributedDataParallel", "torch", requires="torch"),
+    "torch_zero1": Kind("torch DistributedDataParallel, ZeroRedundancyOptimizer", "torch", "torch_ddp", "torch"),
+    "torch_fsdp2": Kind("torch fully_shard(reshard_after_forward=False)", "torch", "torch_ddp", "torch"),
+    "torch_fsdp2_reshard": Kind("torch fully_shard(reshard_after_forward=True)", "torch", "torch_ddp", "torch"),
+}
+
+#: At the end of the names of contenders whose strategies come from another checkout.
+BEFORE = "_before"
+
+
+def contenders(
+    names: Sequence[str], workload: Workload, num_processes: int, horovod_slots: clusters.Slots, before: str = ""
+) -> list[Contender]:
+    """The contenders of those names, in that order.
+
+    Args:
+        names: keys of `KINDS`.
+        workload: its batch size is that of one process.
+        num_processes: of each contender, one core and one thread for each.
+        horovod_slots: makes the environments of one Horovod job.
+        before: the checkout from which contenders that end in `BEFORE` import our packages.
+    """
+    return [
+        clusters.contender(
+            KINDS[name].row,
+            functools.partial(_run, name, workload, before),
+            KINDS[name].cluster,
+            num_processes,
+            horovod_slots,
+        )
+        for name in names
+    ]
+
+
+def _run(name: str, workload: Workload, before: str, report: Report) -> None:
+    if name.endswith(BEFORE):
+        # Nothing of ours is imported yet.
+        sys.path.insert(0, before)
+    if KINDS[name].requires == "torch":
+        from sharded import torch_training
+
+        torch_training.run(name, workload, report)
+    else:
+        from sharded import keras_training
+
+        keras_training.run(name.removesuffix(BEFORE), workload, report)

@@ -1,0 +1,152 @@
+"""Layers that are computed again in the backward pass, so that nothing inside of them is held until then."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import keras
+
+from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
+from strategies import layer_api
+
+
+def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks", *, offload: bool = False) -> Any:
+    """Has layers of a model hold their inputs only for the backward pass, and compute the rest there again.
+
+    A block of a transformer holds some 34 bytes for each number of its input in mixed precision, and 2 with this, for a
+    third more computation. Weights, metrics and logs are the same: the second computation draws what the first one has
+    drawn, and changes nothing. Files are the same, too, and do not know of it; a model that is made of a file, or of a
+    config, is as it was without. Under every strategy, and without one; but with ``run_eagerly=True``, all is held.
+
+    The weights of a layer are those that it tracks: one that it reads from a closure would have no gradient.
+
+    Call it behind ``parallelize``, and before ``fit``. A ``PipelineModel`` has an argument `remat` instead.
+
+    Args:
+        model: the one that is trained, which is changed. Its layers hold layers, or are named.
+        which: names of layers, at any depth, all of a name; or "blocks": the layers of the model that hold other
+            layers. If there is one such layer only, as a backbone below a head, those that it has.
+        offload: hold the inputs in the host's memory. They are copied there while the next layer computes, and back in
+            the backward pass, one layer ahead. For GPUs, on which it was not measured.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: a name that no layer has, a model without blocks, or a layer that looks at other replicas while it
+            computes (``BatchNormalization(synchronized=True)``), or goes on from its last call (``stateful=True``). In
+            training: a layer that draws without a seed of its own, or a gradient of a gradient.
+
+    Example:
+
+        with strategies.MirroredStrategy().scope():
+            blocks = [keras.Sequential([keras.layers.Dense(64, "relu"), keras.layers.Dense(8)]) for _ in range(4)]
+            model = keras_ext.rematerialize(keras.Sequential([keras.Input((8,)), *blocks]))
+            model.compile("adam", "mse")
+
+    Source: Chen et al., arXiv:1604.06174; the bytes of a block: Korthikanti et al., arXiv:2205.05198.
+    """
+    # Refuses draws without seeds, also where there is no strategy.
+    layer_api.replica_parts()
+    for layer in _blocks(model) if which == "blocks" else _named(model, which):
+        for inner in layer._flatten_layers():
+            if getattr(inner, "stateful", False) is True:
+                raise ValueError(
+                    "A layer with stateful=True goes on from where its last call ended, and would do so in the second "
+                    f"computation, too. Leave it out. Received: {inner.name!r} in {layer.name!r}."
+                )
+            if getattr(inner, "synchronized", False):
+                raise ValueError(
+                    "A layer that all-reduces over the replicas while it computes cannot be computed again in a "
+                    f"function of its own. Leave it out, or set synchronized=False. Received: {inner.name!r} in "
+                    f"{layer.name!r}."
+                )
+        layer.call = functools.partial(_recomputed, layer, offload)
+    # A step that was traced before holds all activations.
+    model.train_function = None
+    return model
+
+
+def _blocks(model: Any) -> list[Any]:
+    inside = [layer for layer in _children(model) if _children(layer)]
+    if len(inside) == 1:
+        deeper = [layer for layer in _children(inside[0]) if _children(layer)]
+        inside = deeper if len(deeper) > 1 else inside
+    if not inside:
+        raise ValueError(
+            "None of the model's layers holds other layers, so there are no blocks. Put the layers of a block into a "
+            f"keras.Sequential, or name layers. Received: which='blocks', {model.name!r} with the layers "
+            f"{[layer.name for layer in _children(model)][:8]}."
+        )
+    return inside
+
+
+def _named(model: Any, names: Any) -> list[Any]:
+    is_list = not isinstance(names, str) and isinstance(names, Sequence) and all(isinstance(n, str) for n in names)
+    if not is_list:
+        raise ValueError(f"which is 'blocks', or a list of names of layers. Received: which={names!r}.")
+    inside = model._flatten_layers(include_self=False)
+    inside = [layer for layer in inside if not isinstance(layer, keras.layers.InputLayer)]
+    known = list(dict.fromkeys(layer.name for layer in inside))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"Layers to be computed again are in the model. It has {known}. Received: {unknown}.")
+    # Layers inside of others may have the same name.
+    return [layer for layer in inside if layer.name in names]
+
+
+def _children(layer: Any) -> list[Any]:
+    return [inner for inner in layer._layers if not isinstance(inner, (keras.layers.InputLayer, keras.metrics.Metric))]
+
+
+def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer's own `call`, such that a tape holds its inputs only."""
+    call = functools.partial(type(layer).call, layer)
+    flat = keras.tree.flatten((args, kwargs))
+    if layer_api.in_stateless_scope() or not layer_api.may_recompute(flat):
+        return call(*args, **kwargs)
+    places = [i for i, value in enumerate(flat) if keras.ops.is_tensor(value)]
+    masks = metadata_of([flat[i] for i in places], MASK)
+    form: dict[str, Any] = {}
+
+    def compute(*tensors: Any) -> list[Any]:
+        rest = iter(tensors[len(places) :])
+        own = tensors[: len(places)]
+        set_metadata(own, MASK, [None if mask is None else next(rest) for mask in masks])
+        filled = list(flat)
+        for i, tensor in zip(places, own, strict=True):
+            filled[i] = tensor
+        own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+        outputs = call(*own_args, **own_kwargs)
+        made = keras.tree.flatten(outputs)
+        added = list(_losses_taken(layer))
+        form.update(outputs=outputs, made=made, masks=metadata_of(made, MASK), logits=metadata_of(made, LOGITS))
+        return [*not_none(made), *not_none(form["masks"]), *not_none(form["logits"]), *added]
+
+    trained = {id(variable): variable for variable in layer.trainable_variables}
+    others = [variable for variable in layer.variables if id(variable) not in trained]
+
+    def again(state: Sequence[Any], *tensors: Any) -> list[Any]:
+        # Draws what was drawn, and drops what it would change.
+        with keras.StatelessScope(list(zip(others, state, strict=True)), collect_losses=True):
+            return compute(*tensors)
+
+    given = [*(flat[i] for i in places), *not_none(masks)]
+    # Those of an earlier call of the layer are not of this one.
+    before = list(_losses_taken(layer))
+    results = iter(layer_api.recomputed(compute, given, list(trained.values()), others, again, offload=offload))
+    outputs = [None if value is None else next(results) for value in form["made"]]
+    for name, values in ((MASK, form["masks"]), (LOGITS, form["logits"])):
+        set_metadata(outputs, name, [None if value is None else next(results) for value in values])
+    for loss in (*before, *results):
+        layer.add_loss(loss)
+    return keras.tree.pack_sequence_as(form["outputs"], outputs)
+
+
+def _losses_taken(layer: Any) -> Iterator[Any]:
+    """Yields what layers inside have added to the loss, which then is no longer with them."""
+    for inner in layer._flatten_layers():
+        yield from inner._get_own_losses()
+    layer._clear_losses()

@@ -1,0 +1,67 @@
+"""The variables that an optimizer is built with: those of the model, whole weights, or slices of them.
+
+Shards of split weights are put together for optimizers that look at more than one number at a time
+(``whole_updates``). Where updates are dealt out over the data axis, optimizers get slices (``sharded_optimizers``).
+Where variables are on a parameter device, what optimizers make while they are built is there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers import base_optimizer
+
+from strategies._keras_hooks import sharded_optimizers
+from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
+from strategies._keras_hooks.whole_updates import needs_whole
+from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies.engine.central import making_optimizer_state
+from strategies.replica.splitting import joined
+
+
+def install() -> None:
+    """Wraps what takes variables at the end of training; what takes them before is wrapped by :func:`wrap_build`."""
+    for owner in (base_optimizer.BaseOptimizer, *WRAPPING_OPTIMIZERS):
+        if "finalize_variable_values" in vars(owner):
+            wrap(owner, "finalize_variable_values", _finalize, in_step=False)
+
+
+def wrap_build(optimizer: keras.Optimizer) -> None:
+    """Wraps the ``build`` of the optimizer's class, if it gets other variables than the model's, and of inner ones."""
+    for inner in sharded_optimizers.inner_optimizers(optimizer):
+        wrap_build(inner)
+    # Those that wrap others are wrapped once and for all.
+    if isinstance(optimizer, WRAPPING_OPTIMIZERS):
+        return
+    engine = engine_of(tf.distribute.get_strategy())
+    is_central = engine is not None and engine.central is not None
+    if needs_whole(optimizer) or is_central or sharded_optimizers.sharded_updates() is not None:
+        for cls in type(optimizer).__mro__:
+            if "build" in vars(cls) and issubclass(cls, base_optimizer.BaseOptimizer):
+                wrap(cls, "build", _build, in_step=False)
+
+
+def _build(original: Callable[..., None], optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
+    with making_optimizer_state():
+        original(optimizer, taken(optimizer, variables))
+
+
+def taken(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any]:
+    """Returns the variables that an optimizer takes in the place of the model's."""
+    dealt = sharded_optimizers.sliced(optimizer, variables)
+    if dealt is not None:
+        return dealt
+    return joined(variables) if needs_whole(optimizer) else variables
+
+
+def _finalize(original: Callable[..., None], optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
+    if sharded_optimizers.dealt_of(optimizer) is None:
+        original(optimizer, joined(variables) if needs_whole(optimizer) else variables)
+    elif isinstance(optimizer, WRAPPING_OPTIMIZERS):
+        # Those that it wraps, each for itself.
+        original(optimizer, optimizer._trainable_variables)
+    else:
+        sharded_optimizers.finalize(original, optimizer)

@@ -1,0 +1,161 @@
+"""Optimizers whose updates are dealt out over the data axis: they are built with slices of weights, and see no others.
+
+To Keras' optimizers a slice is a variable. Those that update number by number get ranges of the elements; those that do
+not get whole weights, each of which has one owner. ``engine.sharded_updates`` moves gradients and weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers import base_optimizer
+
+from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
+from strategies._keras_hooks.whole_updates import has_own_way, needs_whole
+from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._tf_internals import UpdateContext
+from strategies.collectives.descriptions import listed
+from strategies.engine.dealt_weights import DealtWeights
+from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.sharded_updates import ShardedUpdates
+from strategies.engine.slice_slots import Announced, making_slot_of
+from strategies.replica.splitting import weight_of
+from strategies.replica.weight_slices import WeightSlice
+
+
+def install() -> None:
+    """Wraps the question of an optimizer to which of its variables weight decay applies."""
+    wrap(base_optimizer.BaseOptimizer, "_use_weight_decay", _use_weight_decay)
+
+
+def sharded_updates() -> ShardedUpdates | None:
+    """Returns the present strategy's dealing out of updates; None if it does not deal them out."""
+    engine = engine_of(tf.distribute.get_strategy())
+    return None if engine is None else engine.sharded_updates
+
+
+def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
+    """Returns the optimizers that one wraps."""
+    wrapped = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [each for each in wrapped if isinstance(each, keras.Optimizer)]
+
+
+def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any] | None:
+    """Returns the slices of an optimizer's variables, as which they are dealt out; None if they are not.
+
+    Raises:
+        ValueError: the optimizer needs whole weights, of which there are only shards.
+    """
+    updates = sharded_updates()
+    if updates is None:
+        return None
+    if not variables or isinstance(variables[0], WeightSlice):
+        # Those of an optimizer that wraps this one.
+        return variables
+    whole = _some_need_whole(optimizer)
+    if whole and (split := [each.path for each in variables if weight_of(each) is not None]):
+        raise ValueError(
+            f"{type(optimizer).__name__} looks at whole weights, which cannot be dealt out among devices where layers "
+            "are split over the axis 'tensor'. Leave shard out, or use an optimizer that updates number by number, "
+            f"such as Adam. Received: the split weights {listed(split)}."
+        )
+    return Announced(updates.deal(variables, whole=whole).slices)
+
+
+def _some_need_whole(optimizer: keras.Optimizer) -> bool:
+    inner = inner_optimizers(optimizer)
+    if inner:
+        return any(map(_some_need_whole, inner))
+    # One that wraps others, but chooses them by the variables, shows none before it is built.
+    return isinstance(optimizer, WRAPPING_OPTIMIZERS) or needs_whole(optimizer) or has_own_way(optimizer)
+
+
+def dealt_of(optimizer: keras.Optimizer) -> DealtWeights | None:
+    """Returns the weights that an optimizer was built with, dealt out; None if they are not."""
+    known = optimizer._trainable_variables
+    return known[0].dealt if known and isinstance(known[0], WeightSlice) else None
+
+
+def apply(
+    engine: ReplicatedExtended,
+    optimizer: keras.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[Any] | None,
+    update: Callable[[Sequence[Any], Sequence[Any] | None], Any],
+) -> Any:
+    """Updates variables by gradients of replicas, each owner its slices. Call in cross-replica context.
+
+    Raises:
+        ValueError: a variable with which the optimizer was not built, or an optimizer that was built elsewhere.
+    """
+    updates, dealt = engine.sharded_updates, dealt_of(optimizer)
+    if updates is None or dealt is None:
+        raise ValueError(
+            "The optimizer's updates are dealt out among devices (shard='optimizer'), but it was built under another "
+            "strategy. Make it, and compile the model, inside `with strategy.scope():`."
+        )
+    positions = {_key(variable): i for i, variable in enumerate(dealt.variables)}
+    found: list[Any] = [None] * len(positions)
+    for gradient, variable in zip(gradients, dealt.variables if variables is None else variables, strict=True):
+        position = positions.get(_key(variable))
+        if position is None:
+            raise ValueError(
+                f"Unknown variable: {variable}. This optimizer can only be called for the variables it was originally "
+                "built with. When working with a new set of variables, you should recreate a new optimizer instance."
+            )
+        found[position] = gradient
+    if all(gradient is None for gradient in found):
+        raise ValueError("No gradients provided for any variable.")
+    engine.finish_update()
+    skips = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    counter = optimizer.inner_optimizer._iterations if skips else None
+    result = updates.run(dealt, found, update, gathers_at=_gathers_at(optimizer), counter=counter)
+    # Its counter and rate, which the update changed for one replica of each group.
+    engine.layout.mirror(optimizer.variables)
+    return result
+
+
+def _key(variable: Any) -> int:
+    return id(getattr(variable, "_value", variable) if isinstance(variable, keras.Variable) else variable)
+
+
+def _gathers_at(optimizer: keras.Optimizer) -> tf.Tensor | None:
+    """Returns whether this step changes weights; None if it always does."""
+    inner = inner_optimizers(optimizer)
+    if inner:
+        return _gathers_at(inner[0]) if len(inner) == 1 else None
+    steps = optimizer.gradient_accumulation_steps
+    if not steps or (optimizer.use_ema and optimizer.ema_overwrite_frequency):
+        return None
+    return tf.equal((optimizer._iterations + 1) % steps, 0)
+
+
+def make_slot(optimizer: keras.Optimizer, each: WeightSlice, *args: Any, **kwargs: Any) -> Any:
+    """Makes a slot of a slice: a variable of the slice's shape on the device of its owner."""
+    # Not the method of Keras' optimizers for TensorFlow, which asks for the devices of a variable: a slice is none.
+    with making_slot_of(each):
+        return base_optimizer.BaseOptimizer.add_variable_from_reference(optimizer, each, *args, **kwargs)
+
+
+def finalize(original: Callable[..., None], optimizer: keras.Optimizer) -> None:
+    """Sets weights to their moving averages, at the end of training, each owner its slices."""
+    dealt = dealt_of(optimizer)
+    if not optimizer.use_ema or dealt is None:
+        return
+    # The end of a training is not in the scope of its strategy.
+    with dealt.variables[0].value.distribute_strategy.scope():
+        updates = sharded_updates()
+        if updates is None:
+            return
+        for group in updates.local_groups:
+            with UpdateContext(group):
+                original(optimizer, optimizer._trainable_variables)
+        updates.gather(dealt)
+
+
+def _use_weight_decay(original: Callable[..., bool], optimizer: keras.Optimizer, variable: Any) -> bool:
+    """Asks for the weight: a user excludes weights."""
+    return original(optimizer, variable.variable if isinstance(variable, WeightSlice) else variable)

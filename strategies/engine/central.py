@@ -1,0 +1,176 @@
+"""Central storage: variables are once, on the parameter device, which alone updates them; compute devices read them.
+
+Three kinds of variable there are under such a strategy:
+
+* what replicas read and an optimizer writes: weights, slots, counters, rates. One component, on the parameter device;
+* what replicas write for themselves without being trained: moving statistics, random seeds. Small, and different on
+  each replica until they agree, so each compute device holds its own, as in mirrored data parallelism;
+* metrics, of which each compute device holds a part.
+
+Reads of the first kind run where the variable is, and TensorFlow copies the value to the device that computes with it.
+A lookup of rows runs there as well, so that of a table only the rows travel, and back from a replica only their
+gradients.
+
+Source: the synchronous semantics of ``tf.distribute.experimental.CentralStorageStrategy``, TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import PerReplica, UpdateContext
+from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.reductions import Reductions
+from strategies.engine.replica_state import local_mean
+from strategies.engine.step import Steps
+from strategies.engine.variables import ReplicaStateVariable
+
+_NONE = tf.VariableAggregation.NONE
+
+#: True while an optimizer makes its variables.
+_makes_optimizer_state: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "keras_strategies_makes_optimizer_state", default=False
+)
+
+
+class CentralVariable(ReplicaStateVariable):
+    """A variable with one component, on the parameter device, which all replicas read and write."""
+
+    @property
+    def component(self) -> Any:
+        """TensorFlow's variable, on the parameter device."""
+        return self.values[0]
+
+    @property
+    def handle(self) -> Any:
+        """The component's, on every replica: what gradients are taken of."""
+        return self.component.handle
+
+    def read_value(self) -> tf.Tensor:
+        """Reads the variable where it is."""
+        with tf.device(self.component.device):
+            return self.component.read_value()
+
+    def value(self) -> tf.Tensor:
+        """Reads the variable where it is."""
+        return self.read_value()
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Returns rows, looked up where the variable is."""
+        with tf.device(self.component.device):
+            return self.component.sparse_read(indices, name)
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        with tf.device(self.component.device):
+            return super()._dense_var_to_tensor(*args, **kwargs)
+
+    def _get_replica(self, replica_id: int) -> Any:
+        return self.component
+
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        if self.aggregation != _NONE:
+            return super()._update_replica(update_fn, value, **kwargs)
+        # A layer writes its own weight, as SpectralNormalization does. Those that are ahead would overwrite what others
+        # still have to read: all meet, and the weight is written once.
+        context = tf.distribute.get_replica_context()
+        return context.merge_call(functools.partial(self._written_once, update_fn), args=(value,), kwargs=kwargs)
+
+    def _written_once(self, update_fn: Callable[..., Any], strategy: Any, value: Any, **kwargs: Any) -> Any:
+        agreed = strategy.extended.central.mean(value) if self.dtype.is_floating else local_values(value)[0]
+        return strategy.extended.update(self, update_fn, args=(agreed,), kwargs=kwargs, group=True)
+
+
+@contextlib.contextmanager
+def making_optimizer_state() -> Iterator[None]:
+    """Inside, the variables that are made are an optimizer's: they are on the parameter device, where there is one."""
+    token = _makes_optimizer_state.set(True)
+    try:
+        yield
+    finally:
+        _makes_optimizer_state.reset(token)
+
+
+class CentralStorage:
+    """Makes variables on the parameter device, and updates them there.
+
+    Args:
+        device: its full name.
+        layout: the replicas, on the compute devices.
+        reductions: of the same replicas.
+        steps: theirs.
+    """
+
+    def __init__(self, device: str, layout: ReplicaLayout, reductions: Reductions, steps: Steps) -> None:
+        self.device = device
+        self._layout = layout
+        self._reductions = reductions
+        self._steps = steps
+
+    def create(self, strategy: Any, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> CentralVariable | None:
+        """Returns a variable on the parameter device; None if each replica has its own.
+
+        Args:
+            strategy: under which it is made.
+            next_creator: TensorFlow's.
+            kwargs: what the creator takes; changed.
+        """
+        if not self._keeps(kwargs):
+            return None
+        kwargs.pop("colocate_with", None)
+        with tf.device(self.device):
+            component = next_creator(**kwargs)
+        return CentralVariable(strategy, [component], component.aggregation)
+
+    def _keeps(self, kwargs: dict[str, Any]) -> bool:
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return False
+        if _makes_optimizer_state.get() or isinstance(kwargs.get("colocate_with"), CentralVariable):
+            return True
+        # TensorFlow's default is to train. What is aggregated is written by all replicas together.
+        return kwargs.get("trainable") is not False or kwargs.get("aggregation") not in (None, _NONE)
+
+    def mean(self, value: Any) -> Any:
+        """Returns the mean over the replicas of the running step, weighed by rows, on the parameter device."""
+        shares = self._steps.context.shares
+        values = local_values(value)
+        with tf.device(self.device):
+            return local_mean(values, shares) if len(values) == len(shares) else values[0]
+
+    def update(
+        self, gradients: Sequence[Any], update: Callable[[list[Any]], Any], targets: Sequence[Any] | None
+    ) -> Any:
+        """Sums gradients on the parameter device and calls ``update`` once, there. Call in cross-replica context.
+
+        Args:
+            gradients: per variable a per-replica tensor or ``IndexedSlices`` of the variable's shape, a plain one that
+                all replicas share and that is the sum already, or None.
+            update: takes the sums, in the same order.
+            targets: per gradient the variable that it is for.
+
+        Returns:
+            What ``update`` returned.
+
+        Raises:
+            ValueError: a variable that is not on the parameter device.
+        """
+        for gradient, target in zip(gradients, targets or (), strict=False):
+            if gradient is not None and not isinstance(target, CentralVariable):
+                raise ValueError(
+                    "The optimizer updates a variable that is not on the parameter device: it was made with "
+                    "trainable=False, so that each compute device holds its own. Make it with trainable=True, inside "
+                    f"`with strategy.scope():`. Received: {target.name!r}."
+                )
+        shares = self._steps.context.shares
+        values = self._reductions.counted(self._layout.per_replica(gradients), shares)
+        here = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
+        sums = self._reductions.to_device(self.device, [values[i] for i in here], shares)
+        for i, total in zip(here, sums, strict=True):
+            values[i] = total
+        with tf.device(self.device), UpdateContext(0), tf.name_scope("update"):
+            return update(values)

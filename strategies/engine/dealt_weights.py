@@ -1,0 +1,120 @@
+"""Weights whose updates are dealt out among devices, as one plan: buckets, slices, and who owns which."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from strategies.collectives.bucket_slices import Slice, SlicedBucket
+from strategies.replica.weight_slices import WeightSlice, sliced
+
+
+class DealtBucket(NamedTuple):
+    """A bucket of weights of one part of a replica, and the number of that part's data-parallel group."""
+
+    group: int
+    bucket: SlicedBucket
+
+
+class DealtWeights:
+    """Variables whose updates are dealt out among the devices of the data axis.
+
+    Args:
+        variables: Keras variables, in the order in which they were created.
+        buckets: their slices.
+        slices: for each of those the variable that an optimizer gets.
+    """
+
+    def __init__(
+        self, variables: Sequence[Any], buckets: Sequence[DealtBucket], slices: dict[Slice, WeightSlice]
+    ) -> None:
+        self.variables = tuple(variables)
+        self.buckets = tuple(buckets)
+        self._slices = slices
+        ordered = sorted(slices, key=lambda each: (each.variable, each.begin))
+        #: Those of all owners, weight by weight.
+        self.slices = tuple(slices[each] for each in ordered)
+        #: For each of them, the position of its variable.
+        self.positions = tuple(each.variable for each in ordered)
+        for position, own in itertools.groupby(ordered, key=lambda each: each.variable):
+            sliced(variables[position], [slices[each] for each in own])
+        for each in self.slices:
+            each.dealt = self
+
+    def part_of(self, bucket: SlicedBucket, owner: int) -> list[WeightSlice]:
+        """Returns the slices of one owner in a bucket."""
+        return [self._slices[each] for each in bucket.of_owner(owner)]
+
+    def slice_of(self, plan: Slice) -> WeightSlice:
+        """Returns the variable for a slice."""
+        return self._slices[plan]
+
+    def slices_of(self, chosen: Sequence[bool]) -> list[WeightSlice]:
+        """Returns the slices of some of the variables."""
+        return [each for each, position in zip(self.slices, self.positions, strict=True) if chosen[position]]
+
+    def dtype_of(self, bucket: SlicedBucket) -> tf.DType:
+        """Returns the dtype of all variables of a bucket."""
+        return tf.as_dtype(self.variables[bucket.slices[0].variable].dtype)
+
+
+def laid_out(
+    bucket: SlicedBucket, owners: Sequence[int], values: Mapping[Slice, tf.Tensor], dtype: tf.DType
+) -> tf.Tensor:
+    """Returns owners' parts of a bucket side by side, flat, each padded to the length of the longest.
+
+    Args:
+        bucket: whose parts they are.
+        owners: who has values.
+        values: of slices, as long as these.
+        dtype: of the result.
+    """
+    parts = []
+    for owner in owners:
+        own = bucket.of_owner(owner)
+        parts += [tf.reshape(tf.cast(values[each], dtype), [-1]) for each in own]
+        missing = bucket.part_size - sum(each.size for each in own)
+        if missing:
+            parts.append(tf.zeros([missing], dtype))
+    return tf.concat(parts, 0)
+
+
+def all_laid_out(bucket: SlicedBucket, values: Mapping[int, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """Returns the parts of all owners as :func:`laid_out` does.
+
+    What is next to each other in a variable and here is one piece. So a bucket that is one variable is not copied.
+
+    Args:
+        bucket: whose parts they are.
+        values: of whole variables; those that are missing are zeros.
+        dtype: of the result.
+    """
+    parts = []
+    flat = {i: tf.reshape(tf.cast(value, dtype), [-1]) for i, value in values.items()}
+    end = 0
+    for i, found in itertools.groupby(bucket.places, key=lambda place: place[1].variable):
+        for place, size, begin in merged([(at, each.size, each.begin) for at, each in found]):
+            if place > end:
+                parts.append(tf.zeros([place - end], dtype))
+            end = place + size
+            parts.append(flat[i][begin : begin + size] if i in flat else tf.zeros([size], dtype))
+    total = bucket.num_owners * bucket.part_size
+    if total > end:
+        parts.append(tf.zeros([total - end], dtype))
+    return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+
+def merged(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Returns ranges, each a place, a size and a beginning elsewhere, with those as one that go on in both."""
+    found: list[tuple[int, int, int]] = []
+    for place, size, begin in ranges:
+        if found:
+            last_place, last_size, last_begin = found[-1]
+            if (place, begin) == (last_place + last_size, last_begin + last_size):
+                found[-1] = (last_place, last_size + size, last_begin)
+                continue
+        found.append((place, size, begin))
+    return found

@@ -1,0 +1,334 @@
+"""Updates that are dealt out over the data axis: each device updates a part of all weights, and holds its slots only.
+
+Every device computes with whole weights. Of the gradients it gets the sums of its own part (a reduce-scatter), by which
+it updates that part of the weights; then all get the others' parts (an all-gather). That moves as many bytes as the
+all-reduce in whose place it is, and the optimizer's slots take one n-th of the memory on each of n devices.
+
+Devices may do so in groups, each of which has all parts: then sums of a part go between the groups as well, and nothing
+else does.
+
+Source: stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054); groups: MiCS (Zhang et al., arXiv:2205.00119).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import PerReplica, UpdateContext, select_replica
+from strategies.batches.shares import Share
+from strategies.collectives.bucket_slices import Slice, slice_buckets
+from strategies.collectives.descriptions import carrying, listed
+from strategies.collectives.fixed_order import sum_in_order
+from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup, if_present
+from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, merged
+from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.reductions import Reductions
+from strategies.engine.step import Steps
+from strategies.replica.holders import holders_of, is_held, place_of
+from strategies.replica.parts import ReplicaParts
+from strategies.replica.weight_slices import WeightSlice, beside_weights
+from strategies.topology.sharding import ShardingGroups
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+class ShardedUpdates:
+    """Deals weights out among the replicas' devices, and runs updates of what this process owns.
+
+    Args:
+        layout: the replicas.
+        reductions: of the same replicas, for sparse gradients.
+        steps: theirs.
+        groups: the replicas that share the work.
+        parts: of a replica.
+    """
+
+    def __init__(
+        self,
+        layout: ReplicaLayout,
+        reductions: Reductions,
+        steps: Steps,
+        groups: ShardingGroups,
+        parts: ReplicaParts,
+    ) -> None:
+        self._layout = layout
+        self._reductions = reductions
+        self._steps = steps
+        self._groups = groups
+        self._parts = parts
+        # For each part that this process owns; none if each group is inside of one process.
+        self._processes = parts.groups.sharding
+
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """The processes among which updates are dealt out; None if this one makes all of them."""
+        return self._processes[0].inside if self._processes else None
+
+    @property
+    def local_groups(self) -> range:
+        """The groups of which this process has replicas: in the :class:`UpdateContext` of each, slices are its own."""
+        return range(self._groups.num_here)
+
+    def deal(self, variables: Sequence[Any], *, whole: bool) -> DealtWeights:
+        """Returns the slices of variables.
+
+        Args:
+            variables: Keras variables, in the order in which they were created.
+            whole: whether each variable has one owner.
+        """
+        # All processes that hold weights of one place hold all of these, and cut them alike.
+        places: dict[Any, list[int]] = {}
+        for i, variable in enumerate(variables):
+            place = frozenset(place_of(variable).items())
+            places.setdefault((self._part_of(variable), place), []).append(i)
+        buckets: list[DealtBucket] = []
+        slices: dict[Slice, WeightSlice] = {}
+        for (group, _), own in places.items():
+            shapes = [tuple(variables[i].shape) for i in own]
+            dtypes = [tf.as_dtype(variables[i].dtype) for i in own]
+            named = [(dtype.name, dtype.size) for dtype in dtypes]
+            for bucket in slice_buckets(shapes, named, self._groups.size, self._bucket_bytes, whole=whole):
+                plans = [dataclasses.replace(plan, variable=own[plan.variable]) for plan in bucket.slices]
+                if group is not None:
+                    buckets.append(DealtBucket(group, dataclasses.replace(bucket, slices=tuple(plans))))
+                slices |= {plan: self._slice(variables[plan.variable], plan) for plan in plans}
+        return DealtWeights(variables, buckets, slices)
+
+    def _slice(self, variable: Any, plan: Slice) -> WeightSlice:
+        process, replicas = self._groups.owner(plan.owner)
+        is_here = self.process_group is None or process == self.process_group.rank
+        # Processes of one replica are in a row.
+        rank = process * len(self._parts.owners) + next(iter(holders_of(variable)), 0)
+        return WeightSlice(variable, plan.begin, plan.end, rank, replicas if is_here and is_held(variable) else ())
+
+    def _part_of(self, variable: Any) -> int | None:
+        """Returns which of this process' parts of a replica holds a variable; None if other processes hold it."""
+        if not self._parts.spans_processes:
+            return self._layout.group_of(variable.value)
+        home = self._parts.home(place_of(variable))
+        return None if home is None else self._parts.owned.index(home)
+
+    @property
+    def _bucket_bytes(self) -> int:
+        return DEFAULT_BUCKET_BYTES if self.process_group is None else self.process_group.bucket_bytes
+
+    # ---- one update
+
+    def run(
+        self,
+        dealt: DealtWeights,
+        gradients: Sequence[Any],
+        update: Callable[[Sequence[Any], Sequence[WeightSlice]], Any],
+        *,
+        gathers_at: tf.Tensor | None = None,
+        counter: Any = None,
+    ) -> Any:
+        """Updates all weights. Call in cross-replica context.
+
+        Args:
+            dealt: the weights.
+            gradients: per variable of ``dealt`` a per-replica tensor or ``IndexedSlices`` of the variable's shape, a
+                plain one that all replicas share and that is the sum already, or None.
+            update: takes the sums of the slices' gradients, None for those that other processes own, and all slices.
+                Called once for each group here.
+            gathers_at: bool scalar: only if it is true do weights change; None for always.
+            counter: a Keras variable that changes unless the update is left out; None if it never is.
+
+        Returns:
+            What ``update`` returned for the first group.
+        """
+        names = [str(variable.name) for variable in dealt.variables]
+        with carrying(f"gradients of {listed(names)}"):
+            sums = self._scattered(dealt, gradients)
+        updated = [gradient is not None for gradient in gradients]
+        constrained = [v for v, is_new in zip(dealt.variables, updated, strict=True) if is_new and v.constraint]
+        before = None
+        if constrained and counter is not None:
+            before = tf.identity(local_values(counter.value)[0].read_value())
+        results = []
+        slices = dealt.slices_of(updated)
+        # Behind an update that always happens, all weights are set from their slices.
+        with beside_weights(slices if gathers_at is None else []):
+            for group in self.local_groups:
+                with tf.device(self._layout.devices[group]), UpdateContext(group), tf.name_scope("update"):
+                    own = list(map(_on_device, dealt.slices, sums)) if group else sums
+                    # As Keras does it, those of frozen layers are not named.
+                    pairs = zip(own, dealt.positions, strict=True)
+                    results.append(update([g for g, i in pairs if updated[i]], slices))
+            if gathers_at is None:
+                self.gather(dealt, updated)
+        if gathers_at is not None:
+            tf.cond(gathers_at, functools.partial(self.gather, dealt, updated), lambda: None)
+        if before is None:
+            self._constrain(constrained)
+        else:
+            # An overflow leaves the weights as they are, which constraints might not.
+            is_done = tf.not_equal(local_values(counter.value)[0].read_value(), before)
+            tf.cond(is_done, functools.partial(self._constrain, constrained), lambda: None)
+        return results[0]
+
+    def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:
+        """Returns for each slice that this process owns the sum of its gradient, on its device; None for others."""
+        shares = self._steps.context.shares
+        values = self._layout.per_replica(gradients)
+        sparse = [i for i, value in enumerate(values) if isinstance(local_values(value)[0], tf.IndexedSlices)]
+        present: bool | tf.Tensor = True
+        if self._layout.process_group is not None and self._layout.num_local == 1:
+            present = shares[0].has_rows if shares else True
+        else:
+            values = self._reductions.counted(values, shares)
+        totals = self._totals(dealt, {i: values[i] for i in sparse}, shares, present)
+        if self.process_group is None and self._layout.process_group is not None:
+            # Each process has all slices, and so needs all of the gradients.
+            totals |= self._totals(dealt, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
+        if self.process_group is None:
+            return [
+                self._sum_here(each, position, values, totals)
+                for each, position in zip(dealt.slices, dealt.positions, strict=True)
+            ]
+        found = dict(self._sums_across(dealt, values, set(sparse), present))
+        return [
+            self._part_of_total(each, position, values, totals)
+            if position in totals or (each.is_held and not isinstance(values[position], PerReplica))
+            else found.get(id(each))
+            for each, position in zip(dealt.slices, dealt.positions, strict=True)
+        ]
+
+    def _totals(
+        self, dealt: DealtWeights, gradients: dict[int, Any], shares: Sequence[Share], present: bool | tf.Tensor
+    ) -> dict[int, Any]:
+        """Returns the sums of gradients over all replicas, on all local devices.
+
+        For those that are sparse there is no other way: they have as many rows as batches have, which vary.
+        """
+        local = {i: value for i, value in gradients.items() if isinstance(value, PerReplica)}
+        if not local:
+            return gradients
+        where = [dealt.variables[i].value for i in local]
+        sums = self._reductions.to_groups(_SUM, list(local.values()), where, shares, present=present, as_gradients=True)
+        return gradients | dict(zip(local, sums, strict=True))
+
+    def _sum_here(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
+        if values[position] is None or position in totals or not isinstance(values[position], PerReplica):
+            return self._part_of_total(each, position, values, totals)
+        terms = []
+        for r, term in enumerate(values[position].values):
+            with tf.device(each.on(r).device):
+                terms.append(each.of(term))
+        with tf.device(each.device):
+            return sum_in_order(terms)
+
+    def _part_of_total(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
+        """Returns its part of a sum that is on all local devices."""
+        total = totals.get(position, values[position])
+        if total is None or not each.is_held:
+            return None
+        with tf.device(each.device):
+            own = select_replica(each.replica, total)
+            return each.of_slices(own) if isinstance(own, tf.IndexedSlices) else each.of(own)
+
+    def _sums_across(
+        self, dealt: DealtWeights, values: Sequence[Any], sparse: set[int], present: bool | tf.Tensor
+    ) -> Iterator[tuple[int, tf.Tensor]]:
+        """Yields the sum of the gradient of each slice here, of which processes have terms, with the slice's id."""
+        for number, bucket in dealt.buckets:
+            inside, between = self._joined(number)
+            devices = self._layout.groups[number].devices
+            mine = {s.variable for s in bucket.slices if isinstance(values[s.variable], PerReplica)} - sparse
+            if not mine:
+                continue
+            with tf.device(devices[0]):
+                terms = {i: sum_in_order(local_values(values[i])) for i in sorted(mine, reverse=True)}
+                kept = dict(zip(terms, if_present(present, list(terms.values())), strict=True))
+                received = inside.reduce_scatter(all_laid_out(bucket, kept, dealt.dtype_of(bucket)))
+                if between is not None:
+                    [received] = between.sum([received])
+            for local in range(self._layout.num_local):
+                begin = local * bucket.part_size
+                for each in dealt.part_of(bucket, inside.rank * self._layout.num_local + local):
+                    with tf.device(each.device):
+                        yield id(each), tf.reshape(received[begin : begin + each.end - each.begin], each.shape)
+                    begin += each.end - each.begin
+
+    # ---- whole weights again
+
+    def gather(self, dealt: DealtWeights, updated: Sequence[bool] | None = None) -> None:
+        """Gives all replicas the weights as their owners have them. All processes call it.
+
+        Args:
+            dealt: the weights.
+            updated: for each of them, whether it has changed; None for all.
+        """
+        names = [str(variable.name) for variable in dealt.variables]
+        changed = [True] * len(names) if updated is None else list(updated)
+        with carrying(f"new values of {listed(names)}"):
+            if self.process_group is None:
+                self._copy_here(dealt, changed)
+            else:
+                self._gather_across(dealt, changed)
+
+    def _constrain(self, variables: Sequence[Any]) -> None:
+        """Applies the constraints of whole weights, as optimizers do behind each step."""
+        for r in range(self._layout.num_local):
+            for variable in variables:
+                with tf.device(local_values(variable.value)[r].device), UpdateContext(r):
+                    variable.assign(variable.constraint(variable))
+
+    def _copy_here(self, dealt: DealtWeights, changed: Sequence[bool]) -> None:
+        pairs = zip(dealt.slices, dealt.positions, strict=True)
+        for position, own in itertools.groupby(pairs, key=lambda pair: pair[1]):
+            if not changed[position]:
+                continue
+            slices, components = [each for each, _ in own], local_values(dealt.variables[position].value)
+            for group in self.local_groups:
+                with UpdateContext(group):
+                    values = [tf.reshape(each.read(), [-1]) for each in slices]
+                    only = slices[0].replica if slices[0].is_whole else None
+                for replica in self._groups.replicas(group):
+                    if replica != only:
+                        _set(components[replica], values)
+
+    def _gather_across(self, dealt: DealtWeights, changed: Sequence[bool]) -> None:
+        num_local = self._layout.num_local
+        for number, bucket in dealt.buckets:
+            group, _ = self._joined(number)
+            if not any(changed[each.variable] for each in bucket.slices):
+                continue
+            own = range(group.rank * num_local, (group.rank + 1) * num_local)
+            with tf.device(self._layout.groups[number].devices[0]):
+                new = {s: dealt.slice_of(s).read() for s in bucket.slices if s.owner in own}
+                gathered = group.gather(laid_out(bucket, own, new, dealt.dtype_of(bucket)), equal_sizes=True)
+            places = sorted(bucket.places, key=lambda place: (place[1].variable, place[1].begin))
+            for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
+                ranges = merged([(at, each.size, each.begin) for at, each in found])
+                flat = [gathered[at : at + size] for at, size, _ in ranges]
+                for component in local_values(dealt.variables[i].value):
+                    _set(component, flat)
+
+    def _joined(self, part: int) -> tuple[ProcessGroup, ProcessGroup | None]:
+        """Returns the processes that share a part of a replica, and those of other groups with the same slices."""
+        joined = self._processes[part]
+        if joined.inside is None:
+            raise RuntimeError("There are no other processes.")
+        return joined.inside, joined.between
+
+
+def _set(component: Any, parts: Sequence[tf.Tensor]) -> None:
+    """Sets a variable to parts, each flat, side by side."""
+    with tf.device(component.device):
+        whole = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+        component.assign(tf.reshape(whole, component.shape), read_value=False)
+
+
+def _on_device(each: WeightSlice, total: Any) -> Any:
+    """Returns the sum of a slice's gradient on the device of its owner in the present group."""
+    if total is None:
+        return None
+    with tf.device(each.device):
+        return tf.nest.map_structure(tf.identity, total, expand_composites=True)

@@ -1,0 +1,171 @@
+"""A computation that is made again in the backward pass: until then its inputs are held, and nothing inside of it.
+
+Its contract is tested in ``tests/keras_ext/test_rematerialization.py``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import gradient_record
+from strategies.replica.parts import current_parts
+from strategies.replica.passes import Recompute
+from strategies.replica.refused_gradients import refuse_gradients, unrecorded
+
+_SECOND_ORDER = (
+    "A gradient of a gradient, as for a penalty of gradients, is taken through a layer that is computed again in the "
+    "backward pass. Leave the layer out of rematerialize."
+)
+#: True while something is computed that will be computed again.
+_recomputes: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_recomputes", default=False)
+#: Of a graph, by replica: what was put on the host, in the order of the forward pass.
+_ON_HOST = "_keras_strategies_on_host"
+
+
+class _OnHost:
+    """Tensors that wait on the host.
+
+    Args:
+        tensors: on a device, to which they come back.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._devices = [tensor.device for tensor in tensors]
+        with tf.device("CPU:0"):
+            # Of an identity TensorFlow finds that the tensor is on the device already.
+            self._waiting = [tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape) for tensor in tensors]
+        self._fetched: list[Any] | None = None
+
+    def fetch(self, after: Sequence[Any]) -> list[Any]:
+        """Returns the tensors on their device, copied once tensors are there: those of the first call."""
+        if self._fetched is None:
+            self._fetched = []
+            for tensor, device in zip(self._waiting, self._devices, strict=True):
+                with tf.control_dependencies(after), tf.device(device or None):
+                    self._fetched.append(tf.identity(tensor))
+        return self._fetched
+
+
+def _on_host(replica: int, inputs: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    """Puts inputs on the host, and returns what fetches them, and those of the call before, one call ahead."""
+    # An attribute, which ends with the graph: its tensors hold the graph.
+    graph = tf.compat.v1.get_default_graph()
+    by_replica: dict[int, list[_OnHost]] = getattr(graph, _ON_HOST, {})
+    setattr(graph, _ON_HOST, by_replica)
+    before = by_replica.setdefault(replica, [])
+    position = len(before)
+    before.append(_OnHost(inputs))
+
+    def fetch(upstream: Sequence[Any]) -> list[Any]:
+        own = before[position].fetch(upstream)
+        if position:
+            before[position - 1].fetch(upstream)
+        return own
+
+    return fetch
+
+
+def may_recompute(values: Sequence[Any]) -> bool:
+    """True in a graph in which a tape may record what is computed of values, as that of a training step.
+
+    Not if one of them is ragged or sparse: functions would take its parts.
+    """
+    if any(isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) for value in values):
+        return False
+    return not tf.executing_eagerly() and bool(gradient_record.could_possibly_record())
+
+
+def check_seeded() -> None:
+    """Refuses a draw from Keras' global generator in what is computed again: its state belongs to no layer.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if _recomputes.get():
+        raise ValueError(
+            "A layer that is computed again in the backward pass draws random numbers without a seed of its own, and "
+            "would draw others there. Give the layer a keras.random.SeedGenerator, and pass it as `seed`; or leave it "
+            "out of rematerialize. Received: a draw with seed=None."
+        )
+
+
+def _with_own_seeds(function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    def checked(*given: Any) -> Sequence[Any]:
+        token = _recomputes.set(True)
+        try:
+            return function(*given)
+        finally:
+            _recomputes.reset(token)
+
+    return checked
+
+
+def _once(gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
+    """Returns gradients of which no gradient can be taken: there is none of a computation that no tape has recorded."""
+    dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
+    floating = [each for each in sources if each.dtype.is_floating]
+    kept = refuse_gradients([gradients[i] for i in dense], floating, [], _SECOND_ORDER)
+    for i, each in zip(dense, kept, strict=True):
+        gradients[i] = each
+    return gradients
+
+
+def recomputed(
+    function: Callable[..., Sequence[Any]],
+    tensors: Sequence[Any],
+    variables: Sequence[Any],
+    state: Sequence[Any],
+    again: Callable[..., Sequence[Any]],
+    *,
+    offload: bool = False,
+) -> list[Any]:
+    """Returns what `function` makes of tensors, which is computed a second time when a gradient of it is wanted.
+
+    Call it in a graph.
+
+    Args:
+        function: takes and returns tensors. It may read the variables, and change the others.
+        tensors: of which gradients can be had.
+        variables: Keras' trained ones that `function` reads.
+        state: the others, among them the seeds of draws.
+        again: takes what was in these before, as a list, and the tensors; returns the same as `function`, and changes
+            nothing.
+        offload: hold the tensors in the host's memory.
+
+    Source: Chen et al., arXiv:1604.06174; the interface of ``tf.recompute_grad``, which draws other numbers the second
+    time, and changes state twice.
+    """
+    parts, num_tensors = current_parts(), len(tensors)
+    home = parts.home()
+    part = parts.owned[0] if home is None else home
+    # The variables themselves, where Keras casts what they hold.
+    values = [variable._value for variable in variables]
+
+    def held() -> list[Any]:
+        return [tf.stop_gradient(tf.convert_to_tensor(variable._value)) for variable in state]
+
+    hold = functools.partial(_on_host, parts.replica) if offload else None
+    recompute = Recompute(held, _with_own_seeds(again), hold)
+    # As functions: of ops in line TensorFlow finds that both computations are the same, and makes one.
+    passes = parts.passes(part, _with_own_seeds(function), values, recompute=recompute, in_line=False)
+
+    @tf.custom_gradient
+    def computed(*given: Any) -> tuple[list[Any], Callable[..., Any]]:
+        with unrecorded():
+            outputs, vjp = passes(given[:num_tensors])
+
+        def backward(*upstream: Any, variables: Sequence[Any] | None = None) -> Any:
+            with unrecorded():
+                of_tensors, of_variables = vjp(upstream)
+            gradients = _once([*of_tensors, *of_variables], [*given[num_tensors:], *upstream])
+            # Those of variables go by the values that were read outside.
+            return gradients if variables is None else (gradients, [None] * len(variables))
+
+        return outputs, backward
+
+    return list(computed(*tensors, *map(tf.convert_to_tensor, values)))

@@ -1,0 +1,314 @@
+"""Weights that every replica holds whole, and whose updates are dealt out: each owner updates a range of elements.
+
+To an optimizer, a :class:`WeightSlice` is a variable: it reads and writes its range of the weight on the device of its
+owner. Slots are made for slices, so that each is on the owner's device alone. In arrays and files, the slots of all
+slices of a weight are one, of the weight's shape: :class:`SlicedWeight`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies._tf_internals import get_update_replica_id
+from strategies.replica.fetching import fetched
+from strategies.replica.splitting import SplitWeight, weight_of
+from strategies.replica.stored_array import StoredArray
+
+
+class SlicedWeight(SplitWeight):
+    """A weight, or a slot of one, whose shards are ranges of its elements, laid out flat.
+
+    Args:
+        name: the weight's name.
+        shape: of the whole weight.
+        sizes: elements of the shards.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int]) -> None:
+        super().__init__(name, shape or (1,), 0, sizes)
+        self.shape = tuple(shape)
+
+    def like(self) -> SlicedWeight:
+        """Returns a weight of the same form that has no shards yet."""
+        made = SlicedWeight(self.name, self.shape, self.sizes)
+        made.is_inner = self.is_inner
+        return made
+
+    def range_of(self, index: int) -> tuple[int, int]:
+        """Returns the first element of shard `index`, and the one behind its last."""
+        begin = sum(self.sizes[:index])
+        return begin, begin + self.sizes[index]
+
+    def part_of(self, value: Any, index: int) -> Any:
+        """Returns what shard `index` holds of ``value``, which has the weight's shape, in the shard's shape."""
+        begin, end = self.range_of(index)
+        part = value.flat(begin, end) if isinstance(value, StoredArray) else tf.reshape(value, [-1])[begin:end]
+        return tf.reshape(part, self.shards[index].shape)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole weight; where processes hold its shards, all of them call it."""
+        return np.concatenate([fetched(shard).reshape(-1) for shard in self.shards]).reshape(self.shape)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        whole = tf.convert_to_tensor(self.numpy(), name=name)
+        return whole if dtype is None else tf.cast(whole, dtype)
+
+
+class WeightSlice:
+    """A range of the elements of a weight, updated by its owner.
+
+    It has the weight's shape if it is all of it; that of some rows if it begins and ends with rows; else it is flat.
+
+    Args:
+        variable: a Keras variable, or one of TensorFlow, with a component for each local replica.
+        begin: the first element.
+        end: behind the last one.
+        rank: the process that owns it.
+        replicas: the local replicas on whose devices it is updated, one for each group of replicas that share the work;
+            none where another process owns it.
+    """
+
+    def __init__(self, variable: Any, begin: int, end: int, rank: int, replicas: Sequence[int]) -> None:
+        self.variable = variable
+        self.begin, self.end = begin, end
+        #: The rank of the owner.
+        self.rank = rank
+        #: The local replicas on whose devices it is updated; none where another process owns it.
+        self.replicas = tuple(replicas)
+        whole = tuple(variable.shape)
+        row = math.prod(whole[1:])
+        #: The first row, and the one behind the last; None if it is no run of rows.
+        self.rows: tuple[int, int] | None = None
+        if whole and begin % row == 0 and end % row == 0:
+            self.rows = (begin // row, end // row)
+        self.is_whole = end - begin == math.prod(whole)
+        if self.is_whole:
+            self.shape = whole
+        elif self.rows is not None:
+            self.shape = (self.rows[1] - self.rows[0], *whole[1:])
+        else:
+            self.shape = (end - begin,)
+        self.dtype = tf.as_dtype(variable.dtype).name
+        self.name = str(variable.name)
+        self.path = str(getattr(variable, "path", self.name))
+        #: The weight of which it is a range; set by :func:`sliced`.
+        self.whole: SlicedWeight | None = None
+        #: All weights with which it is dealt out; set by who deals them.
+        self.dealt: Any = None
+        self.trainable = True
+        # Applied to the weight, when it is whole again.
+        self.constraint: Any = None
+        self.regularizer: Any = None
+        self.overwrite_with_gradient = bool(getattr(variable, "overwrite_with_gradient", False))
+        # Inside `beside_weights`: its graph, and by local replica new elements that the weight does not have yet.
+        self._graph: Any = None
+        self._new: dict[int, tf.Tensor] = {}
+
+    @property
+    def is_held(self) -> bool:
+        """True if this process owns it."""
+        return bool(self.replicas)
+
+    @property
+    def replica(self) -> int:
+        """The local replica on whose device it is, in the present update; the first one where others own it."""
+        if len(self.replicas) < 2:
+            return self.replicas[0] if self.replicas else 0
+        return self.replicas[get_update_replica_id() or 0]
+
+    @property
+    def device(self) -> str:
+        """The device of the owner; none where that is another process."""
+        return str(self.component.device) if self.is_held else ""
+
+    @property
+    def component(self) -> Any:
+        """The variable of TensorFlow, on the owner's device, of which it is a part.
+
+        Where another process owns it, that of the first replica: between updates all have the same elements.
+        """
+        variable = getattr(self.variable, "value", None) if not isinstance(self.variable, tf.Variable) else None
+        distributed = self.variable if variable is None else variable
+        return distributed.values[self.replica]
+
+    @property
+    def value(self) -> WeightSlice:
+        """Itself: what an optimizer takes for the variable behind Keras'."""
+        return self
+
+    @property
+    def _unique_id(self) -> str:
+        # By which Keras' optimizers know a variable.
+        return f"{self.path}_{id(self)}"
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def on(self, replica: int) -> WeightSlice:
+        """Returns the same elements on the device of another local replica."""
+        return WeightSlice(self.variable, self.begin, self.end, self.rank, (replica,))
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns its elements of a tensor of the weight's shape, in its own shape."""
+        if self.is_whole:
+            return tensor
+        if self.rows is not None:
+            return tensor[self.rows[0] : self.rows[1]]
+        return tf.reshape(tensor, [-1])[self.begin : self.end]
+
+    def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns its part of a sparse gradient: the slices of its rows; slices of single elements if it has no rows.
+
+        Those of one row stay apart, as Keras' optimizers and norms see them on one device.
+        """
+        if self.is_whole:
+            return slices
+        values, indices = slices.values, tf.cast(slices.indices, tf.int64)
+        first, end = self.rows or (self.begin, self.end)
+        if self.rows is None:
+            row = math.prod(tuple(self.variable.shape)[1:])
+            indices = tf.reshape(indices[:, tf.newaxis] * row + tf.range(row, dtype=tf.int64), [-1])
+            values = tf.reshape(values, [-1])
+        mine = tf.logical_and(indices >= first, indices < end)
+        shape = tf.constant(self.shape, tf.int64)
+        return tf.IndexedSlices(tf.boolean_mask(values, mine), tf.boolean_mask(indices, mine) - first, shape)
+
+    def read(self) -> tf.Tensor:
+        """Returns its elements."""
+        if self.replica in self._new:
+            return self._new[self.replica]
+        component = self.component
+        with tf.device(component.device):
+            return self.of(component.read_value())
+
+    def assign(self, value: Any) -> None:
+        """Sets its elements, on the owner's device only: where that is another process, that does it."""
+        if not self.is_held:
+            return
+        component = self.component
+        with tf.device(component.device):
+            tensor = tf.cast(value, component.dtype)
+            if self.is_whole:
+                component.assign(tensor, read_value=False)
+            elif self._graph is not None and self._graph is tf.compat.v1.get_default_graph():
+                self._new[self.replica] = tf.reshape(tensor, self.shape)
+            else:
+                self._settle()
+                self._set_range(tensor)
+
+    def _set_range(self, tensor: tf.Tensor) -> None:
+        # Not by an assignment to a range: TensorFlow's takes ten times as long as a copy of the whole, and behind it
+        # every read of the variable is a copy.
+        component = self.component
+        flat = tf.reshape(component.read_value(), [-1])
+        parts = [flat[: self.begin], tf.reshape(tensor, [-1]), flat[self.end :]]
+        component.assign(tf.reshape(tf.concat(parts, 0), component.shape), read_value=False)
+
+    def _settle(self) -> None:
+        """Gives the weight what it does not have yet, in the graph of the update."""
+        new = self._new.pop(self.replica, None)
+        if new is not None:
+            graph = contextlib.nullcontext() if tf.executing_eagerly() else self._graph.as_default()
+            with graph, tf.device(self.device):
+                self._set_range(new)
+
+    def assign_add(self, value: Any) -> None:
+        """Adds to its elements."""
+        self.assign(self.read() + tf.cast(value, self.dtype))
+
+    def assign_sub(self, value: Any) -> None:
+        """Subtracts from its elements."""
+        if self.is_whole and self.is_held:
+            with tf.device(self.device):
+                self.component.assign_sub(tf.cast(value, self.dtype), read_value=False)
+            return
+        self.assign(self.read() - tf.cast(value, self.dtype))
+
+    def scatter_sub(self, slices: tf.IndexedSlices) -> None:
+        """Subtracts a sparse gradient."""
+        self._scatter(slices, "sub")
+
+    def scatter_add(self, slices: tf.IndexedSlices) -> None:
+        """Adds a sparse gradient."""
+        self._scatter(slices, "add")
+
+    def scatter_update(self, slices: tf.IndexedSlices) -> None:
+        """Sets what slices are of."""
+        self._scatter(slices, "update")
+
+    def _scatter(self, slices: tf.IndexedSlices, how: str) -> None:
+        indices = slices.indices
+        if self.rows is None or self.replica in self._new:
+            changed: Callable[..., tf.Tensor] = getattr(tf, f"tensor_scatter_nd_{how}")
+            self.assign(changed(self.read(), indices[:, tf.newaxis], slices.values))
+            return
+        shifted = tf.IndexedSlices(slices.values, indices + tf.cast(self.rows[0], indices.dtype))
+        with tf.device(self.device):
+            getattr(self.component, f"scatter_{how}")(shifted)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        value = self.read()
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def __add__(self, other: Any) -> tf.Tensor:
+        return self.read() + other
+
+    def __sub__(self, other: Any) -> tf.Tensor:
+        return self.read() - other
+
+    def __rsub__(self, other: Any) -> tf.Tensor:
+        return other - self.read()
+
+    def __mul__(self, other: Any) -> tf.Tensor:
+        return self.read() * other
+
+    def __truediv__(self, other: Any) -> tf.Tensor:
+        return self.read() / other
+
+    def __neg__(self) -> tf.Tensor:
+        return -self.read()
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"<WeightSlice {self.path!r}[{self.begin}:{self.end}] of rank {self.rank}>"
+
+
+@contextlib.contextmanager
+def beside_weights(slices: Sequence[WeightSlice]) -> Iterator[None]:
+    """Inside, ranges that are assigned to are tensors beside their weights: the slice has the new elements only.
+
+    For an update behind which the weights are set from their slices: to set one range of a weight is to copy all of it.
+    What is assigned in the branches of a condition goes to the weight at once.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    for each in slices:
+        each._graph = graph
+    try:
+        yield
+    finally:
+        for each in slices:
+            each._graph, each._new = None, {}
+
+
+def sliced(variable: Any, slices: Sequence[WeightSlice]) -> None:
+    """Says that all slices of a weight, of all owners, are one in arrays and files.
+
+    Args:
+        variable: the weight.
+        slices: in the order of its elements, of which they have all.
+    """
+    whole = SlicedWeight(slices[0].path, tuple(variable.shape), [each.end - each.begin for each in slices])
+    whole.variable, whole.is_inner = variable, weight_of(variable) is not None
+    for each in slices:
+        whole.add(each)
+        each.whole = whole

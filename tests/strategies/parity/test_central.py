@@ -1,0 +1,56 @@
+"""The parity law where variables are on a parameter device: ``CentralStorageStrategy``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import strategies
+from tests.releases import marks_of
+from tests.strategies.parity.cases import ALL
+from tests.strategies.parity.cases_sharded import OWN
+from tests.strategies.parity.harness import Outcome, compare, execute
+
+EVERY = {**ALL, **OWN}
+#: Each treatment of gradients by an optimizer, and all that replicas read, write or look up.
+ALWAYS = (
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "batches of 1 row",
+    "custom loop, loss over the global batch",
+    "table looked up by positions and by rows, Adam",
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam"),
+    *("RMSprop", "ScheduleFreeAdamW", "SGD"),
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    "SGD, gradients left in accumulation",
+    "MultiOptimizer",
+    "LossScaleOptimizer, clipnorm",
+    "Embedding, sparse gradients, clipnorm",
+    "Embedding, sparse gradients, gradient_accumulation_steps",
+    "AUC, Precision, Recall, F1 and other counts",
+    "run_eagerly=True",
+    "mixed_float16, overflow on one replica only",
+    "BatchNormalization(synchronized=True)",
+    "SpectralNormalization",
+    *OWN,
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "name" in metafunc.fixturenames:
+        names = EVERY if metafunc.config.getoption("--parity-all") else ALWAYS
+        numbers = (2, 3) if metafunc.config.getoption("--parity-all") else (2,)
+        pairs = [
+            pytest.param(number, name, id=f"{number} compute devices: {name}", marks=marks_of(name))
+            for number in numbers
+            for name in names
+        ]
+        metafunc.parametrize(("num_compute_devices", "name"), pairs)
+
+
+def test_equals_one_device(num_compute_devices: int, name: str, on_one_device: Callable[[str], Outcome]) -> None:
+    compute_devices = [f"CPU:{i + 1}" for i in range(num_compute_devices)]
+    strategy = strategies.CentralStorageStrategy(compute_devices, "CPU:0")
+    plain = on_one_device(name) if name in ALL else execute(OWN[name], None)
+    difference = compare(plain, execute(EVERY[name], strategy))
+    assert difference.largest <= EVERY[name].tolerance, difference

@@ -1,0 +1,259 @@
+"""The parity law for strategies that deal the optimizer out over their devices: ``shard="optimizer"``."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ext
+import strategies
+from strategies import layer_api
+from tests.releases import is_there
+from tests.strategies.parity.cases import ALL, SECTIONS
+from tests.strategies.parity.cases_sharded import (
+    OWN,
+    PARTS,
+    fit,
+    in_parts,
+    loaded,
+    of_few_weights,
+    sentences,
+    transformer,
+)
+from tests.strategies.parity.harness import TOLERANCE, Outcome, compare, execute, labels, vectors
+from tests.strategies.parity.table import World, title
+from tests.strategies.parity.worlds import LIMIT_SECONDS, outcome_of_all, run_in_processes, run_once
+
+EVERY = {**ALL, **OWN, **PARTS}
+#: Each treatment of gradients by an optimizer, and all else that changes weights or slots.
+IN_ONE_PROCESS = (
+    "Adafactor",
+    "ScheduleFreeAdamW",
+    "SGD, clipnorm",
+    "Adam, EMA with overwrite",
+    "SGD, gradients left in accumulation",
+    "MultiOptimizer",
+    "Embedding, sparse gradients, clipnorm",
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "mixed_float16, overflow on one replica only",
+    "train_on_batch, test_on_batch, predict_on_batch",
+    "custom loop, loss over the global batch",
+    *OWN,
+)
+#: All that crosses processes: sums of parts, norms, overflows, sparse gradients, averages, files.
+BETWEEN_PROCESSES = (
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    "LossScaleOptimizer, clipnorm",
+    "MultiOptimizer",
+    "Embedding, sparse gradients, clipnorm",
+    "mixed_float16, overflow on one replica only",
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    *OWN,
+)
+OVER_HOROVOD = (
+    "SGD, clipnorm",
+    "Adam, EMA",
+    "Embedding, sparse gradients",
+    "saved, loaded, gone on",
+    "whole weights saved, loaded, gone on",
+)
+#: All of which something is done once for each group, or between groups.
+IN_GROUPS = (
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    "LossScaleOptimizer, clipnorm",
+    "Embedding, sparse gradients, clipnorm",
+    "saved, loaded, gone on",
+    "whole weights saved, loaded, gone on",
+)
+
+
+class Sharding(NamedTuple):
+    """Devices, how many replicas share the optimizer, None for all, and the mesh, such as "data=2,pipe=2"."""
+
+    world: World
+    size: int | None = None
+    mesh: str = "data=-1"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of the strategy."""
+        axes = strategies.DeviceMesh.axes_of(self.mesh)
+        return {"shard": "optimizer", "shard_size": self.size, "mesh": axes}
+
+    def __str__(self) -> str:
+        groups = f", by {self.size}" if self.size else ""
+        return title(self.world) + groups + (f", {self.mesh}" if "=2" in self.mesh else "")
+
+
+SHARDINGS: dict[Sharding, tuple[str, ...]] = {
+    Sharding(("MirroredStrategy", 1, 3)): IN_ONE_PROCESS,
+    Sharding(("MirroredStrategy", 1, 4), 2): IN_GROUPS,
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2)): BETWEEN_PROCESSES,
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2), 2): IN_GROUPS,
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2): IN_GROUPS,
+    Sharding(("HorovodStrategy", 3, 1)): OVER_HOROVOD,
+    Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2"): tuple(PARTS),
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2"): tuple(PARTS),
+}
+SELDOM = (
+    Sharding(("MirroredStrategy", 1, 2)),
+    Sharding(("MirroredStrategy", 1, 4)),
+    Sharding(("MultiWorkerMirroredStrategy", 2, 1)),
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1)),
+    Sharding(("HorovodStrategy", 2, 1)),
+    Sharding(("HorovodStrategy", 4, 1), 2),
+    Sharding(("MirroredStrategy", 1, 4), None, "data=2,tensor=2"),
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,tensor=2"),
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,pipe=2"),
+    Sharding(("HorovodStrategy", 4, 1), None, "data=2,tensor=2"),
+    Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2"),
+)
+
+
+def cases_of(sharding: Sharding, config: pytest.Config) -> list[str]:
+    if "=2" in sharding.mesh:
+        return list(PARTS) if sharding in SHARDINGS or config.getoption("--parity-all") else []
+    names = [*ALL, *OWN] if config.getoption("--parity-all") else SHARDINGS.get(sharding, ())
+    return [name for name in names if is_there(name)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "sharding" in metafunc.fixturenames:
+        pairs = [
+            pytest.param(each, name, id=f"{each}: {name}")
+            for each in (*SHARDINGS, *SELDOM)
+            for name in cases_of(each, metafunc.config)
+        ]
+        metafunc.parametrize(("sharding", "name"), pairs)
+
+
+@pytest.fixture(scope="module")
+def folder_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sharding], Path]:
+    """Runs a world of processes, once; returns the folder in which they have left what each case gave."""
+
+    def finished(sharding: Sharding) -> tuple[Path, str]:
+        folder = tmp_path_factory.mktemp("sharded")
+        environment = {"PARITY_ARGUMENTS": json.dumps(sharding.arguments), "PARITY_FOLDER": str(folder)}
+        return folder, run_in_processes(sharding.world, cases_of(sharding, request.config), folder, environment)
+
+    return run_once(finished)
+
+
+@functools.cache
+def own_on_one_device(name: str) -> Outcome:
+    return execute(EVERY[name], None)
+
+
+@pytest.mark.timeout(LIMIT_SECONDS + 60)
+def test_equals_one_device(
+    sharding: Sharding, name: str, folder_of: Callable[[Sharding], Path], on_one_device: Callable[[str], Outcome]
+) -> None:
+    world = sharding.world
+    if world[1] == 1:
+        devices = [f"CPU:{i}" for i in range(world[2])]
+        outcome = execute(EVERY[name], strategies.MirroredStrategy(devices, **sharding.arguments))
+    else:
+        outcome = outcome_of_all(world, list(EVERY).index(name), folder_of(sharding))
+    plain = on_one_device(name) if name in ALL else own_on_one_device(name)
+    difference = compare(plain, outcome)
+    assert difference.largest <= EVERY[name].tolerance, difference
+
+
+def sharded(num_devices: int, size: int | None = None, **mesh: int) -> strategies.MirroredStrategy:
+    devices = [f"CPU:{i}" for i in range(num_devices)]
+    return strategies.MirroredStrategy(devices, mesh=mesh or None, shard="optimizer", shard_size=size)
+
+
+def values(model: keras.Model) -> list[np.ndarray]:
+    return [*model.get_weights(), *layer_api.values_of(model, layer_api.joined(model.optimizer.variables))]
+
+
+def test_files_go_on_with_another_number_of_owners_or_none(tmp_path: Path) -> None:
+    keras.utils.set_random_seed(3)
+    plain = of_few_weights(keras.optimizers.Adam(1e-2, clipnorm=0.5))
+    plain.optimizer.build(plain.trainable_variables)
+    path = tmp_path / "start.keras"
+    plain.save(path)
+    fit(plain, 3)
+    for i, num_owners in enumerate((4, 3, None)):
+        model = loaded(path, None if num_owners is None else sharded(num_owners))
+        fit(model)
+        path = tmp_path / f"{i}.keras"
+        model.save(path)
+    for mine, theirs in zip(values(plain), values(model), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_commits_go_on_with_another_number_of_owners() -> None:
+    state = strategies.elastic.State()
+    with sharded(4).scope():
+        model = of_few_weights(keras.optimizers.Adam(1e-2))
+    model.fit(vectors(), labels(), batch_size=14, callbacks=[keras_ext.Commits(state, 4)], shuffle=False, verbose=0)
+    with sharded(3).scope():
+        again = of_few_weights(keras.optimizers.Adam(1e-2))
+    assert keras_ext.Commits(state, 4).restore(again).epoch == 1
+    for mine, theirs in zip(values(again), values(model), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("axes", [{"tensor": 2, "data": 2}, {"data": 2, "pipe": 2}], ids=["tensor", "pipe"])
+def test_the_parts_of_a_replica_have_slots_of_their_own_weights(axes: dict[str, int]) -> None:
+    with sharded(4, **axes).scope():
+        model = in_parts()
+    model.fit(*sentences(), batch_size=22, verbose=0)
+    # Two slots of each weight's size, on two devices together.
+    report = keras_ext.memory_report(model)
+    for held, slots in zip(report.weights.values(), report.slots.values(), strict=True):
+        assert abs(slots - held) < 0.02 * held
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [(keras.optimizers.Adam, 4), (keras.optimizers.Lamb, 4), (keras.optimizers.Adam, 2)],
+    ids=["slices", "whole weights", "slices, by 2"],
+)
+def test_each_device_holds_its_part_of_the_slots(make: Callable[[], keras.Optimizer], size: int) -> None:
+    with sharded(4, size).scope():
+        model = keras.Sequential(
+            [keras.Input((200,)), *(keras.layers.Dense(200) for _ in range(8)), keras.layers.Dense(3)]
+        )
+        model.compile(make(), "mse")
+    model.fit(np.zeros((4, 200)), np.zeros((4, 3)), verbose=0)
+    report = keras_ext.memory_report(model)
+    formula = 2 * 4 * model.count_params() / size
+    assert len(report.slots) == 4
+    for held in report.slots.values():
+        # Within one percent: the step's number and the rate are on every device.
+        assert abs(held - formula) < 0.01 * formula
+    assert set(report.weights.values()) == {4 * model.count_params()}
+
+
+def test_refusals() -> None:
+    # A stage that is not there yet, which type checkers refuse as well.
+    with pytest.raises(ValueError, match=r"shard must be 'optimizer', 'gradients' or None\. Received: shard='weights'"):
+        strategies.MirroredStrategy(["CPU:0", "CPU:1"], shard="weights")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Sizes that fit 4 replicas, 4 in each process: \[2, 4\]\. Received: .*=3"):
+        sharded(4, 3)
+    with pytest.raises(ValueError, match=r"Say of what by shard.*Received: shard_size=2, shard=None"):
+        strategies.MirroredStrategy(["CPU:0", "CPU:1"], shard_size=2)
+    with sharded(4, data=2, tensor=2).scope():
+        split = keras_ext.parallelize(transformer("sgd"))
+        split.compile(keras.optimizers.Lamb(), split.loss)
+    with pytest.raises(ValueError, match=r"Lamb looks at whole weights.*such as Adam\. Received: the split weights"):
+        split.fit(*sentences(), verbose=0)
+    with sharded(2).scope():
+        model = of_few_weights(keras.optimizers.Adam(use_ema=True))
+    with pytest.raises(ValueError, match="SwapEMAWeights exchanges weights and averages that are dealt out"):
+        model.fit(vectors(), labels(), callbacks=[keras.callbacks.SwapEMAWeights()], verbose=0)
+
+
+def test_sections_are_all_covered() -> None:
+    assert set(IN_ONE_PROCESS) | set(BETWEEN_PROCESSES) | set(OVER_HOROVOD) <= set(EVERY)
+    assert not set(OWN) & {case.name for cases in SECTIONS.values() for case in cases}

@@ -1,0 +1,71 @@
+"""Worlds of processes that run parity cases: each is started once, for many cases."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from tests.processes import Programs, cluster_environments, horovodrun
+from tests.strategies.parity.harness import Outcome
+from tests.strategies.parity.table import World
+
+LIMIT_SECONDS = 900
+#: Tells worlds apart.
+Key = TypeVar("Key", bound=Hashable)
+WORKER = str(Path(__file__).with_name("worker.py"))
+
+
+def run_in_processes(
+    world: World, names: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> str:
+    """Runs cases in all processes of a world, which leave what each gave in a folder; returns what went wrong."""
+    name, num_processes, num_local = world
+    own = {"PARITY_LOCAL_DEVICES": str(num_local), **(environment or {})}
+    program = [WORKER, name, str(folder), *names]
+    if name == "HorovodStrategy":
+        programs = Programs(folder, [horovodrun(num_processes, program)], [own])
+    else:
+        environments = [own | one for one in cluster_environments(num_processes)]
+        programs = Programs(folder, [[sys.executable, *program]] * num_processes, environments)
+    with programs:
+        codes = programs.wait(LIMIT_SECONDS)
+    if all(code == 0 for code in codes):
+        return ""
+    errors = "\n".join(path.read_text() for path in sorted(folder.glob("error-*")))
+    late = f"(None: it took more than {LIMIT_SECONDS} s)"
+    return f"{world}: exit codes {codes} {late}\n{errors}\n{programs.output()}"
+
+
+def run_once(run: Callable[[Key], tuple[Path, str]]) -> Callable[[Key], Path]:
+    """Returns a function that runs a world, once, and returns the folder of its outcomes; it fails the test otherwise.
+
+    Args:
+        run: returns the folder, and what went wrong.
+    """
+    finished = functools.cache(run)
+
+    def checked(world: Key) -> Path:
+        folder, failure = finished(world)
+        if failure:
+            pytest.fail(failure)
+        return folder
+
+    return checked
+
+
+def outcome_of_all(world: World, number: int, folder: Path) -> Outcome:
+    """Returns what a case, by its number, gave in a world: the same on all ranks, to the bit."""
+    ranks = [pickle.loads((folder / f"{number}-{rank}.pickle").read_bytes()) for rank in range(world[1])]
+    first: Outcome = ranks[0]
+    for other in ranks[1:]:
+        assert all(map(np.array_equal, first.weights, other.weights))
+        assert all(map(np.array_equal, first.slots, other.slots))
+        assert all(np.array_equal(first.logs[name], other.logs[name]) for name in first.logs)
+    return first
