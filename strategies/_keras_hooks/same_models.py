@@ -21,6 +21,7 @@ from strategies._keras_hooks.wrapping import engine_of
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.sharded_variables import ShardedVariable
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.holders import place_of
@@ -124,7 +125,7 @@ def _compare_values(model: keras.Model, engine: ReplicatedExtended, job: Process
 
 def _alike(model: keras.Model) -> list[Any]:
     """Returns the model's variables that every process which has them holds alike."""
-    return [v for v in model.variables if not isinstance(v._value, MetricVariable)]
+    return [v for v in model.variables if not isinstance(v._value, (MetricVariable, ShardedVariable))]
 
 
 def compare_weights(model: keras.Model, when: str = "") -> None:

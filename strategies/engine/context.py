@@ -36,12 +36,18 @@ class StepContext:
         written: collects the variables that replicas write for themselves, by their references.
         agreed: the references of those on which replicas have agreed since they were written.
         deferred: the update that is left for later, when it is known what is to travel with its gradients; at most one.
+        graph: in which the step is traced; None if it runs eagerly.
+        gathered: whole weights, by the id of a sharded variable and the local replica.
+        units: by local replica the weights that were gathered together, in that order.
     """
 
     shares: tuple[Share, ...] = ()
     written: dict[Any, Any] = field(default_factory=dict)
     agreed: set[Any] = field(default_factory=set)
     deferred: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
+    graph: Any = None
+    gathered: dict[tuple[int, int], Any] = field(default_factory=dict)
+    units: dict[int, list[list[Any]]] = field(default_factory=dict)
 
 
 _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("keras_strategies_trainer", default=None)

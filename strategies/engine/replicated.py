@@ -43,6 +43,7 @@ from strategies.engine.reductions import Reductions, Rider
 from strategies.engine.same_batches import SameBatches
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.sharded_updates import ShardedUpdates
+from strategies.engine.sharded_weights import ShardedWeights
 from strategies.engine.slice_slots import slice_in_need_of_slot
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
@@ -126,8 +127,19 @@ class ReplicatedExtended(MirroredExtended):
         self._updates = Updates(parts, self.layout, self._gradient_sync, self._steps)
         #: Deals updates out over the replicas, where there are several; None if each device makes all of them.
         self.sharded_updates: ShardedUpdates | None = None
+        #: Makes weights in shards; None if each device holds all.
+        self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:
-            self.sharded_updates = ShardedUpdates(self.layout, self._reductions, self._steps, sharding, parts)
+            if sharding.of_weights:
+                self.sharded_weights = ShardedWeights(self.layout, self._steps, sharding, parts)
+            self.sharded_updates = ShardedUpdates(
+                self.layout,
+                self._reductions,
+                self._steps,
+                sharding,
+                parts,
+                self.sharded_weights and self.sharded_weights.gathers,
+            )
         #: Holds variables on the parameter device; None if each replica holds them.
         self.central: CentralStorage | None = None
         if parameter_device is not None and self.layout.devices != (parameter_device,):
@@ -250,6 +262,9 @@ class ReplicatedExtended(MirroredExtended):
             return next_creator(**kwargs)
         if (owner := slice_in_need_of_slot()) is not None:
             return self._create_slot(next_creator, owner, kwargs)
+        if self.sharded_weights is not None and self.sharded_weights.takes(kwargs):
+            whole = self._get_variable_creator_initial_value(0, self.layout.devices[0], None, **kwargs)
+            return self.sharded_weights.create(self._container_strategy(), next_creator, whole, kwargs)
         if self.central is not None:
             made = self.central.create(self._container_strategy(), next_creator, kwargs)
             if made is not None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import PerReplica, UpdateContext, select_replica
+from strategies._tf_internals import PerReplica, UninitializedVariable, UpdateContext, select_replica
 from strategies.batches.shares import Share
 from strategies.collectives.bucket_slices import Slice, slice_buckets
 from strategies.collectives.descriptions import carrying, listed
@@ -29,10 +29,12 @@ from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGr
 from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, merged
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions
+from strategies.engine.sharded_variables import ShardedVariable, flat_range
 from strategies.engine.step import Steps
+from strategies.engine.weight_gathers import WeightGathers, bucket_of
 from strategies.replica.holders import holders_of, is_held, place_of
 from strategies.replica.parts import ReplicaParts
-from strategies.replica.weight_slices import WeightSlice, beside_weights
+from strategies.replica.weight_slices import MasterSlice, StoredSlice, WeightSlice, beside_weights
 from strategies.topology.sharding import ShardingGroups
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -47,6 +49,7 @@ class ShardedUpdates:
         steps: theirs.
         groups: the replicas that share the work.
         parts: of a replica.
+        weights: gathers weights of which each device holds a shard; None if each holds all.
     """
 
     def __init__(
@@ -56,12 +59,15 @@ class ShardedUpdates:
         steps: Steps,
         groups: ShardingGroups,
         parts: ReplicaParts,
+        weights: WeightGathers | None = None,
     ) -> None:
         self._layout = layout
         self._reductions = reductions
         self._steps = steps
         self._groups = groups
         self._parts = parts
+        #: Gathers weights of which each device holds a shard; None if each holds all.
+        self.weights = weights
         # For each part that this process owns; none if each group is inside of one process.
         self._processes = parts.groups.sharding
 
@@ -89,7 +95,18 @@ class ShardedUpdates:
             places.setdefault((self._part_of(variable), place), []).append(i)
         buckets: list[DealtBucket] = []
         slices: dict[Slice, WeightSlice] = {}
-        for (group, _), own in places.items():
+        for (group, _), members in places.items():
+            own = members if whole else [i for i in members if not _is_sharded(variables[i])]
+            if len(own) < len(members):
+                units: dict[int, list[int]] = {}
+                for i in members:
+                    if _is_sharded(variables[i]):
+                        units.setdefault(id(variables[i].value.unit), []).append(i)
+                for unit in units.values():
+                    bucket = bucket_of([variables[i].value for i in unit], self._groups.size, unit)
+                    if group is not None:
+                        buckets.append(DealtBucket(group, bucket))
+                    slices |= {plan: self._slice(variables[plan.variable], plan) for plan in bucket.slices}
             shapes = [tuple(variables[i].shape) for i in own]
             dtypes = [tf.as_dtype(variables[i].dtype) for i in own]
             named = [(dtype.name, dtype.size) for dtype in dtypes]
@@ -98,14 +115,40 @@ class ShardedUpdates:
                 if group is not None:
                     buckets.append(DealtBucket(group, dataclasses.replace(bucket, slices=tuple(plans))))
                 slices |= {plan: self._slice(variables[plan.variable], plan) for plan in plans}
-        return DealtWeights(variables, buckets, slices)
+        dealt = DealtWeights(variables, buckets, slices)
+        with tf.init_scope():
+            self._fill_masters(dealt)
+        return dealt
+
+    def _fill_masters(self, dealt: DealtWeights) -> None:
+        """Gives owners of whole weights, of which devices hold shards, all of their elements."""
+        masters = [each for each in dealt.slices_of([True] * len(dealt.variables)) if each.is_master]
+        if not masters or self.weights is None:
+            return
+        for each in masters:
+            [whole] = self.weights.now([each.variable.value], 0)
+            for group in self.local_groups if each.is_held else ():
+                with UpdateContext(group):
+                    each.assign(whole)
 
     def _slice(self, variable: Any, plan: Slice) -> WeightSlice:
         process, replicas = self._groups.owner(plan.owner)
         is_here = self.process_group is None or process == self.process_group.rank
         # Processes of one replica are in a row.
         rank = process * len(self._parts.owners) + next(iter(holders_of(variable)), 0)
-        return WeightSlice(variable, plan.begin, plan.end, rank, replicas if is_here and is_held(variable) else ())
+        held = replicas if is_here and is_held(variable) else ()
+        if not _is_sharded(variable):
+            return WeightSlice(variable, plan.begin, plan.end, rank, held)
+        if (plan.begin, plan.end) == variable.value.bounds[plan.owner]:
+            return StoredSlice(variable, plan.begin, plan.end, rank, held)
+        return MasterSlice(variable, rank, held, [self._master(variable.value, replica) for replica in held])
+
+    def _master(self, variable: ShardedVariable, replica: int) -> tf.Variable:
+        """Returns a variable that has room for a whole weight while its owner updates it."""
+        with tf.init_scope(), tf.device(variable.values[replica].device):
+            return UninitializedVariable(
+                trainable=False, shape=variable.shape, dtype=variable.dtype, name=f"{variable.name.split(':')[0]}_whole"
+            )
 
     def _part_of(self, variable: Any) -> int | None:
         """Returns which of this process' parts of a replica holds a variable; None if other processes hold it."""
@@ -146,6 +189,7 @@ class ShardedUpdates:
         names = [str(variable.name) for variable in dealt.variables]
         with carrying(f"gradients of {listed(names)}"):
             sums = self._scattered(dealt, gradients)
+        self._fill_masters(dealt)
         updated = [gradient is not None for gradient in gradients]
         constrained = [v for v, is_new in zip(dealt.variables, updated, strict=True) if is_new and v.constraint]
         before = None
@@ -171,6 +215,9 @@ class ShardedUpdates:
             # An overflow leaves the weights as they are, which constraints might not.
             is_done = tf.not_equal(local_values(counter.value)[0].read_value(), before)
             tf.cond(is_done, functools.partial(self._constrain, constrained), lambda: None)
+        # What was gathered are the old weights.
+        self._steps.context.gathered.clear()
+        self._steps.context.units.clear()
         return results[0]
 
     def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:
@@ -275,8 +322,14 @@ class ShardedUpdates:
 
     def _constrain(self, variables: Sequence[Any]) -> None:
         """Applies the constraints of whole weights, as optimizers do behind each step."""
+        for variable in variables:
+            if self.weights is not None and _is_sharded(variable):
+                [whole] = self.weights.now([variable.value], 0)
+                variable.value.assign(variable.constraint(whole), read_value=False)
         for r in range(self._layout.num_local):
             for variable in variables:
+                if _is_sharded(variable):
+                    continue
                 with tf.device(local_values(variable.value)[r].device), UpdateContext(r):
                     variable.assign(variable.constraint(variable))
 
@@ -285,20 +338,22 @@ class ShardedUpdates:
         for position, own in itertools.groupby(pairs, key=lambda pair: pair[1]):
             if not changed[position]:
                 continue
-            slices, components = [each for each, _ in own], local_values(dealt.variables[position].value)
+            slices, variable = [each for each, _ in own], dealt.variables[position].value
+            if slices[0].is_stored:
+                continue
             for group in self.local_groups:
                 with UpdateContext(group):
                     values = [tf.reshape(each.read(), [-1]) for each in slices]
-                    only = slices[0].replica if slices[0].is_whole else None
+                    only = slices[0].replica if slices[0].is_whole and not slices[0].is_master else None
                 for replica in self._groups.replicas(group):
                     if replica != only:
-                        _set(components[replica], values)
+                        _set(variable, replica, values)
 
     def _gather_across(self, dealt: DealtWeights, changed: Sequence[bool]) -> None:
         num_local = self._layout.num_local
         for number, bucket in dealt.buckets:
             group, _ = self._joined(number)
-            if not any(changed[each.variable] for each in bucket.slices):
+            if not any(changed[each.variable] and not dealt.slice_of(each).is_stored for each in bucket.slices):
                 continue
             own = range(group.rank * num_local, (group.rank + 1) * num_local)
             with tf.device(self._layout.groups[number].devices[0]):
@@ -308,8 +363,8 @@ class ShardedUpdates:
             for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
                 ranges = merged([(at, each.size, each.begin) for at, each in found])
                 flat = [gathered[at : at + size] for at, size, _ in ranges]
-                for component in local_values(dealt.variables[i].value):
-                    _set(component, flat)
+                for replica in range(num_local):
+                    _set(dealt.variables[i].value, replica, flat)
 
     def _joined(self, part: int) -> tuple[ProcessGroup, ProcessGroup | None]:
         """Returns the processes that share a part of a replica, and those of other groups with the same slices."""
@@ -319,10 +374,18 @@ class ShardedUpdates:
         return joined.inside, joined.between
 
 
-def _set(component: Any, parts: Sequence[tf.Tensor]) -> None:
-    """Sets a variable to parts, each flat, side by side."""
+def _is_sharded(variable: Any) -> bool:
+    """True if each device holds a shard of a Keras variable."""
+    return isinstance(getattr(variable, "value", None), ShardedVariable)
+
+
+def _set(variable: Any, replica: int, parts: Sequence[tf.Tensor]) -> None:
+    """Sets what a replica has of a variable to parts of the whole, each flat, side by side."""
+    component = local_values(variable)[replica]
     with tf.device(component.device):
         whole = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+        if isinstance(variable, ShardedVariable):
+            whole = flat_range(whole, *variable.bounds[variable.owners[replica]])
         component.assign(tf.reshape(whole, component.shape), read_value=False)
 
 

@@ -113,7 +113,8 @@ class Steps:
     def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         layout = self._layout
         args, local_shares = self._shared_out(args, kwargs)
-        outer, self.context = self.context, StepContext(tuple(local_shares))
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        outer, self.context = self.context, StepContext(tuple(local_shares), graph=graph)
         try:
             self._row_weights.set(local_shares)
             if any(share.has_rows is not True for share in local_shares):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from strategies.topology.mesh import DeviceMesh
 from strategies.topology.sharding import ShardingGroups, sharding_groups
 
 #: Of what each device of the data axis may hold a part; None for nothing.
-Sharded = Literal["optimizer", "gradients"] | None
+Sharded = Literal["optimizer", "gradients", "weights"] | None
 
 _logger = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ def sharding_of(
     Raises:
         ValueError: an unknown name, or a size that does not fit.
     """
-    if shard not in (None, "optimizer", "gradients"):
-        raise ValueError(f"shard must be 'optimizer', 'gradients' or None. Received: shard={shard!r}.")
+    if shard not in (None, "optimizer", "gradients", "weights"):
+        raise ValueError(f"shard must be 'optimizer', 'gradients', 'weights' or None. Received: shard={shard!r}.")
     if shard is None:
         if shard_size is not None:
             raise ValueError(
@@ -57,7 +58,15 @@ def sharding_of(
         return None
     # Of a replica that spans processes, where the first of them is.
     firsts = nodes[:: max(mesh.num_processes // num_replicas, 1)]
-    return sharding_groups(shard_size, num_replicas, max(num_replicas // mesh.num_processes, 1), firsts)
+    groups = sharding_groups(shard_size, num_replicas, max(num_replicas // mesh.num_processes, 1), firsts)
+    if shard != "weights":
+        return groups
+    if mesh.size > num_replicas:
+        raise ValueError(
+            "Weights are sharded over the axis 'data' alone: with shard='weights' the mesh has no 'pipe' and no 'tensor'. "
+            f"Use shard='optimizer' with these. Received: shard='weights', mesh={mesh.axes}."
+        )
+    return dataclasses.replace(groups, of_weights=True)
 
 
 def num_sharing(sharding: ShardingGroups | None) -> int:

@@ -21,6 +21,8 @@ from strategies.replica.fetching import fetched
 from strategies.replica.stored_array import StoredArray
 
 _ATTRIBUTE = "_keras_strategies_weight"
+#: On a variable of TensorFlow of which each device holds a shard: the weight of these.
+SHARDED = "_keras_strategies_shards"
 
 
 class SplitWeight:
@@ -228,8 +230,15 @@ def whole_of(variable: Any) -> SplitWeight | None:
     """The whole weight, as a model has it, of which ``variable`` is a shard, or a shard of one; None if it is whole."""
     weight = weight_of(variable)
     if weight is None:
-        return None
+        return sharded_weight(variable)
     return whole_of(weight if weight.variable is None else weight.variable) or weight
+
+
+def sharded_weight(variable: Any) -> SplitWeight | None:
+    """The shards over the devices of the data axis of a Keras variable; None if each replica holds all of it."""
+    value = vars(variable).get("_value")
+    found: SplitWeight | None = None if value is None else vars(value).get(SHARDED)
+    return found
 
 
 def joined(variables: Sequence[Any]) -> list[Any]:

@@ -60,6 +60,19 @@ class SlicedWeight(SplitWeight):
         return whole if dtype is None else tf.cast(whole, dtype)
 
 
+def range_shape(whole: tuple[int, ...], begin: int, end: int) -> tuple[int, ...]:
+    """Returns the shape of a range of elements: of the whole, of some rows, or flat.
+
+    Example:
+
+        assert [range_shape((4, 3), 0, end) for end in (12, 6, 5)] == [(4, 3), (2, 3), (5,)]
+    """
+    row = math.prod(whole[1:])
+    if end - begin == math.prod(whole):
+        return whole
+    return ((end - begin) // row, *whole[1:]) if whole and row and begin % row == 0 == end % row else (end - begin,)
+
+
 class WeightSlice:
     """A range of the elements of a weight, updated by its owner.
 
@@ -88,12 +101,7 @@ class WeightSlice:
         if whole and begin % row == 0 and end % row == 0:
             self.rows = (begin // row, end // row)
         self.is_whole = end - begin == math.prod(whole)
-        if self.is_whole:
-            self.shape = whole
-        elif self.rows is not None:
-            self.shape = (self.rows[1] - self.rows[0], *whole[1:])
-        else:
-            self.shape = (end - begin,)
+        self.shape = range_shape(whole, begin, end)
         self.dtype = tf.as_dtype(variable.dtype).name
         self.name = str(variable.name)
         self.path = str(getattr(variable, "path", self.name))
@@ -109,6 +117,11 @@ class WeightSlice:
         # Inside `beside_weights`: its graph, and by local replica new elements that the weight does not have yet.
         self._graph: Any = None
         self._new: dict[int, tf.Tensor] = {}
+
+    #: True if its owner's device holds nothing else of the weight.
+    is_stored = False
+    #: True if it is all of a weight of which devices hold shards.
+    is_master = False
 
     @property
     def is_held(self) -> bool:
@@ -281,6 +294,62 @@ class WeightSlice:
 
     def __repr__(self) -> str:
         return f"<WeightSlice {self.path!r}[{self.begin}:{self.end}] of rank {self.rank}>"
+
+
+class StoredSlice(WeightSlice):
+    """A range of a weight of which the owner's device holds nothing else: a variable of its own."""
+
+    is_stored = True
+
+    def read(self) -> tf.Tensor:
+        """Returns its elements; zeros where another process has them."""
+        if not self.is_held:
+            return tf.zeros(self.shape, self.dtype)
+        component = self.component
+        with tf.device(component.device):
+            return component.read_value()
+
+    def assign(self, value: Any) -> None:
+        """Sets its elements, on the owner's device only: where that is another process, that does it."""
+        if self.is_held:
+            with tf.device(self.device):
+                self.component.assign(tf.cast(value, self.dtype), read_value=False)
+
+    def assign_sub(self, value: Any) -> None:
+        """Subtracts from its elements."""
+        if self.is_held:
+            with tf.device(self.device):
+                self.component.assign_sub(tf.cast(value, self.dtype), read_value=False)
+
+    def _scatter(self, slices: tf.IndexedSlices, how: str) -> None:
+        with tf.device(self.device):
+            getattr(self.component, f"scatter_{how}")(slices)
+
+
+class MasterSlice(WeightSlice):
+    """All elements of a weight that is in shards, on the device of one owner: a variable that an update works on.
+
+    Args:
+        variable: a Keras variable.
+        rank: the process that owns it.
+        replicas: the local replicas on whose devices it is.
+        masters: for each of those the variable of TensorFlow.
+    """
+
+    is_master = True
+
+    def __init__(self, variable: Any, rank: int, replicas: Sequence[int], masters: Sequence[Any]) -> None:
+        super().__init__(variable, 0, math.prod(tuple(variable.shape)), rank, replicas)
+        self.masters = tuple(masters)
+
+    @property
+    def component(self) -> Any:
+        """The variable of TensorFlow, on the owner's device, that has the elements while they are updated."""
+        return self.masters[self.replicas.index(self.replica)]
+
+    def read(self) -> tf.Tensor:
+        """Returns its elements; zeros where another process has them."""
+        return super().read() if self.is_held else tf.zeros(self.shape, self.dtype)
 
 
 @contextlib.contextmanager

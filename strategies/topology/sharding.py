@@ -21,11 +21,13 @@ class ShardingGroups:
         size: the replicas of a group, each of which holds a part.
         num_replicas: of the job, a multiple of `size`.
         num_local: of each process; a multiple of `size`, or one of its divisors.
+        of_weights: whether weights are in shards, too, beside what the optimizer has.
     """
 
     size: int
     num_replicas: int
     num_local: int
+    of_weights: bool = False
 
     @property
     def num_processes(self) -> int:

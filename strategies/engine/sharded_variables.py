@@ -1,0 +1,211 @@
+"""Weights of which each device of a group holds a shard: whoever reads one gets the whole, gathered.
+
+A shard is a range of the elements, laid out flat. Each local replica has a component, which is its shard, and possibly
+without elements. To layers the variable has the shape of the whole weight; what it reads is gathered by the engine.
+
+Source: stage 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054); torch's FSDP cuts each weight by itself, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.engine.variables import ReplicaStateVariable
+from strategies.replica.splitting import SHARDED, sharded_weight
+from strategies.replica.stored_array import StoredArray
+from strategies.replica.weight_slices import SlicedWeight
+
+
+class Gathers(Protocol):
+    """Gives the elements of all shards of a weight."""
+
+    def of(self, variable: Any) -> tf.Tensor:
+        """Returns the whole weight where it is read: on a replica, or elsewhere."""
+
+    def in_step(self) -> bool:
+        """True in a replica."""
+
+
+class StoredWeight(SlicedWeight):
+    """The shards of a weight, in arrays and files."""
+
+    def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int], dtype: tf.DType) -> None:
+        super().__init__(name, shape, sizes)
+        self._dtype = dtype.name
+
+    @property
+    def dtype(self) -> str:
+        """Of the variables, as Keras names it."""
+        return self._dtype
+
+    @property
+    def path(self) -> str:
+        """The weight's name."""
+        return self.name
+
+
+def bounds(size: int, num_owners: int) -> list[tuple[int, int]]:
+    """Returns the first element of each owner's shard, and the one behind its last: shards differ by one element.
+
+    Example:
+
+        assert bounds(5, 2) == [(0, 2), (2, 5)]
+    """
+    return list(itertools.pairwise(size * owner // num_owners for owner in range(num_owners + 1)))
+
+
+class ShardedVariable(ReplicaStateVariable):
+    """A weight with a shard on each local replica.
+
+    Args:
+        strategy: under which it is made.
+        components: the shard of each local replica, in the form that :func:`shard_shape` gives.
+        aggregation: TensorFlow's.
+        shape: of the whole weight.
+        owners: for each local replica, the position of its shard.
+        num_owners: the number of shards.
+        gathers: gives the whole.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        components: Sequence[Any],
+        aggregation: Any,
+        shape: Sequence[int],
+        owners: Sequence[int],
+        num_owners: int,
+        gathers: Gathers,
+    ) -> None:
+        super().__init__(strategy, components, aggregation)
+        self._whole_shape = tf.TensorShape(shape)
+        self.owners = tuple(owners)
+        self.bounds = bounds(self._whole_shape.num_elements() or 0, num_owners)
+        self._gathers = gathers
+        #: The weights that are gathered together with it; set by who gathers.
+        self.unit: Any = None
+
+    def keep(self, shards: Sequence[Any]) -> None:
+        """Takes a variable for each shard that has elements, those of other processes included: for arrays and files.
+
+        Args:
+            shards: in the order of the elements.
+        """
+        sizes = [end - begin for begin, end in self.bounds if begin < end]
+        whole = StoredWeight(self._common_name, tuple(self._whole_shape), sizes, self.dtype)
+        for shard in shards:
+            whole.add(shard)
+        setattr(self, SHARDED, whole)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Of the whole weight."""
+        return self._whole_shape
+
+    def get_shape(self) -> tf.TensorShape:
+        """Of the whole weight."""
+        return self._whole_shape
+
+    @property
+    def handle(self) -> Any:
+        """The gathered weight: what gradients are taken of."""
+        return self._gathers.of(self)
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the whole weight."""
+        return tf.identity(self._gathers.of(self))
+
+    def value(self) -> tf.Tensor:
+        """Returns the whole weight."""
+        return self._gathers.of(self)
+
+    def _get(self) -> tf.Tensor:
+        return self._gathers.of(self)
+
+    def _get_cross_replica(self) -> tf.Tensor:
+        return self._gathers.of(self)
+
+    def _dense_var_to_tensor(self, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+        del name, as_ref
+        value = self._gathers.of(self)
+        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Returns rows of the whole weight."""
+        return tf.gather(self._gathers.of(self), indices, name=name)
+
+    def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Returns slices of the whole weight."""
+        return tf.gather_nd(self._gathers.of(self), indices, name=name)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole weight; where processes hold its shards, all of them call it."""
+        return np.asarray(self._gathers.of(self))
+
+    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+        """Sets the weight: each replica takes its shard of the value, which is the same on all of them.
+
+        Raises:
+            ValueError: a replica assigns it for itself.
+        """
+        del use_locking, name
+        if self._gathers.in_step():
+            raise ValueError(
+                "A layer sets a trainable weight of its own in a step, of which each device holds a shard "
+                "(shard='weights'). Use shard='optimizer' for this model, or make the weight with trainable=False. "
+                f"Received: {self.name!r}."
+            )
+        if not isinstance(value, StoredArray):
+            value = tf.convert_to_tensor(value, self.dtype)
+        if tuple(value.shape) != tuple(self._whole_shape):
+            raise ValueError(f"{self.name!r} has shape {self._whole_shape}. Received: a value of shape {value.shape}.")
+        for component, owner in zip(self.values, self.owners, strict=True):
+            begin, end = self.bounds[owner]
+            with tf.device(component.device):
+                component.assign(tf.reshape(flat_range(value, begin, end), component.shape), read_value=False)
+        return self if read_value else None
+
+    def assign_add(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Adds a value of the whole weight's shape."""
+        return self.assign(self._gathers.of(self) + tf.cast(value, self.dtype), use_locking, name, read_value)
+
+    def assign_sub(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Subtracts a value of the whole weight's shape."""
+        return self.assign(self._gathers.of(self) - tf.cast(value, self.dtype), use_locking, name, read_value)
+
+    def _serialize_to_tensors(self) -> Any:
+        # Keras then takes the whole.
+        raise NotImplementedError
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        raise NotImplementedError
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable[..., Any]]:
+        raise ValueError(
+            "TensorFlow's checkpoints hold variables as devices have them, and of a weight each has a shard "
+            "(shard='weights'). Save the model (model.save, save_weights, keras_ext.Checkpoints). Received: "
+            f"{self.name!r}."
+        )
+
+
+def flat_range(value: Any, begin: int, end: int) -> tf.Tensor:
+    """Returns a range of the elements of an array that is laid out flat."""
+    return value.flat(begin, end) if isinstance(value, StoredArray) else tf.reshape(value, [-1])[begin:end]
+
+
+def shards_of_each(variables: Sequence[Any]) -> list[Any]:
+    """Returns Keras variables with the shards, of all processes, of those that are sharded in their place."""
+    found: list[Any] = []
+    for variable in variables:
+        whole = sharded_weight(variable)
+        found += [variable] if whole is None else whole.shards
+    return found

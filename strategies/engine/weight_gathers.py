@@ -1,0 +1,220 @@
+"""Whole weights from shards, for as long as a step needs them: gathered unit by unit, in the order of their use.
+
+A unit is some weights that were made one after the other, as many as travel in one message. On a replica, the first
+read of a weight gathers its unit; what follows in the step reads the same tensors, and tapes take gradients with respect
+to them. In a graph, a unit's gathering starts when the unit two before it has been computed with: while one computes,
+the next is on its way, and no third takes memory.
+
+Source: the units and the prefetch of torch's FSDP (arXiv:2304.11277).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
+from strategies.collectives.bucket_slices import Slice, SlicedBucket
+from strategies.collectives.descriptions import carrying, listed
+from strategies.collectives.process_groups import ShardingProcessGroups
+from strategies.engine.dealt_weights import laid_out
+from strategies.engine.layout import ReplicaLayout
+from strategies.engine.sharded_variables import ShardedVariable
+from strategies.engine.step import Steps
+from strategies.replica.deferred import in_shapes_only
+from strategies.replica.refused_gradients import unrecorded
+from strategies.topology.sharding import ShardingGroups
+
+
+class Unit:
+    """Weights that are gathered together."""
+
+    def __init__(self, key: Any) -> None:
+        #: Dtype and devices of its weights.
+        self.key = key
+        self.num_bytes = 0
+        self._members: list[weakref.ref[ShardedVariable]] = []
+
+    def add(self, variable: ShardedVariable, num_bytes: int) -> None:
+        """Takes one more weight."""
+        variable.unit = self
+        self._members.append(weakref.ref(variable))
+        self.num_bytes += num_bytes
+
+    @property
+    def variables(self) -> list[ShardedVariable]:
+        """Those that are still there."""
+        return [variable for each in self._members if (variable := each()) is not None]
+
+
+class _Watched:
+    """Stands, to a tape, for a variable whose value is a tensor."""
+
+    def __init__(self, tensor: tf.Tensor, *, trainable: bool) -> None:
+        self.handle = tensor
+        self.trainable = trainable
+
+
+class WeightGathers:
+    """Gathers weights, and remembers in each step what it has gathered.
+
+    Args:
+        layout: the replicas.
+        steps: theirs.
+        groups: the replicas that share the weights.
+        processes: for each part that this process owns, those with which it shares; empty if it holds all shards.
+        bucket_bytes: the most that travels in one message.
+    """
+
+    def __init__(
+        self,
+        layout: ReplicaLayout,
+        steps: Steps,
+        groups: ShardingGroups,
+        processes: Sequence[ShardingProcessGroups],
+        bucket_bytes: int,
+    ) -> None:
+        self._layout = layout
+        self._steps = steps
+        self._groups = groups
+        self._processes = processes
+        self._bucket_bytes = bucket_bytes
+        self._last: Unit | None = None
+
+    def enroll(self, variable: ShardedVariable) -> None:
+        """Puts a new weight into the last unit, or into a new one if there is no room."""
+        devices = tuple(component.device for component in variable.values)
+        key = (variable.dtype.name, devices)
+        num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
+        unit = self._last
+        if unit is None or unit.key != key or unit.num_bytes + num_bytes > self._bucket_bytes:
+            unit = self._last = Unit(key)
+        unit.add(variable, num_bytes)
+
+    def in_step(self) -> bool:
+        """True in a replica of a step that runs."""
+        return bool(self._steps.context.shares) and tf.distribute.get_replica_context() is not None
+
+    def of(self, variable: ShardedVariable) -> tf.Tensor:
+        """Returns the whole weight where it is read: on a replica, or elsewhere."""
+        replica = get_current_replica_id_as_int()
+        context = self._steps.context
+        if replica is None or not self.in_step() or not _is_inside(context.graph):
+            return self.now([variable], replica or 0)[0]
+        key = (id(variable), replica)
+        if key not in context.gathered:
+            with unrecorded(), _in_graph(context.graph):
+                self._gather(variable.unit, replica, context)
+        tensor = context.gathered[key]
+        pywrap_tfe.TFE_Py_TapeVariableAccessed(_Watched(tensor, trainable=variable.trainable))
+        return tensor
+
+    def _gather(self, unit: Unit, replica: int, context: Any) -> None:
+        """Gathers a unit for a replica, behind what is computed with the unit two before it."""
+        before = context.units.setdefault(replica, [])
+        behind = [] if context.graph is None or len(before) < 2 else _uses(before[-2])
+        variables = unit.variables
+        with tf.control_dependencies(behind):
+            values = self.now(variables, replica)
+        before.append(values)
+        for variable, value in zip(variables, values, strict=True):
+            context.gathered[id(variable), replica] = value
+
+    def now(self, variables: Sequence[ShardedVariable], replica: int) -> list[tf.Tensor]:
+        """Returns whole weights of one unit on the device of a local replica. All processes that share them call it."""
+        with unrecorded():
+            if not self._processes:
+                return [self._whole_here(variable, replica) for variable in variables]
+            if in_shapes_only():
+                return [tf.compat.v1.placeholder(variable.dtype, variable.shape) for variable in variables]
+            return self._whole_across(variables, replica)
+
+    def _whole_here(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
+        group = next(g for g in self._groups_here if replica in g)
+        parts = []
+        for other in group:
+            component = variable.values[other]
+            with tf.device(component.device):
+                parts.append(tf.reshape(component.read_value(), [-1]))
+        with tf.device(variable.values[replica].device):
+            return tf.reshape(tf.concat(parts, 0), variable.shape)
+
+    @property
+    def _groups_here(self) -> list[range]:
+        return [self._groups.replicas(group) for group in range(self._groups.num_here)]
+
+    def _whole_across(self, variables: Sequence[ShardedVariable], replica: int) -> list[tf.Tensor]:
+        part = self._layout.group_of(variables[0])
+        inside = self._processes[part].inside
+        if inside is None:
+            raise RuntimeError("There are no other processes.")
+        bucket = bucket_of(variables, self._groups.size)
+        num_local = self._layout.num_local
+        own = range(inside.rank * num_local, (inside.rank + 1) * num_local)
+        device = self._layout.groups[part].devices[replica]
+        held = {}
+        for each in bucket.slices:
+            if each.owner in own:
+                component = variables[each.variable].values[each.owner - own.start]
+                with tf.device(component.device):
+                    held[each] = component.read_value()
+        with tf.device(device), carrying(f"weights {listed([v.name for v in variables])}"):
+            gathered = inside.gather(laid_out(bucket, own, held, variables[0].dtype), equal_sizes=True)
+            places = sorted(bucket.places, key=lambda place: (place[1].variable, place[1].begin))
+            whole: dict[int, tf.Tensor] = {}
+            for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
+                flat = [gathered[at : at + each.size] for at, each in found]
+                whole[i] = tf.reshape(tf.concat(flat, 0) if len(flat) > 1 else flat[0], variables[i].shape)
+            return [
+                whole[i] if i in whole else tf.zeros(variable.shape, variable.dtype)
+                for i, variable in enumerate(variables)
+            ]
+
+
+def bucket_of(variables: Sequence[Any], num_owners: int, positions: Sequence[int] | None = None) -> SlicedBucket:
+    """Returns the shards of weights as one bucket.
+
+    Args:
+        variables: of TensorFlow, sharded.
+        num_owners: of each.
+        positions: of the variables in what the slices refer to; None for their order.
+    """
+    numbers = range(len(variables)) if positions is None else positions
+    slices = [
+        Slice(i, owner, *variable.bounds[owner])
+        for owner in range(num_owners)
+        for i, variable in zip(numbers, variables, strict=True)
+        if variable.bounds[owner][0] < variable.bounds[owner][1]
+    ]
+    return SlicedBucket(tuple(slices), num_owners)
+
+
+def _uses(values: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    return list(dict.fromkeys(op for value in values for op in value.consumers()))
+
+
+def _is_inside(graph: Any) -> bool:
+    """True if what is computed now may use tensors of a graph; None is for eager tensors."""
+    if graph is None:
+        return tf.executing_eagerly()
+    here: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while here is not None and here is not graph:
+        here = getattr(here, "outer_graph", None)
+    return here is graph
+
+
+@contextlib.contextmanager
+def _in_graph(graph: Any) -> Iterator[None]:
+    """Inside, operations are of the graph of the step, not of a loop or a function in it."""
+    if graph is None or tf.compat.v1.get_default_graph() is graph:
+        with tf.control_dependencies(None):
+            yield
+        return
+    with graph.as_default(), tf.control_dependencies(None):
+        yield
+
