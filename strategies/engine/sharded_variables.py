@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.engine.variables import ReplicaStateVariable
+from strategies.replica.driving import current_driver
 from strategies.replica.splitting import SHARDED, sharded_weight
 from strategies.replica.stored_array import StoredArray
 from strategies.replica.weight_slices import SlicedWeight
@@ -164,6 +165,9 @@ class ShardedVariable(ReplicaStateVariable):
             value = tf.convert_to_tensor(value, self.dtype)
         if tuple(value.shape) != tuple(self._whole_shape):
             raise ValueError(f"{self.name!r} has shape {self._whole_shape}. Received: a value of shape {value.shape}.")
+        if current_driver() is not None:
+            shards_of(self).assign(value)
+            return self if read_value else None
         for component, owner in zip(self.values, self.owners, strict=True):
             begin, end = self.bounds[owner]
             with tf.device(component.device):
@@ -195,6 +199,12 @@ class ShardedVariable(ReplicaStateVariable):
             "(shard='weights'). Save the model (model.save, save_weights, keras_ext.Checkpoints). Received: "
             f"{self.name!r}."
         )
+
+
+def shards_of(variable: ShardedVariable) -> StoredWeight:
+    """Returns the shards of a variable, of all processes."""
+    found: StoredWeight = getattr(variable, SHARDED)
+    return found
 
 
 def flat_range(value: Any, begin: int, end: int) -> tf.Tensor:

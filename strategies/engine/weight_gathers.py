@@ -24,11 +24,19 @@ from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.dealt_weights import laid_out
 from strategies.engine.layout import ReplicaLayout
-from strategies.engine.sharded_variables import ShardedVariable
+from strategies.engine.sharded_variables import ShardedVariable, shards_of
 from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only
+from strategies.replica.driving import current_driver
 from strategies.replica.refused_gradients import unrecorded
 from strategies.topology.sharding import ShardingGroups
+
+
+class _Gone:
+    """The form of a weight, for when that is gone."""
+
+    def __init__(self, variable: ShardedVariable) -> None:
+        self.name, self.shape, self.dtype, self.bounds = variable.name, variable.shape, variable.dtype, variable.bounds
 
 
 class Unit:
@@ -38,18 +46,18 @@ class Unit:
         #: Dtype and devices of its weights.
         self.key = key
         self.num_bytes = 0
-        self._members: list[weakref.ref[ShardedVariable]] = []
+        self._members: list[tuple[weakref.ref[ShardedVariable], _Gone]] = []
 
     def add(self, variable: ShardedVariable, num_bytes: int) -> None:
         """Takes one more weight."""
         variable.unit = self
-        self._members.append(weakref.ref(variable))
+        self._members.append((weakref.ref(variable), _Gone(variable)))
         self.num_bytes += num_bytes
 
     @property
-    def variables(self) -> list[ShardedVariable]:
-        """Those that are still there."""
-        return [variable for each in self._members if (variable := each()) is not None]
+    def members(self) -> list[ShardedVariable | _Gone]:
+        """Its weights, and the forms of those that are no longer there: processes do not drop them at one time."""
+        return [form if (variable := each()) is None else variable for each, form in self._members]
 
 
 class _Watched:
@@ -118,20 +126,22 @@ class WeightGathers:
         """Gathers a unit for a replica, behind what is computed with the unit two before it."""
         before = context.units.setdefault(replica, [])
         behind = [] if context.graph is None or len(before) < 2 else _uses(before[-2])
-        variables = unit.variables
+        members = unit.members
         with tf.control_dependencies(behind):
-            values = self.now(variables, replica)
-        before.append(values)
-        for variable, value in zip(variables, values, strict=True):
+            values = self.now(members, replica)
+        before.append([value for value in values if value is not None])
+        for variable, value in zip(members, values, strict=True):
             context.gathered[id(variable), replica] = value
 
-    def now(self, variables: Sequence[ShardedVariable], replica: int) -> list[tf.Tensor]:
+    def now(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[tf.Tensor]:
         """Returns whole weights of one unit on the device of a local replica. All processes that share them call it."""
         with unrecorded():
             if not self._processes:
-                return [self._whole_here(variable, replica) for variable in variables]
+                return [None if isinstance(v, _Gone) else self._whole_here(v, replica) for v in variables]
             if in_shapes_only():
                 return [tf.compat.v1.placeholder(variable.dtype, variable.shape) for variable in variables]
+            if current_driver() is not None:
+                return [tf.constant(shards_of(v).numpy()) for v in variables if not isinstance(v, _Gone)]
             return self._whole_across(variables, replica)
 
     def _whole_here(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
@@ -148,8 +158,8 @@ class WeightGathers:
     def _groups_here(self) -> list[range]:
         return [self._groups.replicas(group) for group in range(self._groups.num_here)]
 
-    def _whole_across(self, variables: Sequence[ShardedVariable], replica: int) -> list[tf.Tensor]:
-        part = self._layout.group_of(variables[0])
+    def _whole_across(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[tf.Tensor]:
+        part = next(self._layout.group_of(v) for v in variables if not isinstance(v, _Gone))
         inside = self._processes[part].inside
         if inside is None:
             raise RuntimeError("There are no other processes.")
@@ -160,7 +170,11 @@ class WeightGathers:
         held = {}
         for each in bucket.slices:
             if each.owner in own:
-                component = variables[each.variable].values[each.owner - own.start]
+                variable = variables[each.variable]
+                if isinstance(variable, _Gone):
+                    held[each] = tf.zeros([each.size], variable.dtype)
+                    continue
+                component = variable.values[each.owner - own.start]
                 with tf.device(component.device):
                     held[each] = component.read_value()
         with tf.device(device), carrying(f"weights {listed([v.name for v in variables])}"):

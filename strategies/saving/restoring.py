@@ -15,6 +15,7 @@ import tensorflow as tf
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.texts import broadcast_text
 from strategies.engine.explained import explained
+from strategies.engine.sharded_variables import shards_of_each
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
 from strategies.replica.fetching import assembled, give_to_all, slices
 from strategies.replica.holders import holders_of
@@ -39,9 +40,9 @@ def is_alone() -> bool:
 
 
 def variables_of(model: Any) -> list[Any]:
-    """Returns the variables of a model, and those of its optimizer that are there."""
+    """Returns the variables of a model, and those of its optimizer that are there; of sharded weights the shards."""
     optimizer = getattr(model, "optimizer", None)
-    return [*model.variables, *(() if optimizer is None else optimizer.variables)]
+    return shards_of_each([*model.variables, *(() if optimizer is None else optimizer.variables)])
 
 
 def state_of(model: Any) -> list[Any]:

@@ -75,21 +75,23 @@ IN_GROUPS = (
 
 
 class Sharding(NamedTuple):
-    """Devices, how many replicas share the optimizer, None for all, and the mesh, such as "data=2,pipe=2"."""
+    """Devices, how many replicas share, None for all, the mesh, such as "data=2,pipe=2", and what they share."""
 
     world: World
     size: int | None = None
     mesh: str = "data=-1"
+    shard: str = "optimizer"
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Those of the strategy."""
         axes = strategies.DeviceMesh.axes_of(self.mesh)
-        return {"shard": "optimizer", "shard_size": self.size, "mesh": axes}
+        return {"shard": self.shard, "shard_size": self.size, "mesh": axes}
 
     def __str__(self) -> str:
         groups = f", by {self.size}" if self.size else ""
-        return title(self.world) + groups + (f", {self.mesh}" if "=2" in self.mesh else "")
+        what = "" if self.shard == "optimizer" else f", {self.shard}"
+        return title(self.world) + groups + (f", {self.mesh}" if "=2" in self.mesh else "") + what
 
 
 SHARDINGS: dict[Sharding, tuple[str, ...]] = {
@@ -99,6 +101,10 @@ SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("MultiWorkerMirroredStrategy", 2, 2), 2): IN_GROUPS,
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2): IN_GROUPS,
     Sharding(("HorovodStrategy", 3, 1)): OVER_HOROVOD,
+    Sharding(("MirroredStrategy", 1, 3), shard="weights"): IN_ONE_PROCESS,
+    Sharding(("MirroredStrategy", 1, 4), 2, shard="weights"): IN_GROUPS,
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2), shard="weights"): BETWEEN_PROCESSES,
+    Sharding(("HorovodStrategy", 2, 1), shard="weights"): OVER_HOROVOD,
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2"): tuple(PARTS),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2"): tuple(PARTS),
 }
@@ -109,6 +115,11 @@ SELDOM = (
     Sharding(("MultiWorkerMirroredStrategy", 4, 1)),
     Sharding(("HorovodStrategy", 2, 1)),
     Sharding(("HorovodStrategy", 4, 1), 2),
+    Sharding(("MirroredStrategy", 1, 2), shard="weights"),
+    Sharding(("MirroredStrategy", 1, 4), shard="weights"),
+    Sharding(("MultiWorkerMirroredStrategy", 2, 1), shard="weights"),
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2, shard="weights"),
+    Sharding(("HorovodStrategy", 4, 1), 2, shard="weights"),
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,tensor=2"),
     Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,tensor=2"),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,pipe=2"),
