@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._keras_hooks.wrapping import wrap
+from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
@@ -39,12 +39,21 @@ def _gradient(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    _note_gradient()
     upstream = _upstream(target) if output_gradients is None else output_gradients
     return original(tape, target, sources, upstream, *args, **kwargs)
 
 
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+    _note_gradient()
     return original(ys, xs, _upstream(ys) if grad_ys is None else grad_ys, *args, **kwargs)
+
+
+def _note_gradient() -> None:
+    """Tells a strategy that gathers weights where the backward pass begins."""
+    engine = engine_of(tf.distribute.get_strategy())
+    if engine is not None and engine.sharded_weights is not None:
+        engine.sharded_weights.gathers.note_gradient()
 
 
 def _upstream(target: Any) -> Any:

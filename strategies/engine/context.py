@@ -28,6 +28,26 @@ class TrainerCall:
 
 
 @dataclass(frozen=True)
+class GatheredWeights:
+    """Whole weights that a step has gathered from shards.
+
+    Attributes:
+        tensors: by the id of a variable and the local replica.
+        units: by local replica the units that were gathered, in the order of their use, with the tensors of each.
+        forward: by local replica the names of the operations that were there when its first gradient was taken.
+    """
+
+    tensors: dict[tuple[int, int], Any] = field(default_factory=dict)
+    units: dict[int, list[tuple[Any, list[Any]]]] = field(default_factory=dict)
+    forward: dict[int, frozenset[str]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Has weights gathered again: they have changed."""
+        for collected in (self.tensors, self.units, self.forward):
+            collected.clear()
+
+
+@dataclass(frozen=True)
 class StepContext:
     """One step of the local replicas.
 
@@ -37,8 +57,7 @@ class StepContext:
         agreed: the references of those on which replicas have agreed since they were written.
         deferred: the update that is left for later, when it is known what is to travel with its gradients; at most one.
         graph: in which the step is traced; None if it runs eagerly.
-        gathered: whole weights, by the id of a sharded variable and the local replica.
-        units: by local replica the weights that were gathered together, in that order.
+        weights: what was gathered of weights that are in shards.
     """
 
     shares: tuple[Share, ...] = ()
@@ -46,8 +65,7 @@ class StepContext:
     agreed: set[Any] = field(default_factory=set)
     deferred: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
     graph: Any = None
-    gathered: dict[tuple[int, int], Any] = field(default_factory=dict)
-    units: dict[int, list[list[Any]]] = field(default_factory=dict)
+    weights: GatheredWeights = field(default_factory=GatheredWeights)
 
 
 _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("keras_strategies_trainer", default=None)

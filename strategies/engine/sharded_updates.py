@@ -187,6 +187,8 @@ class ShardedUpdates:
             What ``update`` returned for the first group.
         """
         names = [str(variable.name) for variable in dealt.variables]
+        if self.weights is not None:
+            self.weights.gather_again()
         with carrying(f"gradients of {listed(names)}"):
             sums = self._scattered(dealt, gradients)
         self._fill_masters(dealt)
@@ -216,8 +218,7 @@ class ShardedUpdates:
             is_done = tf.not_equal(local_values(counter.value)[0].read_value(), before)
             tf.cond(is_done, functools.partial(self._constrain, constrained), lambda: None)
         # What was gathered are the old weights.
-        self._steps.context.gathered.clear()
-        self._steps.context.units.clear()
+        self._steps.context.weights.forget()
         return results[0]
 
     def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:

@@ -22,6 +22,8 @@ from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
 from strategies.collectives.bucket_slices import Slice, SlicedBucket
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
+from strategies.engine.backward_gathers import BackwardGathers, consumers
+from strategies.engine.context import StepContext
 from strategies.engine.dealt_weights import laid_out
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.sharded_variables import ShardedVariable, shards_of
@@ -115,23 +117,64 @@ class WeightGathers:
         if replica is None or not self.in_step() or not _is_inside(context.graph):
             return self.now([variable], replica or 0)[0]
         key = (id(variable), replica)
-        if key not in context.gathered:
+        if key not in context.weights.tensors:
             with unrecorded(), _in_graph(context.graph):
                 self._gather(variable.unit, replica, context)
-        tensor = context.gathered[key]
+        tensor = context.weights.tensors[key]
         pywrap_tfe.TFE_Py_TapeVariableAccessed(_Watched(tensor, trainable=variable.trainable))
         return tensor
 
-    def _gather(self, unit: Unit, replica: int, context: Any) -> None:
+    def _gather(self, unit: Unit, replica: int, context: StepContext) -> None:
         """Gathers a unit for a replica, behind what is computed with the unit two before it."""
-        before = context.units.setdefault(replica, [])
-        behind = [] if context.graph is None or len(before) < 2 else _uses(before[-2])
+        before = context.weights.units.setdefault(replica, [])
+        behind = [] if context.graph is None or len(before) < 2 else consumers(before[-2][1])
         members = unit.members
-        with tf.control_dependencies(behind):
-            values = self.now(members, replica)
-        before.append([value for value in values if value is not None])
+        values = self._of_process(members, unit, replica, context)
+        if values is None:
+            with tf.control_dependencies(behind):
+                values = self.now(members, replica)
+        before.append((unit, [value for value in values if value is not None]))
         for variable, value in zip(members, values, strict=True):
-            context.gathered[id(variable), replica] = value
+            context.weights.tensors[id(variable), replica] = value
+
+    def _of_process(self, members: Sequence[Any], unit: Unit, replica: int, context: StepContext) -> list[Any] | None:
+        """Returns what another local replica has gathered from other processes; None if none has."""
+        for other in range(self._layout.num_local) if self._processes else ():
+            if any(known is unit for known, _ in context.weights.units.get(other, ())):
+                with tf.device(self._layout.devices[replica]):
+                    return [tf.identity(context.weights.tensors[id(variable), other]) for variable in members]
+        return None
+
+    def note_gradient(self) -> None:
+        """Remembers what was computed before a replica takes its first gradient."""
+        replica, context = get_current_replica_id_as_int(), self._steps.context
+        if replica is not None and context.graph is not None and replica not in context.weights.forward:
+            names = frozenset(op.name for op in context.graph.get_operations())
+            context.weights.forward[replica] = names
+
+    def gather_again(self) -> None:
+        """Has the backward pass use weights that are gathered for it. Call when gradients are there.
+
+        So those of the forward pass are freed there: a unit waits in no replica for its turn to come back.
+        """
+        context = self._steps.context
+        if context.graph is None or tf.compat.v1.get_default_graph() is not context.graph:
+            return
+        copies: dict[int, list[Any]] = {}
+        for replica, units in context.weights.units.items():
+            forward = context.weights.forward.get(replica)
+            if forward is None:
+                continue
+
+            def gather(unit: Unit, replica: int = replica) -> list[Any]:
+                if self._processes and id(unit) in copies:
+                    with tf.device(self._layout.devices[replica]):
+                        return [tf.identity(value) for value in copies[id(unit)]]
+                values = [value for value in self.now(unit.members, replica) if value is not None]
+                copies.setdefault(id(unit), values)
+                return values
+
+            BackwardGathers(forward, gather).run(units)
 
     def now(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[tf.Tensor]:
         """Returns whole weights of one unit on the device of a local replica. All processes that share them call it."""
@@ -206,10 +249,6 @@ def bucket_of(variables: Sequence[Any], num_owners: int, positions: Sequence[int
         if variable.bounds[owner][0] < variable.bounds[owner][1]
     ]
     return SlicedBucket(tuple(slices), num_owners)
-
-
-def _uses(values: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    return list(dict.fromkeys(op for value in values for op in value.consumers()))
 
 
 def _is_inside(graph: Any) -> bool:

@@ -1,0 +1,98 @@
+"""The backward pass gathers weights anew: its operations are led from the forward pass' tensors to others.
+
+A tape takes gradients by the tensors of the forward pass, which would keep each weight from its first use to its last.
+So once gradients are there, units of weights are gathered a second time, from the last one used to the first, each when
+the backward pass is done with the unit two behind it, and what the tape has made takes those.
+
+The last unit is used at once, and is not gathered twice. Nor does an operation take the second tensor on which the
+start of its gathering depends, as with a weight that is used early and late: it keeps the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+#: What may lie between a weight and what computes with it, cheap enough to be computed twice.
+_CHEAP = frozenset(["Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"])
+#: What takes no elements.
+_OF_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+
+
+class BackwardGathers:
+    """Leads the backward pass of one replica to weights that are gathered for it.
+
+    Args:
+        forward: the names of the operations that are not of the backward pass.
+        gather: returns the tensors of a unit, gathered behind the present control dependencies.
+    """
+
+    def __init__(self, forward: Collection[str], gather: Callable[[Any], Sequence[tf.Tensor]]) -> None:
+        self._forward = forward
+        self._gather = gather
+        # All on which the start of a gathering depends, of the backward pass.
+        self._before: set[tf.Operation] = set()
+
+    def run(self, units: Sequence[tuple[Any, Sequence[tf.Tensor]]]) -> None:
+        """Goes through units with their tensors, in the order of their use."""
+        if len(units) < 2:
+            return
+        last = units[-1][1]
+        # What is done with the last unit, forward and then backward; behind it, with each that is gathered again.
+        done = [self._is_forward(last), [op for op, *_ in self._uses(last)]]
+        for unit, tensors in reversed(units[:-1]):
+            behind = next((ops for ops in reversed(done[:-1]) if ops), [])
+            self._mark(behind)
+            uses = [use for use in self._uses(tensors) if use[0] not in self._before]
+            if uses:
+                with tf.control_dependencies(behind):
+                    again = self._gather(unit)
+                self._lead(uses, dict(zip((each.ref() for each in tensors), again, strict=True)))
+            done.append([op for op, *_ in uses])
+
+    def _is_forward(self, tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
+        return [op for op in consumers(tensors) if op.name in self._forward]
+
+    def _uses(self, tensors: Iterable[tf.Tensor]) -> list[tuple[tf.Operation, int, tf.Tensor]]:
+        """Returns backward operations, which input of each is a weight or made of it cheaply, and that input."""
+        found = []
+        waiting = list(tensors)
+        while waiting:
+            tensor = waiting.pop()
+            for op in consumers([tensor]):
+                if op.name not in self._forward:
+                    if op.type not in _OF_SHAPE:
+                        found += [(op, i, tensor) for i, each in enumerate(op.inputs) if each is tensor]
+                elif op.type in _CHEAP and op.inputs[0] is tensor:
+                    waiting.append(op.outputs[0])
+        return found
+
+    def _mark(self, ops: Iterable[tf.Operation]) -> None:
+        """Remembers operations of the backward pass, and all on which they depend."""
+        waiting = [op for op in ops if op.name not in self._forward]
+        while waiting:
+            op = waiting.pop()
+            if op not in self._before:
+                self._before.add(op)
+                needed = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+                waiting += [each for each in needed if each.name not in self._forward and each not in self._before]
+
+    def _lead(self, uses: Sequence[tuple[tf.Operation, int, tf.Tensor]], again: dict[Any, tf.Tensor]) -> None:
+        for op, index, tensor in uses:
+            op._update_input(index, self._made_again(tensor, again))
+
+    def _made_again(self, tensor: tf.Tensor, again: dict[Any, tf.Tensor]) -> tf.Tensor:
+        if tensor.ref() not in again:
+            op = tensor.op
+            inputs = [self._made_again(op.inputs[0], again), *op.inputs[1:]]
+            with tf.device(op.device):
+                made = op.graph.create_op(op.type, inputs, [tensor.dtype], attrs=op.node_def.attr, name=f"{op.name}_again")
+            again[tensor.ref()] = made.outputs[0]
+        return again[tensor.ref()]
+
+
+def consumers(tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
+    """Returns the operations that take tensors, each once."""
+    return list(dict.fromkeys(op for tensor in tensors for op in tensor.consumers()))
