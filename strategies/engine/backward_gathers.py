@@ -10,7 +10,7 @@ start of its gathering depends, as with a weight that is used early and late: it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,11 +27,24 @@ class BackwardGathers:
     Args:
         forward: the names of the operations that are not of the backward pass.
         gather: returns the tensors of a unit, gathered behind the present control dependencies.
+        reduce: begins the sum of a unit's gradients, and returns the operations with which it ends; None if nothing
+            waits for it.
+        only: tensors of the units that can be gathered, by the units' ids; None for all.
     """
 
-    def __init__(self, forward: Collection[str], gather: Callable[[Any], Sequence[tf.Tensor]]) -> None:
+    def __init__(
+        self,
+        forward: Collection[str],
+        gather: Callable[[Any], Sequence[tf.Tensor]],
+        reduce: Callable[[Any], Sequence[tf.Operation]] | None = None,
+        only: Mapping[int, Sequence[tf.Tensor]] | None = None,
+    ) -> None:
         self._forward = forward
         self._gather = gather
+        self._reduce = reduce
+        self._only = only
+        #: The tensors of units that were gathered, by their ids.
+        self.made: dict[int, Sequence[tf.Tensor]] = {}
         # All on which the start of a gathering depends, of the backward pass.
         self._before: set[tf.Operation] = set()
 
@@ -39,16 +52,24 @@ class BackwardGathers:
         """Goes through units with their tensors, in the order of their use."""
         if len(units) < 2:
             return
-        last = units[-1][1]
+        last_unit, last = units[-1]
         # What is done with the last unit, forward and then backward; behind it, with each that is gathered again.
         done = [self._is_forward(last), [op for op, *_ in self._uses(last)]]
+        used = [last_unit]
         for unit, tensors in reversed(units[:-1]):
-            behind = next((ops for ops in reversed(done[:-1]) if ops), [])
+            behind = list(next((ops for ops in reversed(done[:-1]) if ops), []))
+            if self._reduce is not None and len(used) > 1:
+                behind += self._reduce(used[-2])
+            used.append(unit)
+            if self._only is not None:
+                if id(unit) not in self._only:
+                    continue
+                behind = [tensor.op for tensor in self._only[id(unit)]]
             self._mark(behind)
             uses = [use for use in self._uses(tensors) if use[0] not in self._before]
             if uses:
                 with tf.control_dependencies(behind):
-                    again = self._gather(unit)
+                    again = self.made[id(unit)] = self._gather(unit)
                 self._lead(uses, dict(zip((each.ref() for each in tensors), again, strict=True)))
             done.append([op for op, *_ in uses])
 

@@ -56,6 +56,10 @@ class DealtWeights:
         """Returns the slices of some of the variables."""
         return [each for each, position in zip(self.slices, self.positions, strict=True) if chosen[position]]
 
+    def unit_of(self, each: DealtBucket) -> Any:
+        """Returns the unit in which the weights of a bucket are gathered; None if devices hold all of them."""
+        return getattr(self.variables[each.bucket.slices[0].variable].value, "unit", None)
+
     def dtype_of(self, bucket: SlicedBucket) -> tf.DType:
         """Returns the dtype of all variables of a bucket."""
         return tf.as_dtype(self.variables[bucket.slices[0].variable].dtype)

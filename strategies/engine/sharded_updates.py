@@ -29,7 +29,7 @@ from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGr
 from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, merged
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions
-from strategies.engine.sharded_variables import ShardedVariable, flat_range
+from strategies.engine.sharded_variables import ShardedVariable, own_range
 from strategies.engine.step import Steps
 from strategies.engine.weight_gathers import WeightGathers, bucket_of
 from strategies.replica.holders import holders_of, is_held, place_of
@@ -187,8 +187,6 @@ class ShardedUpdates:
             What ``update`` returned for the first group.
         """
         names = [str(variable.name) for variable in dealt.variables]
-        if self.weights is not None:
-            self.weights.gather_again()
         with carrying(f"gradients of {listed(names)}"):
             sums = self._scattered(dealt, gradients)
         self._fill_masters(dealt)
@@ -236,6 +234,8 @@ class ShardedUpdates:
             # Each process has all slices, and so needs all of the gradients.
             totals |= self._totals(dealt, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
         if self.process_group is None:
+            if self.weights is not None:
+                self.weights.gather_again()
             return [
                 self._sum_here(each, position, values, totals)
                 for each, position in zip(dealt.slices, dealt.positions, strict=True)
@@ -285,24 +285,55 @@ class ShardedUpdates:
         self, dealt: DealtWeights, values: Sequence[Any], sparse: set[int], present: bool | tf.Tensor
     ) -> Iterator[tuple[int, tf.Tensor]]:
         """Yields the sum of the gradient of each slice here, of which processes have terms, with the slice's id."""
-        for number, bucket in dealt.buckets:
-            inside, between = self._joined(number)
-            devices = self._layout.groups[number].devices
-            mine = {s.variable for s in bucket.slices if isinstance(values[s.variable], PerReplica)} - sparse
-            if not mine:
+        units = {dealt.unit_of(each): each for each in dealt.buckets}
+        early: dict[int, tf.Tensor] = {}
+
+        def reduce(unit: Any) -> list[tf.Operation]:
+            each = units.get(unit)
+            received = None if each is None else self._received(dealt, each, values, sparse, present)
+            if received is None:
+                return []
+            early[id(each)] = received
+            return [received.op]
+
+        if self.weights is not None:
+            self.weights.gather_again(reduce)
+        for each in dealt.buckets:
+            received = early.get(id(each))
+            if received is None:
+                received = self._received(dealt, each, values, sparse, present)
+            if received is None:
                 continue
-            with tf.device(devices[0]):
-                terms = {i: sum_in_order(local_values(values[i])) for i in sorted(mine, reverse=True)}
-                kept = dict(zip(terms, if_present(present, list(terms.values())), strict=True))
-                received = inside.reduce_scatter(all_laid_out(bucket, kept, dealt.dtype_of(bucket)))
-                if between is not None:
-                    [received] = between.sum([received])
+            number, bucket = each
+            inside, _ = self._joined(number)
             for local in range(self._layout.num_local):
                 begin = local * bucket.part_size
                 for each in dealt.part_of(bucket, inside.rank * self._layout.num_local + local):
                     with tf.device(each.device):
                         yield id(each), tf.reshape(received[begin : begin + each.end - each.begin], each.shape)
                     begin += each.end - each.begin
+
+    def _received(
+        self,
+        dealt: DealtWeights,
+        each: DealtBucket,
+        values: Sequence[Any],
+        sparse: set[int],
+        present: bool | tf.Tensor,
+    ) -> tf.Tensor | None:
+        """Returns the sums of a bucket's gradients in this process' slices, flat; None if it has no dense gradients."""
+        number, bucket = each
+        inside, between = self._joined(number)
+        mine = {s.variable for s in bucket.slices if isinstance(values[s.variable], PerReplica)} - sparse
+        if not mine:
+            return None
+        with tf.device(self._layout.groups[number].devices[0]):
+            terms = {i: sum_in_order(local_values(values[i])) for i in sorted(mine, reverse=True)}
+            kept = dict(zip(terms, if_present(present, list(terms.values())), strict=True))
+            received = inside.reduce_scatter(all_laid_out(bucket, kept, dealt.dtype_of(bucket)))
+            if between is not None:
+                [received] = between.sum([received])
+            return received
 
     # ---- whole weights again
 
@@ -386,7 +417,7 @@ def _set(variable: Any, replica: int, parts: Sequence[tf.Tensor]) -> None:
     with tf.device(component.device):
         whole = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
         if isinstance(variable, ShardedVariable):
-            whole = flat_range(whole, *variable.bounds[variable.owners[replica]])
+            whole = own_range(whole, *variable.bounds[variable.owners[replica]], component.shape)
         component.assign(tf.reshape(whole, component.shape), read_value=False)
 
 

@@ -171,7 +171,7 @@ class ShardedVariable(ReplicaStateVariable):
         for component, owner in zip(self.values, self.owners, strict=True):
             begin, end = self.bounds[owner]
             with tf.device(component.device):
-                component.assign(tf.reshape(flat_range(value, begin, end), component.shape), read_value=False)
+                component.assign(own_range(value, begin, end, component.shape), read_value=False)
         return self if read_value else None
 
     def assign_add(
@@ -207,9 +207,12 @@ def shards_of(variable: ShardedVariable) -> StoredWeight:
     return found
 
 
-def flat_range(value: Any, begin: int, end: int) -> tf.Tensor:
-    """Returns a range of the elements of an array that is laid out flat."""
-    return value.flat(begin, end) if isinstance(value, StoredArray) else tf.reshape(value, [-1])[begin:end]
+def own_range(value: Any, begin: int, end: int, shape: Sequence[int]) -> tf.Tensor:
+    """Returns a range of the elements of an array that is laid out flat, in a shape."""
+    if isinstance(value, StoredArray):
+        return tf.reshape(value.flat(begin, end), shape)
+    # TensorFlow's range is a view, which would hold all of the value for as long as a device has the range.
+    return tf.raw_ops.DeepCopy(x=tf.reshape(tf.reshape(value, [-1])[begin:end], shape))
 
 
 def shards_of_each(variables: Sequence[Any]) -> list[Any]:

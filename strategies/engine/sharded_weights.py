@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import CheckpointInitialValue
 from strategies.engine.layout import ReplicaLayout
-from strategies.engine.sharded_variables import ShardedVariable, bounds, flat_range
+from strategies.engine.sharded_variables import ShardedVariable, bounds, own_range
 from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.engine.weight_gathers import WeightGathers
@@ -73,7 +73,9 @@ class ShardedWeights:
         for replica, device in enumerate(self._layout.devices):
             owner = self._owner_of(replica)
             begin, end = size * owner // num_owners, size * (owner + 1) // num_owners
-            part = tf.identity(tf.reshape(flat_range(whole, begin, end), range_shape(tuple(whole.shape), begin, end)))
+            shape = range_shape(tuple(whole.shape), begin, end)
+            with tf.init_scope(), tf.device("CPU:0"):
+                part = own_range(whole, begin, end, shape)
             own = kwargs | {"initial_value": part, "name": f"{name}/replica_{replica}" if replica else name}
             with tf.device(device):
                 components.append(next_creator(**own))

@@ -11,9 +11,10 @@ Source: the units and the prefetch of torch's FSDP (arXiv:2304.11277).
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +25,7 @@ from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
-from strategies.engine.dealt_weights import laid_out
+from strategies.engine.dealt_weights import laid_out, merged
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.sharded_variables import ShardedVariable, shards_of
 from strategies.engine.step import Steps
@@ -32,6 +33,10 @@ from strategies.replica.deferred import in_shapes_only
 from strategies.replica.driving import current_driver
 from strategies.replica.refused_gradients import unrecorded
 from strategies.topology.sharding import ShardingGroups
+
+
+#: Of a bucket: a weight that takes no more can make a unit larger than one.
+_SMALL = 1 / 64
 
 
 class _Gone:
@@ -102,7 +107,9 @@ class WeightGathers:
         key = (variable.dtype.name, devices)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
         unit = self._last
-        if unit is None or unit.key != key or unit.num_bytes + num_bytes > self._bucket_bytes:
+        # A bias travels with what is before it.
+        room = self._bucket_bytes * (1.0 if num_bytes > _SMALL * self._bucket_bytes else 1.25)
+        if unit is None or unit.key != key or unit.num_bytes + num_bytes > room:
             unit = self._last = Unit(key)
         unit.add(variable, num_bytes)
 
@@ -152,29 +159,38 @@ class WeightGathers:
             names = frozenset(op.name for op in context.graph.get_operations())
             context.weights.forward[replica] = names
 
-    def gather_again(self) -> None:
+    def gather_again(self, reduce: Callable[[Unit], Sequence[tf.Operation]] | None = None) -> None:
         """Has the backward pass use weights that are gathered for it. Call when gradients are there.
 
-        So those of the forward pass are freed there: a unit waits in no replica for its turn to come back.
+        So those of the forward pass are freed there: a unit does not wait for its turn to come back.
+
+        Args:
+            reduce: sums a unit's gradients over the processes, and returns what tells that it is done: gradients are
+                not to wait in line while more weights come.
         """
         context = self._steps.context
         if context.graph is None or tf.compat.v1.get_default_graph() is not context.graph:
             return
-        copies: dict[int, list[Any]] = {}
+        made: dict[int, list[Any]] = {}
         for replica, units in context.weights.units.items():
             forward = context.weights.forward.get(replica)
             if forward is None:
                 continue
+            if made:
+                # Of another local replica, from which this one copies.
+                BackwardGathers(forward, functools.partial(self._copied, made, replica), None, made).run(units)
+                continue
+            gathers = BackwardGathers(forward, functools.partial(self._present, replica), reduce)
+            gathers.run(units)
+            if self._processes:
+                made = gathers.made
 
-            def gather(unit: Unit, replica: int = replica) -> list[Any]:
-                if self._processes and id(unit) in copies:
-                    with tf.device(self._layout.devices[replica]):
-                        return [tf.identity(value) for value in copies[id(unit)]]
-                values = [value for value in self.now(unit.members, replica) if value is not None]
-                copies.setdefault(id(unit), values)
-                return values
+    def _present(self, replica: int, unit: Unit) -> list[Any]:
+        return [value for value in self.now(unit.members, replica) if value is not None]
 
-            BackwardGathers(forward, gather).run(units)
+    def _copied(self, made: dict[int, list[Any]], replica: int, unit: Unit) -> list[Any]:
+        with tf.device(self._layout.devices[replica]):
+            return [tf.identity(value) for value in made[id(unit)]]
 
     def now(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[tf.Tensor]:
         """Returns whole weights of one unit on the device of a local replica. All processes that share them call it."""
@@ -225,7 +241,8 @@ class WeightGathers:
             places = sorted(bucket.places, key=lambda place: (place[1].variable, place[1].begin))
             whole: dict[int, tf.Tensor] = {}
             for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
-                flat = [gathered[at : at + each.size] for at, each in found]
+                ranges = merged([(at, each.size, each.begin) for at, each in found])
+                flat = [gathered[at : at + size] for at, size, _ in ranges]
                 whole[i] = tf.reshape(tf.concat(flat, 0) if len(flat) > 1 else flat[0], variables[i].shape)
             return [
                 whole[i] if i in whole else tf.zeros(variable.shape, variable.dtype)
