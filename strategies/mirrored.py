@@ -40,8 +40,9 @@ class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
             first. ``num_replicas_in_sync`` is the size of ``"data"``, 1 if it is not there.
         shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
             device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
-            its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients. None
-            has every device hold all slots.
+            its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.
+            "weights" (stage 3) shards the weights as well: a device holds its shard of each, and gathers whole ones
+            while it computes with them; for meshes without "pipe" and "tensor". None has every device hold all slots.
         shard_size: the number of replicas among which that is dealt out, a divisor of the data axis; all parts are
             held by each group of so many (arXiv:2205.00119). None for all replicas.
 

@@ -103,6 +103,13 @@ def _export(
             "it, as 'model.keras', and export that from a process of its own: "
             f"keras.models.load_model('model.keras').export(...). Received: export({str(filepath)!r})."
         )
+    own = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
+    if own is not None and own.sharded_weights is not None:
+        raise ValueError(
+            "A model whose weights are in shards (shard='weights') has no graph that one device can run: it cannot be "
+            "exported. Save it, as 'model.keras', and export that outside of the strategy: "
+            f"keras.models.load_model('model.keras').export(...). Received: export({str(filepath)!r})."
+        )
     return _save(original, model, filepath, *args, **kwargs)
 
 

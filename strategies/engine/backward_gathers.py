@@ -109,7 +109,9 @@ class BackwardGathers:
             op = tensor.op
             inputs = [self._made_again(op.inputs[0], again), *op.inputs[1:]]
             with tf.device(op.device):
-                made = op.graph.create_op(op.type, inputs, [tensor.dtype], attrs=op.node_def.attr, name=f"{op.name}_again")
+                made = op.graph.create_op(
+                    op.type, inputs, [tensor.dtype], attrs=op.node_def.attr, name=f"{op.name}_again"
+                )
             again[tensor.ref()] = made.outputs[0]
         return again[tensor.ref()]
 

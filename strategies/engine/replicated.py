@@ -130,16 +130,11 @@ class ReplicatedExtended(MirroredExtended):
         #: Makes weights in shards; None if each device holds all.
         self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:
+            gathers = None
             if sharding.of_weights:
                 self.sharded_weights = ShardedWeights(self.layout, self._steps, sharding, parts)
-            self.sharded_updates = ShardedUpdates(
-                self.layout,
-                self._reductions,
-                self._steps,
-                sharding,
-                parts,
-                self.sharded_weights and self.sharded_weights.gathers,
-            )
+                gathers = self.sharded_weights.gathers
+            self.sharded_updates = ShardedUpdates(self.layout, self._reductions, self._steps, sharding, parts, gathers)
         #: Holds variables on the parameter device; None if each replica holds them.
         self.central: CentralStorage | None = None
         if parameter_device is not None and self.layout.devices != (parameter_device,):

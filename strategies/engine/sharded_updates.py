@@ -308,10 +308,10 @@ class ShardedUpdates:
             inside, _ = self._joined(number)
             for local in range(self._layout.num_local):
                 begin = local * bucket.part_size
-                for each in dealt.part_of(bucket, inside.rank * self._layout.num_local + local):
-                    with tf.device(each.device):
-                        yield id(each), tf.reshape(received[begin : begin + each.end - each.begin], each.shape)
-                    begin += each.end - each.begin
+                for own in dealt.part_of(bucket, inside.rank * self._layout.num_local + local):
+                    with tf.device(own.device):
+                        yield id(own), tf.reshape(received[begin : begin + own.end - own.begin], own.shape)
+                    begin += own.end - own.begin
 
     def _received(
         self,

@@ -9,7 +9,7 @@ Source: stage 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054); torch's FSDP cut
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -192,13 +192,6 @@ class ShardedVariable(ReplicaStateVariable):
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         raise NotImplementedError
-
-    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable[..., Any]]:
-        raise ValueError(
-            "TensorFlow's checkpoints hold variables as devices have them, and of a weight each has a shard "
-            "(shard='weights'). Save the model (model.save, save_weights, keras_ext.Checkpoints). Received: "
-            f"{self.name!r}."
-        )
 
 
 def shards_of(variable: ShardedVariable) -> StoredWeight:

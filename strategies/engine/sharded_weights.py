@@ -83,9 +83,9 @@ class ShardedWeights:
         aggregation, shards = components[0].aggregation, []
         for owner, (begin, end) in enumerate(bounds(size, num_owners)):
             if begin < end:
-                own = [each for each, held in zip(components, owners, strict=True) if held == owner]
+                held = [each for each, its in zip(components, owners, strict=True) if its == owner]
                 form = {"shape": range_shape(tuple(whole.shape), begin, end), "dtype": dtype, "name": name}
-                shards.append(self._shard(strategy, own, owner, form | {"aggregation": aggregation}))
+                shards.append(self._shard(strategy, held, owner, form | {"aggregation": aggregation}))
         # Behind its shards: it is the one by which TensorFlow knows the components.
         made = ShardedVariable(strategy, components, aggregation, whole.shape, owners, num_owners, self.gathers)
         made.keep(shards)

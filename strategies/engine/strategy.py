@@ -63,8 +63,8 @@ def sharding_of(
         return groups
     if mesh.size > num_replicas:
         raise ValueError(
-            "Weights are sharded over the axis 'data' alone: with shard='weights' the mesh has no 'pipe' and no 'tensor'. "
-            f"Use shard='optimizer' with these. Received: shard='weights', mesh={mesh.axes}."
+            "Weights are sharded over the axis 'data' alone: with shard='weights' the mesh has neither 'pipe' nor "
+            f"'tensor'. Use shard='optimizer' with these. Received: shard='weights', mesh={mesh.axes}."
         )
     return dataclasses.replace(groups, of_weights=True)
 

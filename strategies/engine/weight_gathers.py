@@ -1,9 +1,9 @@
 """Whole weights from shards, for as long as a step needs them: gathered unit by unit, in the order of their use.
 
 A unit is some weights that were made one after the other, as many as travel in one message. On a replica, the first
-read of a weight gathers its unit; what follows in the step reads the same tensors, and tapes take gradients with respect
-to them. In a graph, a unit's gathering starts when the unit two before it has been computed with: while one computes,
-the next is on its way, and no third takes memory.
+read of a weight gathers its unit; what follows in the step reads the same tensors, and tapes take gradients with
+respect to them. In a graph, a unit's gathering starts when the unit two before it has been computed with: while one
+computes, the next is on its way, and no third takes memory.
 
 Source: the units and the prefetch of torch's FSDP (arXiv:2304.11277).
 """
@@ -14,7 +14,7 @@ import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,7 +33,6 @@ from strategies.replica.deferred import in_shapes_only
 from strategies.replica.driving import current_driver
 from strategies.replica.refused_gradients import unrecorded
 from strategies.topology.sharding import ShardingGroups
-
 
 #: Of a bucket: a weight that takes no more can make a unit larger than one.
 _SMALL = 1 / 64
@@ -171,7 +170,7 @@ class WeightGathers:
         context = self._steps.context
         if context.graph is None or tf.compat.v1.get_default_graph() is not context.graph:
             return
-        made: dict[int, list[Any]] = {}
+        made: dict[int, Sequence[Any]] = {}
         for replica, units in context.weights.units.items():
             forward = context.weights.forward.get(replica)
             if forward is None:
@@ -188,7 +187,7 @@ class WeightGathers:
     def _present(self, replica: int, unit: Unit) -> list[Any]:
         return [value for value in self.now(unit.members, replica) if value is not None]
 
-    def _copied(self, made: dict[int, list[Any]], replica: int, unit: Unit) -> list[Any]:
+    def _copied(self, made: Mapping[int, Sequence[Any]], replica: int, unit: Unit) -> list[Any]:
         with tf.device(self._layout.devices[replica]):
             return [tf.identity(value) for value in made[id(unit)]]
 
@@ -287,4 +286,3 @@ def _in_graph(graph: Any) -> Iterator[None]:
         return
     with graph.as_default(), tf.control_dependencies(None):
         yield
-

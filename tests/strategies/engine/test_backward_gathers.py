@@ -1,0 +1,138 @@
+"""Weights in shards: gathered in turn, forward and backward, whatever way they take through a model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+import strategies
+from strategies.engine import sharded_weights
+from strategies.engine.backward_gathers import consumers
+from strategies.engine.strategy import Sharded
+from tests.strategies.parity.harness import TOLERANCE
+
+L: Any = keras.layers
+DEVICES = ["CPU:0", "CPU:1"]
+
+
+@pytest.fixture(autouse=True)
+def unit_of_each_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded_weights, "_UNIT_BYTES", 1)
+
+
+def chain(again: bool = False) -> keras.Model:
+    words = keras.Input((7,), dtype="int32")
+    x = L.Embedding(50, 8)(words)
+    for k in range(5):
+        x = L.Dense(8, "tanh", name=f"hidden_{k}")(x)
+    model = keras.Model(words, L.Dense(50)(x))
+    return keras_ext.rematerialize(model, [f"hidden_{k}" for k in range(5)]) if again else model
+
+
+def used_early_and_late() -> keras.Model:
+    """A table that is its own inverse, a layer that is called twice, a loop, attention."""
+    words, table, twice = keras.Input((7,), dtype="int32"), L.Embedding(50, 8), L.Dense(8, "tanh")
+    x = L.LSTM(8, return_sequences=True)(twice(table(words)))
+    x = L.LayerNormalization()(x + twice(x))
+    x = L.MultiHeadAttention(2, 4)(x, x)
+    return keras.Model(words, Inverse(table)(x))
+
+
+class Inverse(keras.Layer):
+    """The scores of the words of a table."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
+
+
+def trained(make: Callable[[], keras.Model], shard: Sharded, *, eager: bool = False) -> list[np.ndarray]:
+    keras.utils.set_random_seed(3)
+    with strategies.MirroredStrategy(DEVICES, shard=shard).scope():
+        model = make()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-2, epsilon=1e-2), loss, run_eagerly=eager)
+    words = np.random.default_rng(0).integers(0, 50, (2, 45, 7))
+    logs = model.fit(words[0], words[1], batch_size=14, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return [np.array(logs), *model.get_weights()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [chain, functools.partial(chain, again=True), used_early_and_late],
+    ids=["chain", "chain, recomputed", "used early and late"],
+)
+def test_equals_whole_weights(make: Callable[[], keras.Model]) -> None:
+    for mine, theirs in zip(trained(make, "weights"), trained(make, None), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_equals_whole_weights_in_a_step_that_runs_eagerly() -> None:
+    for mine, theirs in zip(trained(chain, "weights", eager=True), trained(chain, None), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_units_come_in_turn_and_twice() -> None:
+    strategy = strategies.MirroredStrategy(DEVICES, shard="weights")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False) for _ in range(4))])
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return strategy.run(model.train_step, args=((x, x),))
+
+    graph = step.get_concrete_function(tf.ones((4, 6))).graph
+    # Of one replica, those that are whole, in the order in which they were made.
+    whole = [op for op in graph.get_operations() if op.type == "ConcatV2" and op.outputs[0].shape == (36,)]
+    whole = [op for op in whole if op.device.endswith("CPU:0")]
+    products = [[op for op in consumers(op.outputs[0].consumers()[0].outputs) if op.type == "MatMul"] for op in whole]
+    # Four in the forward pass, of which the last is used in the backward pass, too; then those before it, but for the
+    # first: nothing needs the gradient of the inputs.
+    assert [len(own) for own in products] == [1, 1, 1, 2, 1, 1]
+    reads = [{each for tensor in op.inputs[:-1] for each in _ancestors(tensor.op)} for op in whole]
+    waits = [{each for op in own if op.type == "ReadVariableOp" for each in op.control_inputs} for own in reads]
+    # One computes while the next is on its way, and no third.
+    assert waits[:2] == [set(), set()]
+    assert set(products[0]) <= waits[2]
+    assert set(products[1]) <= waits[3]
+    forward, backward = products[3]
+    assert forward in waits[4]
+    assert backward in waits[5]
+
+
+def _ancestors(op: tf.Operation) -> list[tf.Operation]:
+    """Returns an operation and those that lead to it from the reading of a variable."""
+    return [op, *(each for tensor in op.inputs if op.type != "ReadVariableOp" for each in _ancestors(tensor.op))]
+
+
+def test_weights_are_whole_to_who_looks_from_outside(tmp_path: Path) -> None:
+    with strategies.MirroredStrategy(DEVICES, shard="weights").scope():
+        model = chain()
+    kernel = model.get_layer("hidden_0").kernel
+    assert tuple(kernel.shape) == tuple(kernel.numpy().shape) == (8, 8)
+    assert [tuple(each.shape) for each in kernel.value.values] == [(4, 8), (4, 8)]
+    kernel.assign(np.ones((8, 8)))
+    kernel.assign_add(np.ones((8, 8)))
+    np.testing.assert_array_equal(kernel, 2 * np.ones((8, 8)))
+    with pytest.raises(ValueError, match="shape"):
+        kernel.assign(np.ones((4, 8)))
+    words = np.ones((3, 7), np.int32)
+    wanted = model(words)
+    saved = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+    kernel.assign(np.zeros((8, 8)))
+    tf.train.Checkpoint(model=model).restore(saved)
+    np.testing.assert_allclose(model(words), wanted, atol=1e-6)
+    np.testing.assert_allclose(tf.function(model)(words), wanted, atol=1e-6)
