@@ -96,6 +96,11 @@ def making_optimizer_state() -> Iterator[None]:
         _makes_optimizer_state.reset(token)
 
 
+def is_optimizer_state() -> bool:
+    """True inside of :func:`making_optimizer_state`."""
+    return _makes_optimizer_state.get()
+
+
 class CentralStorage:
     """Makes variables on the parameter device, and updates them there.
 
@@ -130,7 +135,7 @@ class CentralStorage:
     def _keeps(self, kwargs: dict[str, Any]) -> bool:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return False
-        if _makes_optimizer_state.get() or isinstance(kwargs.get("colocate_with"), CentralVariable):
+        if is_optimizer_state() or isinstance(kwargs.get("colocate_with"), CentralVariable):
             return True
         # TensorFlow's default is to train. What is aggregated is written by all replicas together.
         return kwargs.get("trainable") is not False or kwargs.get("aggregation") not in (None, _NONE)

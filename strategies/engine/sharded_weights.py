@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import CheckpointInitialValue
+from strategies.engine.central import is_optimizer_state
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.sharded_variables import ShardedVariable, bounds, own_range
 from strategies.engine.step import Steps
@@ -43,6 +44,8 @@ class ShardedWeights:
 
     def takes(self, kwargs: dict[str, Any]) -> bool:
         """True if a variable is a weight, by the arguments of its creation: trained, and of floating-point numbers."""
+        if is_optimizer_state():
+            return False
         if kwargs.get("trainable") is False or kwargs.get("colocate_with") is not None:
             return False
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
