@@ -31,6 +31,12 @@ class Gathers(Protocol):
     def in_step(self) -> bool:
         """True in a replica."""
 
+    def handle_of(self, variable: Any) -> tf.Tensor:
+        """Returns the tensor with respect to which gradients are taken."""
+
+    def assign(self, variable: Any, value: tf.Tensor) -> None:
+        """Sets a weight in a replica, which meets the others for that."""
+
 
 class StoredWeight(SlicedWeight):
     """The shards of a weight, in arrays and files."""
@@ -115,7 +121,7 @@ class ShardedVariable(ReplicaStateVariable):
     @property
     def handle(self) -> Any:
         """The gathered weight: what gradients are taken of."""
-        return self._gathers.of(self)
+        return self._gathers.handle_of(self)
 
     def read_value(self) -> tf.Tensor:
         """Returns the whole weight."""
@@ -149,24 +155,17 @@ class ShardedVariable(ReplicaStateVariable):
         return np.asarray(self._gathers.of(self))
 
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
-        """Sets the weight: each replica takes its shard of the value, which is the same on all of them.
-
-        Raises:
-            ValueError: a replica assigns it for itself.
-        """
+        """Sets the weight: each replica takes its shard of the value, which is the same on all of them."""
         del use_locking, name
-        if self._gathers.in_step():
-            raise ValueError(
-                "A layer sets a trainable weight of its own in a step, of which each device holds a shard "
-                "(shard='weights'). Use shard='optimizer' for this model, or make the weight with trainable=False. "
-                f"Received: {self.name!r}."
-            )
         if not isinstance(value, StoredArray):
             value = tf.convert_to_tensor(value, self.dtype)
         if tuple(value.shape) != tuple(self._whole_shape):
             raise ValueError(f"{self.name!r} has shape {self._whole_shape}. Received: a value of shape {value.shape}.")
         if current_driver() is not None:
             shards_of(self).assign(value)
+            return self if read_value else None
+        if self._gathers.in_step():
+            self._gathers.assign(self, value)
             return self if read_value else None
         for component, owner in zip(self.values, self.owners, strict=True):
             begin, end = self.bounds[owner]

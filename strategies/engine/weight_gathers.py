@@ -26,8 +26,8 @@ from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
 from strategies.engine.dealt_weights import laid_out, merged
-from strategies.engine.layout import ReplicaLayout
-from strategies.engine.sharded_variables import ShardedVariable, shards_of
+from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.driving import current_driver
@@ -118,6 +118,36 @@ class WeightGathers:
 
     def of(self, variable: ShardedVariable) -> tf.Tensor:
         """Returns the whole weight where it is read: on a replica, or elsewhere."""
+        tensor = self.handle_of(variable)
+        return self._steps.context.weights.assigned.get((id(variable), get_current_replica_id_as_int()), tensor)
+
+    def assign(self, variable: ShardedVariable, value: tf.Tensor) -> None:
+        """Sets a weight in a replica: all meet, and each writes its shard. What is read behind it is the new value.
+
+        Gradients with respect to the weight are those of all reads in the step, as with a variable.
+
+        Raises:
+            ValueError: groups of replicas hold a shard each, which would differ if their values do.
+        """
+        if self._groups.size < self._groups.num_replicas:
+            raise ValueError(
+                "A layer sets a trainable weight of its own in a step, of which each group of replicas has shards "
+                "(shard='weights' with shard_size). Leave shard_size out, or use shard='optimizer'. "
+                f"Received: {variable.name!r}."
+            )
+        replica, weights = get_current_replica_id_as_int(), self._steps.context.weights
+        before = self.handle_of(variable)
+
+        def meet(_: Any, values: Any) -> None:
+            for component, owner, own in zip(variable.values, variable.owners, local_values(values), strict=True):
+                with tf.device(component.device):
+                    component.assign(own_range(own, *variable.bounds[owner], component.shape), read_value=False)
+
+        tf.distribute.get_replica_context().merge_call(meet, args=(value,))
+        weights.assigned[id(variable), replica] = _with_value(before, value)
+
+    def handle_of(self, variable: ShardedVariable) -> tf.Tensor:
+        """Returns the tensor with respect to which gradients are taken: the weight as the step found it."""
         replica = get_current_replica_id_as_int()
         context = self._steps.context
         if replica is None or not self.in_step() or not _is_inside(context.graph):
@@ -247,6 +277,13 @@ class WeightGathers:
                 whole[i] if i in whole else tf.zeros(variable.shape, variable.dtype)
                 for i, variable in enumerate(variables)
             ]
+
+
+@tf.custom_gradient
+def _with_value(before: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    """Returns a value whose gradient goes to the tensor that it replaces."""
+    del before
+    return tf.identity(value), lambda upstream: (upstream, None)
 
 
 def bucket_of(variables: Sequence[Any], num_owners: int, positions: Sequence[int] | None = None) -> SlicedBucket:
