@@ -104,7 +104,7 @@ class ShardedVariable(ReplicaStateVariable):
             shards: in the order of the elements.
         """
         sizes = [end - begin for begin, end in self.bounds if begin < end]
-        whole = StoredWeight(self._common_name, tuple(self._whole_shape), sizes, self.dtype)
+        whole = StoredWeight(str(self.name).partition(":")[0], tuple(self._whole_shape), sizes, self.dtype)
         for shard in shards:
             whole.add(shard)
         setattr(self, SHARDED, whole)

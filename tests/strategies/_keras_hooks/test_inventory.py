@@ -171,6 +171,7 @@ def _objects() -> dict[str, Any]:
         "replica context": tf.distribute.get_replica_context(),
         "eager context": _tf_internals.eager_context.context(),
         "graph": graph,
+        "operation": graph.get_operations()[0],
         "random numbers": backend_random,
         "store of weights": saving_lib.H5IOStore(io.BytesIO(), mode="w"),
         "mirrored variable": _tf_internals.MirroredVariable,

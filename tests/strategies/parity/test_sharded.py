@@ -196,7 +196,7 @@ def test_files_go_on_with_another_number_of_owners_or_none(tmp_path: Path) -> No
     plain.optimizer.build(plain.trainable_variables)
     path = tmp_path / "start.keras"
     plain.save(path)
-    fit(plain, 3)
+    fit(plain, 4)
     ways: tuple[tuple[int, Sharded], ...] = ((4, "optimizer"), (4, "weights"), (3, "weights"), (0, None))
     for i, (num_owners, shard) in enumerate(ways):
         model = loaded(path, sharded(num_owners, shard=shard) if num_owners else None)
