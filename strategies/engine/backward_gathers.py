@@ -49,7 +49,7 @@ class BackwardGathers:
         self._before: set[tf.Operation] = set()
 
     def run(self, units: Sequence[tuple[Any, Sequence[tf.Tensor]]]) -> None:
-        """Goes through units with their tensors, in the order of their use."""
+        """Goes through units with their tensors, None of weights that are gone, in the order of their use."""
         if len(units) < 2:
             return
         last_unit, last = units[-1]
@@ -64,13 +64,14 @@ class BackwardGathers:
             if self._only is not None:
                 if id(unit) not in self._only:
                     continue
-                behind = [tensor.op for tensor in self._only[id(unit)]]
+                behind = [tensor.op for tensor in self._only[id(unit)] if tensor is not None]
             self._mark(behind)
             uses = [use for use in self._uses(tensors) if use[0] not in self._before]
             if uses:
                 with tf.control_dependencies(behind):
                     again = self.made[id(unit)] = self._gather(unit)
-                self._lead(uses, dict(zip((each.ref() for each in tensors), again, strict=True)))
+                pairs = [(old, new) for old, new in zip(tensors, again, strict=True) if old is not None]
+                self._lead(uses, {old.ref(): new for old, new in pairs})
             done.append([op for op, *_ in uses])
 
     def _is_forward(self, tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
@@ -79,7 +80,7 @@ class BackwardGathers:
     def _uses(self, tensors: Iterable[tf.Tensor]) -> list[tuple[tf.Operation, int, tf.Tensor]]:
         """Returns backward operations, which input of each is a weight or made of it cheaply, and that input."""
         found = []
-        waiting = list(tensors)
+        waiting = [tensor for tensor in tensors if tensor is not None]
         while waiting:
             tensor = waiting.pop()
             for op in consumers([tensor]):
@@ -118,4 +119,4 @@ class BackwardGathers:
 
 def consumers(tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
     """Returns the operations that take tensors, each once."""
-    return list(dict.fromkeys(op for tensor in tensors for op in tensor.consumers()))
+    return list(dict.fromkeys(op for tensor in tensors if tensor is not None for op in tensor.consumers()))

@@ -150,7 +150,14 @@ class WeightGathers:
         """Returns the tensor with respect to which gradients are taken: the weight as the step found it."""
         replica = get_current_replica_id_as_int()
         context = self._steps.context
-        if replica is None or not self.in_step() or not _is_inside(context.graph):
+        is_inside = _is_inside(context.graph)
+        if self.in_step() and context.graph is None and not is_inside and not in_shapes_only():
+            raise ValueError(
+                "A function that is traced in a step which runs eagerly reads a weight that is in shards "
+                "(shard='weights'): its gradient would be lost. Leave run_eagerly out, or have functions run eagerly "
+                f"as well (tf.config.run_functions_eagerly). Received: {variable.name!r}."
+            )
+        if replica is None or not self.in_step() or not is_inside:
             return self.now([variable], replica or 0)[0]
         key = (id(variable), replica)
         if key not in context.weights.tensors:
@@ -169,7 +176,7 @@ class WeightGathers:
         if values is None:
             with tf.control_dependencies(behind):
                 values = self.now(members, replica)
-        before.append((unit, [value for value in values if value is not None]))
+        before.append((unit, values))
         for variable, value in zip(members, values, strict=True):
             context.weights.tensors[id(variable), replica] = value
 
@@ -177,8 +184,8 @@ class WeightGathers:
         """Returns what another local replica has gathered from other processes; None if none has."""
         for other in range(self._layout.num_local) if self._processes else ():
             if any(known is unit for known, _ in context.weights.units.get(other, ())):
-                with tf.device(self._layout.devices[replica]):
-                    return [tf.identity(context.weights.tensors[id(variable), other]) for variable in members]
+                known = [context.weights.tensors.get((id(variable), other)) for variable in members]
+                return self._copied(known, replica)
         return None
 
     def note_gradient(self) -> None:
@@ -207,22 +214,29 @@ class WeightGathers:
                 continue
             if made:
                 # Of another local replica, from which this one copies.
-                BackwardGathers(forward, functools.partial(self._copied, made, replica), None, made).run(units)
+                copied = functools.partial(self._copied_of, made, replica)
+                BackwardGathers(forward, copied, None, made).run(units)
                 continue
-            gathers = BackwardGathers(forward, functools.partial(self._present, replica), reduce)
+            gathers = BackwardGathers(forward, functools.partial(self._unit_now, replica), reduce)
             gathers.run(units)
             if self._processes:
                 made = gathers.made
 
-    def _present(self, replica: int, unit: Unit) -> list[Any]:
-        return [value for value in self.now(unit.members, replica) if value is not None]
+    def _unit_now(self, replica: int, unit: Unit) -> list[Any]:
+        return self.now(unit.members, replica)
 
-    def _copied(self, made: Mapping[int, Sequence[Any]], replica: int, unit: Unit) -> list[Any]:
+    def _copied_of(self, made: Mapping[int, Sequence[Any]], replica: int, unit: Unit) -> list[Any]:
+        return self._copied(made[id(unit)], replica)
+
+    def _copied(self, values: Sequence[Any], replica: int) -> list[Any]:
         with tf.device(self._layout.devices[replica]):
-            return [tf.identity(value) for value in made[id(unit)]]
+            return [None if value is None else tf.identity(value) for value in values]
 
-    def now(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[tf.Tensor]:
-        """Returns whole weights of one unit on the device of a local replica. All processes that share them call it."""
+    def now(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[Any]:
+        """Returns whole weights of one unit on the device of a local replica. All processes that share them call it.
+
+        Of a weight that is gone it can be None.
+        """
         with unrecorded():
             if not self._processes:
                 return [None if isinstance(v, _Gone) else self._whole_here(v, replica) for v in variables]

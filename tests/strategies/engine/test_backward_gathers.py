@@ -83,6 +83,15 @@ def test_equals_whole_weights_in_a_step_that_runs_eagerly() -> None:
         np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_a_function_in_a_step_that_runs_eagerly_is_refused() -> None:
+    strategy = strategies.MirroredStrategy(DEVICES, shard="weights")
+    with strategy.scope():
+        model = chain()
+    traced = tf.function(model)
+    with pytest.raises(ValueError, match=r"traced in a step which runs eagerly.*its gradient would be lost"):
+        strategy.run(lambda: traced(np.ones((3, 7), np.int32)), ())
+
+
 def test_units_come_in_turn_and_twice() -> None:
     strategy = strategies.MirroredStrategy(DEVICES, shard="weights")
     with strategy.scope():
