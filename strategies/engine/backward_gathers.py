@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-#: What may lie between a weight and what computes with it, cheap enough to be computed twice.
+#: Operations between a weight and its use that are cheap enough to be computed twice.
 _CHEAP = frozenset(["Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"])
-#: What takes no elements.
+#: Operations that read no elements.
 _OF_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 
 
@@ -53,7 +53,7 @@ class BackwardGathers:
         if len(units) < 2:
             return
         last_unit, last = units[-1]
-        # What is done with the last unit, forward and then backward; behind it, with each that is gathered again.
+        # The uses of the last unit, forward and then backward; behind them, those of each that is gathered again.
         done = [self._is_forward(last), [op for op, *_ in self._uses(last)]]
         used = [last_unit]
         for unit, tensors in reversed(units[:-1]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -109,6 +109,19 @@ def all_laid_out(bucket: SlicedBucket, values: Mapping[int, tf.Tensor], dtype: t
     if total > end:
         parts.append(tf.zeros([total - end], dtype))
     return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+
+def taken_apart(bucket: SlicedBucket, flat: tf.Tensor) -> Iterator[tuple[int, list[tf.Tensor]]]:
+    """Yields each variable of a bucket with its elements, in flat pieces in their order.
+
+    Args:
+        bucket: whose variables they are.
+        flat: the parts of all owners, side by side as :func:`laid_out` has them.
+    """
+    places = sorted(bucket.places, key=lambda place: (place[1].variable, place[1].begin))
+    for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
+        ranges = merged([(at, each.size, each.begin) for at, each in found])
+        yield i, [flat[at : at + size] for at, size, _ in ranges]
 
 
 def merged(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -26,7 +26,7 @@ from strategies.collectives.bucket_slices import Slice, slice_buckets
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup, if_present
-from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, merged
+from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions
 from strategies.engine.sharded_variables import ShardedVariable, own_range
@@ -122,7 +122,7 @@ class ShardedUpdates:
 
     def _fill_masters(self, dealt: DealtWeights) -> None:
         """Gives owners of whole weights, of which devices hold shards, all of their elements."""
-        masters = [each for each in dealt.slices_of([True] * len(dealt.variables)) if each.is_master]
+        masters = [each for each in dealt.slices if each.is_master]
         if not masters or self.weights is None:
             return
         for each in masters:
@@ -215,7 +215,7 @@ class ShardedUpdates:
             # An overflow leaves the weights as they are, which constraints might not.
             is_done = tf.not_equal(local_values(counter.value)[0].read_value(), before)
             tf.cond(is_done, functools.partial(self._constrain, constrained), lambda: None)
-        # What was gathered are the old weights.
+        # Those that were gathered are the old weights.
         self._steps.context.weights.forget()
         return results[0]
 
@@ -391,10 +391,7 @@ class ShardedUpdates:
             with tf.device(self._layout.groups[number].devices[0]):
                 new = {s: dealt.slice_of(s).read() for s in bucket.slices if s.owner in own}
                 gathered = group.gather(laid_out(bucket, own, new, dealt.dtype_of(bucket)), equal_sizes=True)
-            places = sorted(bucket.places, key=lambda place: (place[1].variable, place[1].begin))
-            for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
-                ranges = merged([(at, each.size, each.begin) for at, each in found])
-                flat = [gathered[at : at + size] for at, size, _ in ranges]
+            for i, flat in taken_apart(bucket, gathered):
                 for replica in range(num_local):
                     _set(dealt.variables[i].value, replica, flat)
 

@@ -20,7 +20,7 @@ from strategies.replica.parts import ReplicaParts
 from strategies.replica.weight_slices import range_shape
 from strategies.topology.sharding import ShardingGroups
 
-#: What is gathered at a time where no message has a size of its own.
+#: The bytes that are gathered at a time where no message has a size of its own.
 _UNIT_BYTES = 4 * 2**20
 
 
@@ -72,10 +72,11 @@ class ShardedWeights:
             whole = tf.convert_to_tensor(value, dtype)
         del value
         size, num_owners = whole.shape.num_elements(), self._groups.size
+        ranges = bounds(size, num_owners)
         components, owners = [], []
         for replica, device in enumerate(self._layout.devices):
             owner = self._owner_of(replica)
-            begin, end = size * owner // num_owners, size * (owner + 1) // num_owners
+            begin, end = ranges[owner]
             shape = range_shape(tuple(whole.shape), begin, end)
             with tf.init_scope(), tf.device("CPU:0"):
                 part = own_range(whole, begin, end, shape)
@@ -84,7 +85,7 @@ class ShardedWeights:
                 components.append(next_creator(**own))
             owners.append(owner)
         aggregation, shards = components[0].aggregation, []
-        for owner, (begin, end) in enumerate(bounds(size, num_owners)):
+        for owner, (begin, end) in enumerate(ranges):
             if begin < end:
                 held = [each for each, its in zip(components, owners, strict=True) if its == owner]
                 form = {"shape": range_shape(tuple(whole.shape), begin, end), "dtype": dtype, "name": name}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
-from strategies.engine.dealt_weights import laid_out, merged
+from strategies.engine.dealt_weights import laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
@@ -281,12 +280,10 @@ class WeightGathers:
                     held[each] = component.read_value()
         with tf.device(device), carrying(f"weights {listed([v.name for v in variables])}"):
             gathered = inside.gather(laid_out(bucket, own, held, variables[0].dtype), equal_sizes=True)
-            places = sorted(bucket.places, key=lambda place: (place[1].variable, place[1].begin))
-            whole: dict[int, tf.Tensor] = {}
-            for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
-                ranges = merged([(at, each.size, each.begin) for at, each in found])
-                flat = [gathered[at : at + size] for at, size, _ in ranges]
-                whole[i] = tf.reshape(tf.concat(flat, 0) if len(flat) > 1 else flat[0], variables[i].shape)
+            whole = {
+                i: tf.reshape(tf.concat(flat, 0) if len(flat) > 1 else flat[0], variables[i].shape)
+                for i, flat in taken_apart(bucket, gathered)
+            }
             return [
                 whole[i] if i in whole else tf.zeros(variable.shape, variable.dtype)
                 for i, variable in enumerate(variables)
