@@ -22,23 +22,33 @@ class Kind:
         cluster: how its processes are joined: "tensorflow", "horovod" or "torch".
         replicated: the name of the same without shards; empty for that itself.
         requires: the distribution that has to be installed beside ours.
+        shard: what our strategy has in shards; empty for the others.
     """
 
     row: str
     cluster: str
     replicated: str = ""
     requires: str = "keras"
+    shard: str = ""
+
+
+def _ours(strategy: str, replicated: str, shard: str, remark: str = "") -> Kind:
+    """A strategy of ours with something in shards."""
+    cluster, requires = ("horovod", "horovod") if replicated == "horovod" else ("tensorflow", "keras")
+    return Kind(f'{strategy}(shard="{shard}"){remark}', cluster, replicated, requires, shard)
 
 
 KINDS: Mapping[str, Kind] = {
     "multi_worker": Kind("MultiWorkerMirroredStrategy()", "tensorflow"),
-    "multi_worker_sharded": Kind('MultiWorkerMirroredStrategy(shard="optimizer")', "tensorflow", "multi_worker"),
+    "multi_worker_sharded": _ours("MultiWorkerMirroredStrategy", "multi_worker", "optimizer"),
+    "multi_worker_weights": _ours("MultiWorkerMirroredStrategy", "multi_worker", "weights"),
     "horovod": Kind("HorovodStrategy()", "horovod", requires="horovod"),
-    "horovod_sharded": Kind('HorovodStrategy(shard="optimizer")', "horovod", "horovod", "horovod"),
-    "multi_worker_sharded_before": Kind(
-        'MultiWorkerMirroredStrategy(shard="optimizer"), as before', "tensorflow", "multi_worker"
-    ),
-    "horovod_sharded_before": Kind('HorovodStrategy(shard="optimizer"), as before', "horovod", "horovod", "horovod"),
+    "horovod_sharded": _ours("HorovodStrategy", "horovod", "optimizer"),
+    "horovod_weights": _ours("HorovodStrategy", "horovod", "weights"),
+    "multi_worker_sharded_before": _ours("MultiWorkerMirroredStrategy", "multi_worker", "optimizer", ", as before"),
+    "multi_worker_weights_before": _ours("MultiWorkerMirroredStrategy", "multi_worker", "weights", ", as before"),
+    "horovod_sharded_before": _ours("HorovodStrategy", "horovod", "optimizer", ", as before"),
+    "horovod_weights_before": _ours("HorovodStrategy", "horovod", "weights", ", as before"),
     "torch_ddp": Kind("torch DistributedDataParallel", "torch", requires="torch"),
     "torch_zero1": Kind("torch DistributedDataParallel, ZeroRedundancyOptimizer", "torch", "torch_ddp", "torch"),
     "torch_fsdp2": Kind("torch fully_shard(reshard_after_forward=False)", "torch", "torch_ddp", "torch"),

@@ -15,6 +15,7 @@ import keras_ext
 import strategies
 from sharded.cases import Workload
 from sharded.clock import Clock
+from sharded.contenders import KINDS
 
 
 class _StepClock(keras.callbacks.Callback):
@@ -62,7 +63,7 @@ def run(name: str, workload: Workload, report: Report) -> None:
     tf.get_logger().setLevel("ERROR")
     make = strategies.HorovodStrategy if name.startswith("horovod") else strategies.MultiWorkerMirroredStrategy
     # First of all: processes can be joined only before TensorFlow has run anything.
-    strategy = make(shard="optimizer") if name.endswith("sharded") else make()
+    strategy = make(shard=KINDS[name].shard or None)
     keras.utils.set_random_seed(0)
     trained = subject(workload)
     with strategy.scope():

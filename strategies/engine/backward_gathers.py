@@ -4,7 +4,8 @@ A tape takes gradients by the tensors of the forward pass, which would keep each
 So once gradients are there, units of weights are gathered a second time, from the last one used to the first, each when
 the backward pass is done with the unit two behind it, and what the tape has made takes those.
 
-The last unit is used at once, and is not gathered twice. Nor does an operation take the second tensor on which the
+The last two units are there when the backward pass begins, which uses them first: they are not gathered twice. Nor does
+an operation take the second tensor on which the
 start of its gathering depends, as with a weight that is used early and late: it keeps the first one.
 """
 
@@ -17,6 +18,8 @@ import tensorflow as tf
 
 #: Operations between a weight and its use that are cheap enough to be computed twice.
 _CHEAP = frozenset(["Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"])
+#: Units that are there at a time: one that is computed with, and the next.
+_NUM_KEPT = 2
 #: Operations that read no elements.
 _OF_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 
@@ -50,15 +53,13 @@ class BackwardGathers:
 
     def run(self, units: Sequence[tuple[Any, Sequence[tf.Tensor]]]) -> None:
         """Goes through units with their tensors, None of weights that are gone, in the order of their use."""
-        if len(units) < 2:
-            return
-        last_unit, last = units[-1]
-        # The uses of the last unit, forward and then backward; behind them, those of each that is gathered again.
-        done = [self._is_forward(last), [op for op, *_ in self._uses(last)]]
-        used = [last_unit]
-        for unit, tensors in reversed(units[:-1]):
+        kept = list(reversed(units[-_NUM_KEPT:]))
+        # The backward uses of each unit, from the last one.
+        done = [[op for op, *_ in self._uses(tensors)] for _, tensors in kept]
+        used = [unit for unit, _ in kept]
+        for unit, tensors in reversed(units[:-_NUM_KEPT]):
             behind = list(next((ops for ops in reversed(done[:-1]) if ops), []))
-            if self._reduce is not None and len(used) > 1:
+            if self._reduce is not None:
                 behind += self._reduce(used[-2])
             used.append(unit)
             if self._only is not None:
@@ -73,9 +74,6 @@ class BackwardGathers:
                 pairs = [(old, new) for old, new in zip(tensors, again, strict=True) if old is not None]
                 self._lead(uses, {old.ref(): new for old, new in pairs})
             done.append([op for op, *_ in uses])
-
-    def _is_forward(self, tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
-        return [op for op in consumers(tensors) if op.name in self._forward]
 
     def _uses(self, tensors: Iterable[tf.Tensor]) -> list[tuple[tf.Operation, int, tf.Tensor]]:
         """Returns backward operations, which input of each is a weight or made of it cheaply, and that input."""

@@ -33,7 +33,8 @@ from strategies.replica.driving import current_driver
 from strategies.replica.refused_gradients import unrecorded
 from strategies.topology.sharding import ShardingGroups
 
-#: Of a bucket: a weight that takes no more can make a unit larger than one.
+#: Of a bucket: weights that take no more are in units of their own. A kernel that travels without its bias is not copied
+#: into a message nor out of it.
 _SMALL = 1 / 64
 
 
@@ -47,9 +48,11 @@ class _Gone:
 class Unit:
     """Weights that are gathered together."""
 
-    def __init__(self, key: Any) -> None:
+    def __init__(self, key: Any, *, is_small: bool) -> None:
         #: Dtype and devices of its weights.
         self.key = key
+        #: True if its weights, once gathered, stay until the step's end.
+        self.is_small = is_small
         self.num_bytes = 0
         self._members: list[tuple[weakref.ref[ShardedVariable], _Gone]] = []
 
@@ -97,18 +100,18 @@ class WeightGathers:
         self._groups = groups
         self._processes = processes
         self._bucket_bytes = bucket_bytes
-        self._last: Unit | None = None
+        # The last unit of small weights, and that of others.
+        self._last: dict[bool, Unit] = {}
 
     def enroll(self, variable: ShardedVariable) -> None:
-        """Puts a new weight into the last unit, or into a new one if there is no room."""
+        """Puts a new weight into the last unit of its kind, or into a new one if there is no room."""
         devices = tuple(component.device for component in variable.values)
         key = (variable.dtype.name, devices)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
-        unit = self._last
-        # A bias travels with what is before it.
-        room = self._bucket_bytes * (1.0 if num_bytes > _SMALL * self._bucket_bytes else 1.25)
-        if unit is None or unit.key != key or unit.num_bytes + num_bytes > room:
-            unit = self._last = Unit(key)
+        is_small = num_bytes <= _SMALL * self._bucket_bytes
+        unit = self._last.get(is_small)
+        if unit is None or unit.key != key or unit.num_bytes + num_bytes > self._bucket_bytes:
+            unit = self._last[is_small] = Unit(key, is_small=is_small)
         unit.add(variable, num_bytes)
 
     def in_step(self) -> bool:
@@ -169,7 +172,9 @@ class WeightGathers:
     def _gather(self, unit: Unit, replica: int, context: StepContext) -> None:
         """Gathers a unit for a replica, behind what is computed with the unit two before it."""
         before = context.weights.units.setdefault(replica, [])
-        behind = [] if context.graph is None or len(before) < 2 else consumers(before[-2][1])
+        large = [values for each, values in before if not each.is_small]
+        is_behind = context.graph is not None and len(large) > 1 and not unit.is_small
+        behind = consumers(large[-2]) if is_behind else []
         members = unit.members
         values = self._of_process(members, unit, replica, context)
         if values is None:
@@ -207,7 +212,8 @@ class WeightGathers:
         if context.graph is None or tf.compat.v1.get_default_graph() is not context.graph:
             return
         made: dict[int, Sequence[Any]] = {}
-        for replica, units in context.weights.units.items():
+        for replica, gathered in context.weights.units.items():
+            units = [(unit, values) for unit, values in gathered if not unit.is_small]
             forward = context.weights.forward.get(replica)
             if forward is None:
                 continue
