@@ -14,6 +14,7 @@ from strategies.control_plane.preemption import Saver
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
+from strategies.replica.holders import agree_on
 from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.joined_weights import joined_weight
 from strategies.replica.parts import ReplicaParts, current_parts
@@ -64,6 +65,7 @@ __all__ = [
     "ReplicaParts",
     "SplitWeight",
     "StageMessages",
+    "agree_on",
     "clock_offset",
     "compare_weights",
     "copy_value",

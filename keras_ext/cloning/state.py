@@ -44,7 +44,7 @@ def copy_state(old: Any, new: Any) -> None:
             # Keras does not count these as variables of the layer.
             for its, theirs in zip(keras.tree.flatten(one.states), keras.tree.flatten(other.states), strict=True):
                 layer_api.copy_value(its, theirs)
-    layer_api.replica_parts().agree_on(new.variables)
+    layer_api.agree_on(new.variables)
     for _, other in alike:
         if isinstance(other, keras.layers.Normalization):
             # The state that it makes of its weights beforehand.

@@ -94,7 +94,7 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
                 split.optimizer.build(split.trainable_variables)
                 _copy_slots(model.optimizer, split.optimizer)
             # As its weights, which need not be the same on all processes.
-            layer_api.replica_parts().agree_on(split.optimizer.variables)
+            layer_api.agree_on(split.optimizer.variables)
     return split
 
 

@@ -5,8 +5,8 @@ So once gradients are there, units of weights are gathered a second time, from t
 the backward pass is done with the unit two behind it, and what the tape has made takes those.
 
 The last two units are there when the backward pass begins, which uses them first: they are not gathered twice. Nor does
-an operation take the second tensor on which the
-start of its gathering depends, as with a weight that is used early and late: it keeps the first one.
+an operation take the second tensor on which the start of its gathering depends, as with a weight that is used early and
+late: it keeps the first one.
 """
 
 from __future__ import annotations

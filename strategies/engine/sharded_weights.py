@@ -37,6 +37,7 @@ class ShardedWeights:
     def __init__(self, layout: ReplicaLayout, steps: Steps, groups: ShardingGroups, parts: ReplicaParts) -> None:
         self._layout = layout
         self._groups = groups
+        self._parts = parts
         self._processes = parts.groups.sharding
         bucket_bytes = layout.process_group.bucket_bytes if layout.process_group is not None else _UNIT_BYTES
         #: Gathers them.
@@ -74,7 +75,7 @@ class ShardedWeights:
         size, num_owners = whole.shape.num_elements(), self._groups.size
         ranges = bounds(size, num_owners)
         components, owners = [], []
-        for replica, device in enumerate(self._layout.devices):
+        for replica, device in enumerate(self._devices):
             owner = self._owner_of(replica)
             begin, end = ranges[owner]
             shape = range_shape(tuple(whole.shape), begin, end)
@@ -95,6 +96,12 @@ class ShardedWeights:
         made.keep(shards)
         self.gathers.enroll(made)
         return made
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        """Those of the part of each local replica where a weight is that is made now."""
+        home = self._parts.home()
+        return self._layout.devices if home is None else self._parts.column(home)
 
     def _owner_of(self, replica: int) -> int:
         return (self._layout.first_replica + replica) % self._groups.size

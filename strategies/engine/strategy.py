@@ -61,10 +61,11 @@ def sharding_of(
     groups = sharding_groups(shard_size, num_replicas, max(num_replicas // mesh.num_processes, 1), firsts)
     if shard != "weights":
         return groups
-    if mesh.size > num_replicas:
+    if mesh.num_processes > num_replicas:
         raise ValueError(
-            "Weights are sharded over the axis 'data' alone: with shard='weights' the mesh has neither 'pipe' nor "
-            f"'tensor'. Use shard='optimizer' with these. Received: shard='weights', mesh={mesh.axes}."
+            "With shard='weights' a process has whole replicas: 'pipe' and 'tensor' are over its own devices. Start "
+            "fewer processes with more devices each, or use shard='optimizer'. Received: shard='weights', "
+            f"mesh={mesh.axes}, {mesh.num_processes} processes."
         )
     return dataclasses.replace(groups, of_weights=True)
 

@@ -33,8 +33,8 @@ from strategies.replica.driving import current_driver
 from strategies.replica.refused_gradients import unrecorded
 from strategies.topology.sharding import ShardingGroups
 
-#: Of a bucket: weights that take no more are in units of their own. A kernel that travels without its bias is not copied
-#: into a message nor out of it.
+#: Of a bucket: weights that take no more are in units of their own. A kernel that travels without its bias is copied
+#: neither into a message nor out of it.
 _SMALL = 1 / 64
 
 
@@ -48,9 +48,9 @@ class _Gone:
 class Unit:
     """Weights that are gathered together."""
 
-    def __init__(self, key: Any, *, is_small: bool) -> None:
-        #: Dtype and devices of its weights.
-        self.key = key
+    def __init__(self, devices: tuple[str, ...], *, is_small: bool) -> None:
+        #: Of its weights, one for each local replica.
+        self.devices = devices
         #: True if its weights, once gathered, stay until the step's end.
         self.is_small = is_small
         self.num_bytes = 0
@@ -100,8 +100,8 @@ class WeightGathers:
         self._groups = groups
         self._processes = processes
         self._bucket_bytes = bucket_bytes
-        # The last unit of small weights, and that of others.
-        self._last: dict[bool, Unit] = {}
+        # The last unit of small weights, and that of others, of each dtype and on all devices.
+        self._last: dict[Any, Unit] = {}
 
     def enroll(self, variable: ShardedVariable) -> None:
         """Puts a new weight into the last unit of its kind, or into a new one if there is no room."""
@@ -109,9 +109,9 @@ class WeightGathers:
         key = (variable.dtype.name, devices)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
         is_small = num_bytes <= _SMALL * self._bucket_bytes
-        unit = self._last.get(is_small)
-        if unit is None or unit.key != key or unit.num_bytes + num_bytes > self._bucket_bytes:
-            unit = self._last[is_small] = Unit(key, is_small=is_small)
+        unit = self._last.get((key, is_small))
+        if unit is None or unit.num_bytes + num_bytes > self._bucket_bytes:
+            unit = self._last[key, is_small] = Unit(devices, is_small=is_small)
         unit.add(variable, num_bytes)
 
     def in_step(self) -> bool:
@@ -172,7 +172,7 @@ class WeightGathers:
     def _gather(self, unit: Unit, replica: int, context: StepContext) -> None:
         """Gathers a unit for a replica, behind what is computed with the unit two before it."""
         before = context.weights.units.setdefault(replica, [])
-        large = [values for each, values in before if not each.is_small]
+        large = [values for each, values in before if each.devices == unit.devices and not each.is_small]
         is_behind = context.graph is not None and len(large) > 1 and not unit.is_small
         behind = consumers(large[-2]) if is_behind else []
         members = unit.members
@@ -189,7 +189,7 @@ class WeightGathers:
         for other in range(self._layout.num_local) if self._processes else ():
             if any(known is unit for known, _ in context.weights.units.get(other, ())):
                 known = [context.weights.tensors.get((id(variable), other)) for variable in members]
-                return self._copied(known, replica)
+                return self._copied(known, unit.devices[replica])
         return None
 
     def note_gradient(self) -> None:
@@ -213,28 +213,28 @@ class WeightGathers:
             return
         made: dict[int, Sequence[Any]] = {}
         for replica, gathered in context.weights.units.items():
-            units = [(unit, values) for unit, values in gathered if not unit.is_small]
             forward = context.weights.forward.get(replica)
             if forward is None:
                 continue
             if made:
                 # Of another local replica, from which this one copies.
-                copied = functools.partial(self._copied_of, made, replica)
-                BackwardGathers(forward, copied, None, made).run(units)
-                continue
-            gathers = BackwardGathers(forward, functools.partial(self._unit_now, replica), reduce)
-            gathers.run(units)
-            if self._processes:
+                gathers = BackwardGathers(forward, functools.partial(self._copied_of, made, replica), None, made)
+            else:
+                gathers = BackwardGathers(forward, functools.partial(self._unit_now, replica), reduce)
+            # Each part of a replica has two units at a time.
+            for devices in dict.fromkeys(unit.devices for unit, _ in gathered):
+                gathers.run([each for each in gathered if each[0].devices == devices and not each[0].is_small])
+            if self._processes and not made:
                 made = gathers.made
 
     def _unit_now(self, replica: int, unit: Unit) -> list[Any]:
         return self.now(unit.members, replica)
 
     def _copied_of(self, made: Mapping[int, Sequence[Any]], replica: int, unit: Unit) -> list[Any]:
-        return self._copied(made[id(unit)], replica)
+        return self._copied(made[id(unit)], unit.devices[replica])
 
-    def _copied(self, values: Sequence[Any], replica: int) -> list[Any]:
-        with tf.device(self._layout.devices[replica]):
+    def _copied(self, values: Sequence[Any], device: str) -> list[Any]:
+        with tf.device(device):
             return [None if value is None else tf.identity(value) for value in values]
 
     def now(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.replica.deferred import is_remote
-from strategies.replica.parts import Place, ReplicaParts
+from strategies.replica.parts import Place, ReplicaParts, current_parts
 
 _PLACE = "_keras_strategies_place"
 _HOLDER = "_keras_strategies_holder"
@@ -78,6 +78,20 @@ def is_first_holder(parts: ReplicaParts, variable: Any, axes: Collection[str] = 
 def is_held(variable: Any) -> bool:
     """True if this process holds a variable, or a shard of a split weight."""
     return any(not is_remote(shard) for shard in _shards(variable) or [variable])
+
+
+def agree_on(variables: Iterable[Any]) -> None:
+    """Sets variables, of Keras or of TensorFlow, to what rank 0 has, one after the other. All processes call it.
+
+    Where a replica spans processes, they have drawn the same numbers: each holds some of the variables only. Nor is
+    there anything to agree on in a variable that one process holds alone.
+    """
+    parts = current_parts()
+    if parts.groups.job is None or parts.spans_processes:
+        return
+    for variable in variables:
+        if not holders_of(variable):
+            variable.assign(parts.groups.job.broadcast(tf.convert_to_tensor(variable)))
 
 
 def job_of(variable: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,15 +174,6 @@ class ReplicaParts:
         arrays = [np.asarray(value) for value in values]
         job = self.groups.job
         return arrays if job is None else [job.broadcast(tf.constant(array)).numpy() for array in arrays]
-
-    def agree_on(self, variables: Iterable[Any]) -> None:
-        """Sets variables, of Keras or of TensorFlow, to what rank 0 has, one after the other. All processes call it.
-
-        Where a replica spans processes, they have drawn the same numbers: each holds some of the variables only.
-        """
-        if self.groups.job is not None and not self.spans_processes:
-            for variable in variables:
-                variable.assign(self.groups.job.broadcast(tf.convert_to_tensor(variable)))
 
     @property
     def owners(self) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import pytest
 import keras_ext
 import strategies
 from strategies import layer_api
-from strategies.engine.strategy import Sharded
+from strategies.engine.strategy import Sharded, sharding_of
 from tests.releases import is_there
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.cases_sharded import (
@@ -109,6 +109,8 @@ SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("HorovodStrategy", 2, 1), shard="weights"): OVER_HOROVOD,
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2"): tuple(PARTS),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2"): tuple(PARTS),
+    Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): tuple(PARTS),
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,tensor=2", "weights"): tuple(PARTS),
 }
 SELDOM = (
     Sharding(("MirroredStrategy", 1, 2)),
@@ -124,6 +126,8 @@ SELDOM = (
     Sharding(("HorovodStrategy", 4, 1), 2, shard="weights"),
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,tensor=2"),
     Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,tensor=2"),
+    Sharding(("MirroredStrategy", 1, 4), None, "data=2,tensor=2", "weights"),
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,pipe=2", "weights"),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,pipe=2"),
     Sharding(("HorovodStrategy", 4, 1), None, "data=2,tensor=2"),
     Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2"),
@@ -221,13 +225,17 @@ def test_commits_go_on_with_another_number_of_owners() -> None:
 
 @pytest.mark.parametrize("axes", [{"tensor": 2, "data": 2}, {"data": 2, "pipe": 2}], ids=["tensor", "pipe"])
 def test_the_parts_of_a_replica_have_slots_of_their_own_weights(axes: dict[str, int]) -> None:
-    with sharded(4, mesh=axes).scope():
-        model = in_parts()
-    model.fit(*sentences(), batch_size=22, verbose=0)
-    # Two slots of each weight's size, on two devices together.
-    report = keras_ext.memory_report(model)
-    for held, slots in zip(report.weights.values(), report.slots.values(), strict=True):
-        assert abs(slots - held) < 0.02 * held
+    held: dict[Sharded, Sequence[int]] = {}
+    for shard in ("optimizer", "weights"):
+        with sharded(4, None, shard, axes).scope():
+            model = in_parts()
+        model.fit(*sentences(), batch_size=22, verbose=0)
+        # Two slots of each weight's size, on two devices together, as their weights are, too, if those are in shards.
+        report = keras_ext.memory_report(model)
+        held[shard] = list(report.weights.values())
+        for own, slots in zip(held[shard], report.slots.values(), strict=True):
+            assert slots == pytest.approx(own * (1 if shard == "optimizer" else 2), rel=0.02)
+    assert held["weights"] == pytest.approx([own / 2 for own in held["optimizer"]], rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +280,9 @@ def test_refusals() -> None:
         split.compile(keras.optimizers.Lamb(), split.loss)
     with pytest.raises(ValueError, match=r"Lamb looks at whole weights.*such as Adam\. Received: the split weights"):
         split.fit(*sentences(), verbose=0)
-    with pytest.raises(
-        ValueError, match=r"over the axis 'data' alone.*neither 'pipe' nor 'tensor'.*Received: shard='w"
-    ):
-        sharded(4, None, "weights", {"data": 2, "tensor": 2})
+    between = strategies.DeviceMesh.from_processes(4, {"data": 2, "tensor": 2})
+    with pytest.raises(ValueError, match=r"'tensor' are over its own devices.*Received: shard='w.* 4 processes"):
+        sharding_of("weights", None, between)
     with sharded(4, 2, "weights").scope():
         layer = keras.layers.SpectralNormalization(keras.layers.Dense(3, "softmax"))
         model = keras.Sequential([keras.Input((6,)), layer])
