@@ -94,4 +94,4 @@ def _run(name: str, workload: Workload, before: str, report: Report) -> None:
     else:
         from sharded import keras_training
 
-        keras_training.run(name.removesuffix(BEFORE), workload, report)
+        keras_training.run(name, KINDS[name].shard, workload, report)

@@ -15,7 +15,6 @@ import keras_ext
 import strategies
 from sharded.cases import Workload
 from sharded.clock import Clock
-from sharded.contenders import KINDS
 
 
 class _StepClock(keras.callbacks.Callback):
@@ -58,12 +57,19 @@ def _adam() -> keras.Optimizer:
     return keras.optimizers.Adam(1e-3)
 
 
-def run(name: str, workload: Workload, report: Report) -> None:
-    """Trains in a process that has not used TensorFlow yet, one epoch per turn, until nobody asks any more."""
+def run(name: str, shard: Any, workload: Workload, report: Report) -> None:
+    """Trains in a process that has not used TensorFlow yet, one epoch per turn, until nobody asks any more.
+
+    Args:
+        name: of the contender.
+        shard: what its strategy has in shards; empty for nothing.
+        workload: what it trains.
+        report: takes measurements.
+    """
     tf.get_logger().setLevel("ERROR")
     make = strategies.HorovodStrategy if name.startswith("horovod") else strategies.MultiWorkerMirroredStrategy
     # First of all: processes can be joined only before TensorFlow has run anything.
-    strategy = make(shard=KINDS[name].shard or None)
+    strategy = make(shard=shard or None)
     keras.utils.set_random_seed(0)
     trained = subject(workload)
     with strategy.scope():

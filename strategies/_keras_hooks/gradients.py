@@ -19,6 +19,7 @@ from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
+from strategies.replica.passes import differentiates_passes
 
 #: Weighed. The last two, too, which is nearest to what is meant, but a warning says so.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.MIXED, Kind.OTHER)
@@ -50,10 +51,10 @@ def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = No
 
 
 def _note_gradient() -> None:
-    """Tells a strategy that gathers weights where the backward pass begins."""
+    """Tells a strategy that gathers weights where a backward pass begins."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is not None and engine.sharded_weights is not None:
-        engine.sharded_weights.gathers.note_gradient()
+        engine.sharded_weights.gathers.note_gradient(is_last=not differentiates_passes())
 
 
 def _upstream(target: Any) -> Any:

@@ -35,13 +35,14 @@ class GatheredWeights:
         tensors: by the id of a variable and the local replica.
         assigned: in the same way, what a replica has set since.
         units: by local replica the units that were gathered, in the order of their use, with the tensors of each.
-        forward: by local replica the names of the operations that were there when its first gradient was taken.
+        forward: by local replica the names of the operations that were there when its first gradient was taken; None if
+            more forward passes come behind it.
     """
 
     tensors: dict[tuple[int, int], Any] = field(default_factory=dict)
     assigned: dict[tuple[int, int | None], Any] = field(default_factory=dict)
     units: dict[int, list[tuple[Any, list[Any]]]] = field(default_factory=dict)
-    forward: dict[int, frozenset[str]] = field(default_factory=dict)
+    forward: dict[int, frozenset[str] | None] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Has weights gathered again: they have changed."""

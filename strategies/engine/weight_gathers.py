@@ -192,12 +192,17 @@ class WeightGathers:
                 return self._copied(known, unit.devices[replica])
         return None
 
-    def note_gradient(self) -> None:
-        """Remembers what was computed before a replica takes its first gradient."""
+    def note_gradient(self, *, is_last: bool) -> None:
+        """Remembers what was computed before a replica takes its first gradient.
+
+        Args:
+            is_last: whether that ends the forward pass. Where passes take turns, as in a pipeline, weights stay from
+                their first use to the step's end: they are gathered once for all micro-batches.
+        """
         replica, context = get_current_replica_id_as_int(), self._steps.context
         if replica is not None and context.graph is not None and replica not in context.weights.forward:
             names = frozenset(op.name for op in context.graph.get_operations())
-            context.weights.forward[replica] = names
+            context.weights.forward[replica] = names if is_last else None
 
     def gather_again(self, reduce: Callable[[Unit], Sequence[tf.Operation]] | None = None) -> None:
         """Has the backward pass use weights that are gathered for it. Call when gradients are there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,14 @@ from strategies.replica.traced_passes import TracedPasses, is_floating
 #: of the variables are added; None, for all or for one of them, is nothing. Gives the gradients of the inputs, and the
 #: totals, None where there is nothing. To be called once at most.
 Vjp = Callable[..., tuple[list[Any], list[Any]]]
+
+
+_differentiates: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_passes", default=False)
+
+
+def differentiates_passes() -> bool:
+    """True while gradients of :class:`Passes` are made, behind which more forward passes may come."""
+    return _differentiates.get()
 
 
 class Recompute(NamedTuple):
@@ -143,7 +152,11 @@ class Passes:
         """Of inputs and variables."""
         pairs = [(y, dy) for y, dy in zip(outputs, upstream, strict=True) if dy is not None]
         sources = [*filter(is_floating, inputs), *self._variables]
-        found = iter(tape.gradient([y for y, _ in pairs], sources, output_gradients=[dy for _, dy in pairs]))
+        token = _differentiates.set(True)
+        try:
+            found = iter(tape.gradient([y for y, _ in pairs], sources, output_gradients=[dy for _, dy in pairs]))
+        finally:
+            _differentiates.reset(token)
         return [*(next(found) if is_floating(value) else None for value in inputs), *found]
 
     def _call(self, inputs: Sequence[Any]) -> tuple[list[Any], _Differentiate]:

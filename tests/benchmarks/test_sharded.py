@@ -26,8 +26,8 @@ TINY = [
 @pytest.mark.parametrize(
     ("names", "library"),
     [
-        (("multi_worker", "multi_worker_sharded"), "tensorflow"),
-        (("horovod", "horovod_sharded"), "horovod"),
+        (("multi_worker", "multi_worker_sharded", "multi_worker_weights"), "tensorflow"),
+        (("horovod", "horovod_sharded", "horovod_weights"), "horovod"),
         (("torch_ddp", "torch_zero1", "torch_fsdp2", "torch_fsdp2_reshard"), "torch"),
     ],
 )
@@ -74,6 +74,11 @@ def test_compares_with_the_own_replicated_step_and_with_torch() -> None:
         "share of replicated of horovod_sharded / of torch_zero1": None,
         "share of replicated of horovod_sharded / of torch_fsdp2": None,
         "share of replicated of horovod_sharded / of torch_fsdp2_reshard": None,
+    }
+    of_weights = {name: each.target for name, each in found.items() if each.target and "horovod_weights" in name}
+    assert of_weights == {
+        "time of horovod_weights / horovod": 1.15,
+        "time of horovod_weights / torch_fsdp2_reshard": 0.9,
     }
 
 

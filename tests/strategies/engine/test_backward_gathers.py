@@ -95,7 +95,7 @@ def test_a_function_in_a_step_that_runs_eagerly_is_refused() -> None:
 def test_units_come_in_turn_and_twice() -> None:
     strategy = strategies.MirroredStrategy(DEVICES, shard="weights")
     with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False) for _ in range(4))])
+        model = keras.Sequential([keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False) for _ in range(5))])
         model.compile("sgd", "mse")
         model.optimizer.build(model.trainable_variables)
 
@@ -108,18 +108,19 @@ def test_units_come_in_turn_and_twice() -> None:
     whole = [op for op in graph.get_operations() if op.type == "ConcatV2" and op.outputs[0].shape == (36,)]
     whole = [op for op in whole if op.device.endswith("CPU:0")]
     products = [[op for op in consumers(op.outputs[0].consumers()[0].outputs) if op.type == "MatMul"] for op in whole]
-    # Four in the forward pass, of which the last is used in the backward pass, too; then those before it, but for the
-    # first: nothing needs the gradient of the inputs.
-    assert [len(own) for own in products] == [1, 1, 1, 2, 1, 1]
+    # Five in the forward pass, of which the last two are used in the backward pass, too; then those before them, but for
+    # the first: nothing needs the gradient of the inputs.
+    assert [len(own) for own in products] == [1, 1, 1, 2, 2, 1, 1]
     reads = [{each for tensor in op.inputs[:-1] for each in _ancestors(tensor.op)} for op in whole]
     waits = [{each for op in own if op.type == "ReadVariableOp" for each in op.control_inputs} for own in reads]
     # One computes while the next is on its way, and no third.
     assert waits[:2] == [set(), set()]
     assert set(products[0]) <= waits[2]
     assert set(products[1]) <= waits[3]
-    forward, backward = products[3]
-    assert forward in waits[4]
-    assert backward in waits[5]
+    assert set(products[2]) <= waits[4]
+    for (forward, backward), again in zip(reversed(products[3:5]), waits[5:], strict=True):
+        assert backward in again
+        assert forward not in again
 
 
 def _ancestors(op: tf.Operation) -> list[tf.Operation]:
