@@ -21,6 +21,7 @@ from tests.strategies.parity.harness import TOLERANCE
 
 L: Any = keras.layers
 DEVICES = ["CPU:0", "CPU:1"]
+FOUR = [f"CPU:{i}" for i in range(4)]
 
 
 @pytest.fixture(autouse=True)
@@ -108,8 +109,8 @@ def test_units_come_in_turn_and_twice() -> None:
     whole = [op for op in graph.get_operations() if op.type == "ConcatV2" and op.outputs[0].shape == (36,)]
     whole = [op for op in whole if op.device.endswith("CPU:0")]
     products = [[op for op in consumers(op.outputs[0].consumers()[0].outputs) if op.type == "MatMul"] for op in whole]
-    # Five in the forward pass, of which the last two are used in the backward pass, too; then those before them, but for
-    # the first: nothing needs the gradient of the inputs.
+    # Five in the forward pass, of which the backward pass uses the last two; then those before them, but for the first:
+    # nothing needs the gradient of the inputs.
     assert [len(own) for own in products] == [1, 1, 1, 2, 2, 1, 1]
     reads = [{each for tensor in op.inputs[:-1] for each in _ancestors(tensor.op)} for op in whole]
     waits = [{each for op in own if op.type == "ReadVariableOp" for each in op.control_inputs} for own in reads]
@@ -121,6 +122,23 @@ def test_units_come_in_turn_and_twice() -> None:
     for (forward, backward), again in zip(reversed(products[3:5]), waits[5:], strict=True):
         assert backward in again
         assert forward not in again
+
+
+def test_a_pipeline_gathers_once_for_all_micro_batches() -> None:
+    strategy = strategies.MirroredStrategy(FOUR, mesh={"data": 2, "pipe": 2}, shard="weights")
+    with strategy.scope():
+        layers = [keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False) for _ in range(4))]
+        model = keras_ext.PipelineModel(layers, num_microbatches=2, partition="uniform")
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return strategy.run(model.train_step, args=((x, x),))
+
+    graph = step.get_concrete_function(tf.ones((4, 6))).graph
+    whole = [op for op in graph.get_operations() if op.type == "ConcatV2" and op.outputs[0].shape == (36,)]
+    assert sorted(op.device[-1] for op in whole) == list("00112233")
 
 
 def _ancestors(op: tf.Operation) -> list[tf.Operation]:
