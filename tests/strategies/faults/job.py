@@ -1,4 +1,4 @@
-"""A small training in which a rank does something wrong: ``job.py STRATEGY FAULT [FOLDER]``, by each rank.
+"""A small training in which a rank does something wrong: ``job.py STRATEGY FAULT [FOLDER [SHARD]]``, by each rank.
 
 What the fault does not name here comes from the environment, by the injector. With a folder, checkpoints are saved
 there, at the end of epochs and in their middle.
@@ -63,7 +63,7 @@ STEPS: dict[str, Callable[[keras.Model], Any]] = {
 }
 
 
-def main(name: str, fault: str, folder: str = "") -> None:
+def main(name: str, fault: str, folder: str = "", shard: Any = None) -> None:
     """Trains."""
     rank = strategies.Cluster.from_environment().rank
     is_other = rank == 1
@@ -73,10 +73,10 @@ def main(name: str, fault: str, folder: str = "") -> None:
     if fault == "late" and is_other:
         time.sleep(4.0)
     if name == "HorovodStrategy":
-        strategy = strategies.HorovodStrategy(timeout_seconds=timeout_seconds)
+        strategy = strategies.HorovodStrategy(timeout_seconds=timeout_seconds, shard=shard)
     else:
         options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_seconds)
-        strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options)
+        strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options, shard=shard)
     keras.utils.set_random_seed(1)
     if fault in ("width", "layers"):
         said("hurt")

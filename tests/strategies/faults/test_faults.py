@@ -185,6 +185,37 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
     table.append(Row(case.fault, case.at, engine, seconds, code, told, case.saves, case.byte))
 
 
+@pytest.mark.timeout(3 * LIMIT_SECONDS)
+@pytest.mark.parametrize(
+    ("engine", "shard"),
+    [
+        ("MultiWorkerMirroredStrategy", "weights"),
+        pytest.param("MultiWorkerMirroredStrategy", "optimizer", marks=pytest.mark.parity_all),
+        pytest.param("HorovodStrategy", "weights", marks=pytest.mark.parity_all),
+    ],
+)
+def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, tmp_path: Path) -> None:
+    """A job is killed while one rank writes what all have, and begun again: its weights are those without a fault."""
+    kill = faults.fail_at(kind="kill", step=STEP, rank=0, at="save", byte=3000).recorded_in(tmp_path / "record")
+    none, ends = faults.Faults(), []
+    for folder, hurt in (("checkpoints", kill), ("checkpoints", none), ("checkpoints 2", none)):
+        arguments = [JOB, engine, "none", str(tmp_path / folder), shard]
+        launcher = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2"]
+        command = horovodrun(2, arguments) if engine == "HorovodStrategy" else [*launcher, *arguments]
+        with Programs(tmp_path, [command], [hurt.environment()]) as programs:
+            (code,) = programs.wait(LIMIT_SECONDS)
+            output = programs.output(limit=60000)
+        if hurt is kill:
+            assert hurt.happened(), output
+            assert code, output
+            assert list((tmp_path / folder).glob("step-*.json")), output
+            continue
+        assert code == 0, output
+        ends.append(set(re.findall(r"weights (\S+ \d+)", output)))
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 1
+
+
 def _reasons(output: str) -> list[str]:
     """The lines that say why: the launcher's last ones, or, as `horovodrun` has none, those of the ranks."""
     told = [line for line in output.splitlines() if line.startswith("strategies.launch: ")][-2:]
