@@ -93,10 +93,9 @@ def test_a_function_in_a_step_that_runs_eagerly_is_refused() -> None:
         strategy.run(lambda: traced(np.ones((3, 7), np.int32)), ())
 
 
-def test_units_come_in_turn_and_twice() -> None:
-    strategy = strategies.MirroredStrategy(DEVICES, shard="weights")
+def gathered_in_a_step(strategy: tf.distribute.Strategy, model: keras.Model) -> list[tf.Operation]:
+    """Returns what makes whole weights of 6 x 6, in the order in which it was made."""
     with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False) for _ in range(5))])
         model.compile("sgd", "mse")
         model.optimizer.build(model.trainable_variables)
 
@@ -105,8 +104,15 @@ def test_units_come_in_turn_and_twice() -> None:
         return strategy.run(model.train_step, args=((x, x),))
 
     graph = step.get_concrete_function(tf.ones((4, 6))).graph
-    # Of one replica, those that are whole, in the order in which they were made.
-    whole = [op for op in graph.get_operations() if op.type == "ConcatV2" and op.outputs[0].shape == (36,)]
+    return [op for op in graph.get_operations() if op.type == "ConcatV2" and op.outputs[0].shape == (36,)]
+
+
+def test_units_come_in_turn_and_twice() -> None:
+    strategy = strategies.MirroredStrategy(DEVICES, shard="weights")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False) for _ in range(5))])
+    whole = gathered_in_a_step(strategy, model)
+    # Of one replica.
     whole = [op for op in whole if op.device.endswith("CPU:0")]
     products = [[op for op in consumers(op.outputs[0].consumers()[0].outputs) if op.type == "MatMul"] for op in whole]
     # Five in the forward pass, of which the backward pass uses the last two; then those before them, but for the first:
@@ -129,15 +135,7 @@ def test_a_pipeline_gathers_once_for_all_micro_batches() -> None:
     with strategy.scope():
         layers = [keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False) for _ in range(4))]
         model = keras_ext.PipelineModel(layers, num_microbatches=2, partition="uniform")
-        model.compile("sgd", "mse")
-        model.optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def step(x: Any) -> Any:
-        return strategy.run(model.train_step, args=((x, x),))
-
-    graph = step.get_concrete_function(tf.ones((4, 6))).graph
-    whole = [op for op in graph.get_operations() if op.type == "ConcatV2" and op.outputs[0].shape == (36,)]
+    whole = gathered_in_a_step(strategy, model)
     assert sorted(op.device[-1] for op in whole) == list("00112233")
 
 

@@ -147,11 +147,9 @@ def table() -> Iterator[list[Row]]:
 def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: list[Row]) -> None:
     arguments = [JOB, engine, case.fault, *([str(tmp_path / "checkpoints")] if case.saves else [])]
     is_horovod = engine == "HorovodStrategy"
-    launcher = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2"]
-    command = horovodrun(2, arguments) if is_horovod else [*launcher, *arguments]
     hurt = case.injected(tmp_path / "record")
     begin = time.time()
-    with Programs(tmp_path, [command], [hurt.environment() | {MARK: str(tmp_path)}]) as programs:
+    with Programs(tmp_path, [_command(engine, arguments)], [hurt.environment() | {MARK: str(tmp_path)}]) as programs:
         (code,) = programs.wait(LIMIT_SECONDS)
         end = time.time()
         output = programs.output(limit=60000)
@@ -200,9 +198,7 @@ def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, tmp_path
     none, ends = faults.Faults(), []
     for folder, hurt in (("checkpoints", kill), ("checkpoints", none), ("checkpoints 2", none)):
         arguments = [JOB, engine, "none", str(tmp_path / folder), shard]
-        launcher = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2"]
-        command = horovodrun(2, arguments) if engine == "HorovodStrategy" else [*launcher, *arguments]
-        with Programs(tmp_path, [command], [hurt.environment()]) as programs:
+        with Programs(tmp_path, [_command(engine, arguments)], [hurt.environment()]) as programs:
             (code,) = programs.wait(LIMIT_SECONDS)
             output = programs.output(limit=60000)
         if hurt is kill:
@@ -214,6 +210,13 @@ def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, tmp_path
         ends.append(set(re.findall(r"weights (\S+ \d+)", output)))
     assert ends[0] == ends[1]
     assert len(ends[0]) == 1
+
+
+def _command(engine: str, arguments: list[str]) -> list[str]:
+    """Starts two ranks by the launcher of an engine."""
+    if engine == "HorovodStrategy":
+        return horovodrun(2, arguments)
+    return [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *arguments]
 
 
 def _reasons(output: str) -> list[str]:
