@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -20,12 +21,22 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIB
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listened on a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(s.getsockname()[1]) for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports that nobody listened on a moment ago, and that nothing else in the test run will take.
+
+    Below the ephemeral ports, which go to outgoing connections, and above those that the launcher draws from; each of
+    pytest's workers has a range of its own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+    mine = range(29000 + 300 * worker, 29300 + 300 * worker)
+    with contextlib.ExitStack() as held:
+        ports = []
+        for port in random.SystemRandom().sample(mine, len(mine)):
+            if len(ports) == count:
+                return ports
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server(("", port)))
+                ports.append(port)
+    raise OSError(f"fewer than {count} free ports in {mine}")
 
 
 def cluster_environments(num_processes: int) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from typing import Self
 
 import psutil
 
-from strategies.launching.ports import HeldPorts
+from tests.processes import free_ports
 
 LAUNCHER = [sys.executable, "-m", "strategies.launch"]
 TIMEOUT_SECONDS = 120
@@ -114,9 +114,8 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 @contextlib.contextmanager
 def nodes(path: str, *flags: str, sizes: Sequence[int] = (1, 2)) -> Iterator[list[Running]]:
     """The launchers of a job, one for each number of processes."""
-    held = HeldPorts(1)
-    held.close()
-    place = ["--nnodes", str(len(sizes)), "--master-addr", "127.0.0.1", "--master-port", str(held.ports[0])]
+    [port] = free_ports(1)
+    place = ["--nnodes", str(len(sizes)), "--master-addr", "127.0.0.1", "--master-port", str(port)]
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(

@@ -9,9 +9,9 @@ import termios
 from pathlib import Path
 from typing import Any
 
-from strategies.launching.ports import HeldPorts
 from strategies.topology.cluster import Cluster
 from strategies.topology.cores import deal_cores
+from tests.processes import free_ports
 from tests.strategies.launching import ENVIRONMENT, LAUNCHER, TIMEOUT_SECONDS, Running, launched, written
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -137,10 +137,9 @@ print("\nend")
 
 
 def test_two_nodes(tmp_path: Path) -> None:
-    held = HeldPorts(1)
-    held.close()
+    port = str(free_ports(1)[0])
     path = written(tmp_path, TELL_ALL)
-    flags = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(held.ports[0])]
+    flags = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port]
     by_prefix: dict[str, list[Any]] = {}
     with (
         Running("--node-rank", "1", "--nproc-per-node", "2", *flags, path) as second,
@@ -156,7 +155,6 @@ def test_two_nodes(tmp_path: Path) -> None:
     assert [cluster.rank for cluster in clusters] == [0, 1, 2]
     assert len({cluster.addresses for cluster in clusters}) == 1
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT")
-    port = str(held.ports[0])
     assert [[environment[name] for name in names] for environment in environments] == [
         ["0", "0", "3", "1", "0", port],
         ["1", "0", "3", "2", "1", port],
@@ -165,12 +163,11 @@ def test_two_nodes(tmp_path: Path) -> None:
 
 
 def test_a_missing_node_ends_the_wait(tmp_path: Path) -> None:
-    held = HeldPorts(1)
-    held.close()
-    flags = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(held.ports[0])]
+    [port] = free_ports(1)
+    flags = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     done = launched(*flags, "--rdzv-timeout", "0.5", written(tmp_path, "print('never')"))
     assert (done.returncode, done.stdout) == (1, b"")
-    assert b"did not connect to 127.0.0.1:%d within 0.5 s: node 1." % held.ports[0] in done.stderr
+    assert b"did not connect to 127.0.0.1:%d within 0.5 s: node 1." % port in done.stderr
 
 
 def test_as_users_start_it(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from strategies.launching.coordinator import Policy
 from strategies.launching.messages import Node
 from strategies.launching.nodes import Met, announcement, meet
 from strategies.launching.place import Place
-from strategies.launching.ports import HeldPorts, LaunchError
+from strategies.launching.ports import LaunchError
 from strategies.launching.wire import MAX_MESSAGE_BYTES
+from tests.processes import free_ports
 
 LOOPBACK = "127.0.0.1"
 GONE = b'{"node_rank": 1, "num_nodes": 3, "host": "gone", "ports": [5], "hostname": "x", "pid": 1, "token": "t"}'
@@ -27,9 +28,7 @@ Meeting = Future[Met]
 
 @pytest.fixture
 def port() -> int:
-    held = HeldPorts(1)
-    held.close()
-    return held.ports[0]
+    return free_ports(1)[0]
 
 
 @pytest.fixture
@@ -181,9 +180,7 @@ class TestTwoNodesZero:
         self, first_is_late: bool, pool: ThreadPoolExecutor, port: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The second listens at all interfaces of its own host, and the first is elsewhere: here, at another port."""
-        held = HeldPorts(1)
-        held.close()
-        here, there = place(port), place(held.ports[0], host="far.example")
+        here, there = place(port), place(free_ports(1)[0], host="far.example")
         resolve = socket.getaddrinfo
 
         def far(host: str, at: int, *args: Any, **settings: Any) -> object:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from strategies.launching.ports import HeldPorts
+from tests.processes import free_ports
 from tests.strategies.launching import READY, Running, last_line, name, nodes, ready, wait_until_gone, written
 
 SLEEP = READY + "time.sleep(1000)"
@@ -117,9 +117,7 @@ def test_a_program_that_cannot_be_started_ends_the_job_everywhere(tmp_path: Path
 
 def test_a_stranger_on_the_link_is_a_node_that_is_gone(tmp_path: Path) -> None:
     """It has announced itself as node 1, and then speaks another language."""
-    held = HeldPorts(1)
-    held.close()
-    port = held.ports[0]
+    [port] = free_ports(1)
     flags = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     with Running(*flags, written(tmp_path, SLEEP)) as launcher:
         deadline = time.monotonic() + 30

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,17 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import free_ports
+
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("two_process_worker.py")
 LIMIT_SECONDS = 240
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(s.getsockname()[1]) for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 30)
