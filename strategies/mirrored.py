@@ -42,7 +42,7 @@ class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
             device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
             its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.
             "weights" (stage 3) shards the weights as well: a device holds its shard of each, and gathers whole ones
-            while it computes with them; a process then has whole replicas. None has every device hold all slots.
+            while it computes with them. None has every device hold all slots.
         shard_size: the number of replicas among which that is dealt out, a divisor of the data axis; all parts are
             held by each group of so many (arXiv:2205.00119). None for all replicas.
 

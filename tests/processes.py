@@ -29,7 +29,7 @@ def free_ports(count: int) -> list[int]:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
     mine = range(29000 + 300 * worker, 29300 + 300 * worker)
     with contextlib.ExitStack() as held:
-        ports = []
+        ports: list[int] = []
         for port in random.SystemRandom().sample(mine, len(mine)):
             if len(ports) == count:
                 return ports

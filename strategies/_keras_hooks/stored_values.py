@@ -21,7 +21,7 @@ from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import take
 from strategies.replica.holders import spans_processes
-from strategies.replica.splitting import SplitWeight
+from strategies.replica.splitting import SplitWeight, sharded_weight
 from strategies.replica.stored_array import StoredArray
 from strategies.saving import ranges
 
@@ -75,7 +75,9 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not spans_processes(variable) or tuple(value.shape) != tuple(variable.shape):
         return original(variable, np.asarray(value))
     driver = current_driver()
-    if not is_remote(variable):
+    if sharded_weight(variable) is not None:
+        variable.value.assign(value)
+    elif not is_remote(variable):
         take(variable, value)
     elif driver is not None:
         driver.assign(component_of(variable), value)

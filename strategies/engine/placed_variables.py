@@ -48,11 +48,11 @@ def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any],
     on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
     if not is_elsewhere and (not may_defer or not callable(initial_value) or on_read):
         return None
-    own = _form(kwargs)
+    own = form_of(kwargs)
     if not is_elsewhere and not own["dtype"].is_floating:
         return None
     if is_elsewhere:
-        return remote(reference.values[0].owner if reference is not None else _owner(parts), kwargs)
+        return remote(reference.values[0].owner if reference is not None else owner_here(parts), kwargs)
     device = parts.column(home or 0)[0] if reference is None else _device_of(reference)
     with tf.device(device):
         return DeferredVariable(initial_value if callable(initial_value) else lambda: initial_value, **own)
@@ -61,16 +61,17 @@ def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any],
 def remote(owner: int, kwargs: dict[str, Any]) -> RemoteVariable:
     """Returns a variable that process `owner` holds; ``kwargs`` are those of its creation there."""
     with tf.device("CPU:0"):
-        return RemoteVariable(owner, **_form(kwargs))
+        return RemoteVariable(owner, **form_of(kwargs))
 
 
-def _form(kwargs: dict[str, Any]) -> dict[str, Any]:
+def form_of(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns what there is to know of a variable before its value is."""
     shape, dtype = _shape_and_dtype(kwargs.get("initial_value"), kwargs.get("dtype"))
     return {"shape": shape, "dtype": dtype} | {name: kwargs.get(name) for name in ("name", "trainable", "aggregation")}
 
 
-def _owner(parts: ReplicaParts) -> int:
+def owner_here(parts: ReplicaParts) -> int:
+    """Returns the rank of the first process of this replica that owns a part at the present place."""
     return next(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, parts.here))
 
 

@@ -32,7 +32,7 @@ from strategies.engine.reductions import Reductions
 from strategies.engine.sharded_variables import ShardedVariable, own_range
 from strategies.engine.step import Steps
 from strategies.engine.weight_gathers import WeightGathers, bucket_of
-from strategies.replica.holders import holders_of, is_held, place_of
+from strategies.replica.holders import first_holder, is_held, place_of
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.weight_slices import MasterSlice, StoredSlice, WeightSlice, beside_weights
 from strategies.topology.sharding import ShardingGroups
@@ -126,6 +126,8 @@ class ShardedUpdates:
         if not masters or self.weights is None:
             return
         for each in masters:
+            if not is_held(each.variable):
+                continue
             [whole] = self.weights.now([each.variable.value], 0)
             for group in self.local_groups if each.is_held else ():
                 with UpdateContext(group):
@@ -135,7 +137,7 @@ class ShardedUpdates:
         process, replicas = self._groups.owner(plan.owner)
         is_here = self.process_group is None or process == self.process_group.rank
         # Processes of one replica are in a row.
-        rank = process * len(self._parts.owners) + next(iter(holders_of(variable)), 0)
+        rank = process * len(self._parts.owners) + first_holder(self._parts, place_of(variable))
         held = replicas if is_here and is_held(variable) else ()
         if not _is_sharded(variable):
             return WeightSlice(variable, plan.begin, plan.end, rank, held)

@@ -9,6 +9,7 @@ Source: stage 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054); torch's FSDP cut
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.engine.variables import ReplicaStateVariable
+from strategies.replica.deferred import is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.splitting import SHARDED, sharded_weight
 from strategies.replica.stored_array import StoredArray
@@ -107,6 +109,7 @@ class ShardedVariable(ReplicaStateVariable):
         whole = StoredWeight(str(self.name).partition(":")[0], tuple(self._whole_shape), sizes, self.dtype)
         for shard in shards:
             whole.add(shard)
+        whole.distributed = weakref.ref(self)
         setattr(self, SHARDED, whole)
 
     @property
@@ -121,6 +124,8 @@ class ShardedVariable(ReplicaStateVariable):
     @property
     def handle(self) -> Any:
         """The gathered weight: what gradients are taken of."""
+        if is_remote(self):
+            return self.values[0].handle
         return self._gathers.handle_of(self)
 
     def read_value(self) -> tf.Tensor:
@@ -169,6 +174,8 @@ class ShardedVariable(ReplicaStateVariable):
             return self if read_value else None
         for component, owner in zip(self.values, self.owners, strict=True):
             begin, end = self.bounds[owner]
+            if is_remote(self):
+                continue
             with tf.device(component.device):
                 component.assign(own_range(value, begin, end, component.shape), read_value=False)
         return self if read_value else None

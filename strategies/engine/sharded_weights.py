@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,13 @@ import tensorflow as tf
 from strategies._tf_internals import CheckpointInitialValue
 from strategies.engine.central import is_optimizer_state
 from strategies.engine.layout import ReplicaLayout
+from strategies.engine.placed_variables import form_of, owner_here
 from strategies.engine.sharded_variables import ShardedVariable, bounds, own_range
 from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.engine.weight_gathers import WeightGathers
-from strategies.replica.deferred import RemoteVariable
-from strategies.replica.holders import note_holder
+from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
+from strategies.replica.holders import first_holder, note_holder, note_place
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.weight_slices import range_shape
 from strategies.topology.sharding import ShardingGroups
@@ -66,36 +68,50 @@ class ShardedWeights:
             kwargs: what the creator takes.
         """
         name, dtype = kwargs.get("name") or "Variable", tf.as_dtype(kwargs["dtype"])
-        with tf.init_scope(), tf.device("CPU:0"):
-            value = initial_value() if callable(initial_value) else initial_value
-            if isinstance(value, CheckpointInitialValue):
-                value = value.wrapped_value
-            whole = tf.convert_to_tensor(value, dtype)
-        del value
-        size, num_owners = whole.shape.num_elements(), self._groups.size
-        ranges = bounds(size, num_owners)
-        components, owners = [], []
-        for replica, device in enumerate(self._devices):
-            owner = self._owner_of(replica)
-            begin, end = ranges[owner]
-            shape = range_shape(tuple(whole.shape), begin, end)
-            with tf.init_scope(), tf.device("CPU:0"):
-                part = own_range(whole, begin, end, shape)
-            own = kwargs | {"initial_value": part, "name": f"{name}/replica_{replica}" if replica else name}
-            with tf.device(device):
-                components.append(next_creator(**own))
-            owners.append(owner)
+        num_owners = self._groups.size
+        if self._parts.spans_processes and (self._parts.home() is None or callable(kwargs["initial_value"])):
+            shape = form_of(kwargs)["shape"]
+            ranges = bounds(shape.num_elements(), num_owners)
+            owners = [self._owner_of(0)]
+            components = [self._without_value(kwargs, shape, *ranges[owners[0]])]
+        else:
+            whole = _drawn(initial_value, dtype)
+            shape, components, owners = whole.shape, [], []
+            ranges = bounds(shape.num_elements(), num_owners)
+            for replica, device in enumerate(self._devices):
+                owner = self._owner_of(replica)
+                with tf.init_scope(), tf.device("CPU:0"):
+                    part = own_range(whole, *ranges[owner], range_shape(tuple(shape), *ranges[owner]))
+                own = kwargs | {"initial_value": part, "name": f"{name}/replica_{replica}" if replica else name}
+                with tf.device(device):
+                    components.append(next_creator(**own))
+                owners.append(owner)
+            del whole
         aggregation, shards = components[0].aggregation, []
         for owner, (begin, end) in enumerate(ranges):
             if begin < end:
                 held = [each for each, its in zip(components, owners, strict=True) if its == owner]
-                form = {"shape": range_shape(tuple(whole.shape), begin, end), "dtype": dtype, "name": name}
+                form = {"shape": range_shape(tuple(shape), begin, end), "dtype": dtype, "name": name}
                 shards.append(self._shard(strategy, held, owner, form | {"aggregation": aggregation}))
         # Behind its shards: it is the one by which TensorFlow knows the components.
-        made = ShardedVariable(strategy, components, aggregation, whole.shape, owners, num_owners, self.gathers)
+        made = ShardedVariable(strategy, components, aggregation, shape, owners, num_owners, self.gathers)
         made.keep(shards)
-        self.gathers.enroll(made)
+        if self._parts.spans_processes:
+            note_place(made, self._parts)
+        if not is_remote(made):
+            self.gathers.enroll(made)
         return made
+
+    def _without_value(self, kwargs: dict[str, Any], shape: tf.TensorShape, begin: int, end: int) -> Any:
+        """Returns the shard of a weight that is drawn when it is needed, or that this process does not hold."""
+        own_shape = range_shape(tuple(shape), begin, end)
+        form = form_of(kwargs) | {"shape": tf.TensorShape(own_shape)}
+        if self._parts.home() is None:
+            with tf.device("CPU:0"):
+                return RemoteVariable(owner_here(self._parts), **form)
+        whole = functools.partial(_drawn, kwargs["initial_value"], form["dtype"])
+        with tf.device(self._devices[0]):
+            return DeferredVariable(RangeDraw(whole, lambda value: own_range(value, begin, end, own_shape)), **form)
 
     @property
     def _devices(self) -> tuple[str, ...]:
@@ -109,10 +125,19 @@ class ShardedWeights:
     def _shard(self, strategy: Any, held: list[Any], owner: int, form: dict[str, Any]) -> ReplicaStateVariable:
         """Returns a variable that is one shard: of components here, or of another process."""
         process, _ = self._groups.owner(owner)
-        if not held:
+        # Processes of one replica are in a row.
+        process = process * len(self._parts.owners) + first_holder(self._parts, self._parts.here)
+        if not held or self._parts.home() is None:
             with tf.device("CPU:0"):
                 held = [RemoteVariable(process, trainable=True, **form)]
         shard = ReplicaStateVariable(strategy, held, form["aggregation"])
         if self._processes:
             note_holder(shard, process)
         return shard
+
+
+def _drawn(initial_value: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns the initial value of a weight, all of it, on the host."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        value = initial_value() if callable(initial_value) else initial_value
+        return tf.convert_to_tensor(value.wrapped_value if isinstance(value, CheckpointInitialValue) else value, dtype)

@@ -59,15 +59,7 @@ def sharding_of(
     # Of a replica that spans processes, where the first of them is.
     firsts = nodes[:: max(mesh.num_processes // num_replicas, 1)]
     groups = sharding_groups(shard_size, num_replicas, max(num_replicas // mesh.num_processes, 1), firsts)
-    if shard != "weights":
-        return groups
-    if mesh.num_processes > num_replicas:
-        raise ValueError(
-            "With shard='weights' a process has whole replicas: 'pipe' and 'tensor' are over its own devices. Start "
-            "fewer processes with more devices each, or use shard='optimizer'. Received: shard='weights', "
-            f"mesh={mesh.axes}, {mesh.num_processes} processes."
-        )
-    return dataclasses.replace(groups, of_weights=True)
+    return dataclasses.replace(groups, of_weights=shard == "weights")
 
 
 def num_sharing(sharding: ShardingGroups | None) -> int:

@@ -28,8 +28,9 @@ from strategies.engine.dealt_weights import laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
-from strategies.replica.deferred import in_shapes_only
+from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
+from strategies.replica.holders import place_of
 from strategies.replica.refused_gradients import unrecorded
 from strategies.topology.sharding import ShardingGroups
 
@@ -106,7 +107,9 @@ class WeightGathers:
     def enroll(self, variable: ShardedVariable) -> None:
         """Puts a new weight into the last unit of its kind, or into a new one if there is no room."""
         devices = tuple(component.device for component in variable.values)
-        key = (variable.dtype.name, devices)
+        # What a model was made of before it was cut is not to be drawn for those of its stages.
+        place = frozenset(place_of(variable).items())
+        key = (variable.dtype.name, devices, place)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
         is_small = num_bytes <= _SMALL * self._bucket_bytes
         unit = self._last.get((key, is_small))
@@ -248,6 +251,8 @@ class WeightGathers:
         Of a weight that is gone it can be None.
         """
         with unrecorded():
+            if any(not isinstance(v, _Gone) and is_remote(v) for v in variables):
+                return [self._elsewhere(v) for v in variables]
             if not self._processes:
                 return [None if isinstance(v, _Gone) else self._whole_here(v, replica) for v in variables]
             if in_shapes_only():
@@ -255,6 +260,13 @@ class WeightGathers:
             if current_driver() is not None:
                 return [tf.constant(shards_of(v).numpy()) for v in variables if not isinstance(v, _Gone)]
             return self._whole_across(variables, replica)
+
+    def _elsewhere(self, variable: Any) -> tf.Tensor:
+        """Returns a weight of another process, for its shape, or its value where this process drives the others."""
+        if not tf.executing_eagerly():
+            return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+        # Without a driver, an error that says how to read it.
+        return tf.constant(shards_of(variable).numpy()) if current_driver() else variable.values[0].read_value()
 
     def _whole_here(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
         group = next(g for g in self._groups_here if replica in g)

@@ -11,10 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.replica.deferred import DeferredVariable, component_of, is_remote
+from strategies.replica.deferred import draw_by, draw_of, is_remote
 from strategies.replica.fetching import assembled, local_value, slices
 from strategies.replica.holders import holders_of, job_of, spans_processes
 from strategies.replica.splitting import SplitWeight, value_of
+from strategies.replica.weight_slices import SlicedWeight
 
 
 def copy_value(source: Any, target: Any) -> None:
@@ -24,6 +25,7 @@ def copy_value(source: Any, target: Any) -> None:
     the way to draw it, so that nothing is drawn before it is needed. A weight that was made outside of the strategy's
     scope may differ between processes: they take what rank 0 has.
     """
+    source, target = _placed(source), _placed(target)
     parts = _shards(target)
     if not spans_processes(parts[0]):
         target.assign(value_of(source))
@@ -38,6 +40,12 @@ def copy_value(source: Any, target: Any) -> None:
         for index, part in enumerate(parts):
             if not is_remote(part):
                 _take(source, target if isinstance(target, SplitWeight) else None, part, index)
+
+
+def _placed(weight: Any) -> Any:
+    """Returns the variable whose shards a weight is, which knows how it is drawn, where a replica spans processes."""
+    variable = weight.distributed() if isinstance(weight, SlicedWeight) and weight.distributed is not None else None
+    return variable if variable is not None and spans_processes(variable) else weight
 
 
 def _shards(weight: Any) -> Sequence[Any]:
@@ -66,9 +74,9 @@ def _from_others(source: Any, part: Any) -> Any:
 
 def _take(source: Any, weight: SplitWeight | None, part: Any, index: int) -> None:
     """Gives a part that this process holds its part of the source, which it holds, too."""
-    known, component = component_of(source), component_of(part)
-    if isinstance(known, DeferredVariable) and known.draw is not None and isinstance(component, DeferredVariable):
-        component.draw = functools.partial(_part, known.draw, weight, index)
+    known = draw_of(source)
+    if known is not None and draw_of(part) is not None:
+        draw_by(part, functools.partial(_part, known, weight, index))
     else:
         part.assign(_part(functools.partial(local_value, source), weight, index))
 

@@ -9,6 +9,7 @@ weights are `DeferredVariable`, drawn when something reads them, which a copy at
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -83,6 +84,11 @@ class DeferredVariable(UninitializedVariable):
                 self._fill(draw())
         return super().handle
 
+    @property
+    def device(self) -> str:
+        """The device, for which the value need not be there."""
+        return str(self._handle.device)
+
     def forget(self, draw: Callable[[], Any]) -> None:
         """Frees the memory of the value; ``draw`` returns it when it is read again."""
         empty = tf.zeros([0], self.dtype)
@@ -122,12 +128,46 @@ def drawn_for_now(variables: Iterable[Any]) -> Iterator[None]:
                 component.forget(draw)
 
 
+def draw_of(variable: Any) -> Callable[[], Any] | None:
+    """Returns what draws a variable of Keras or TensorFlow, all of it if it is in shards; None of one that is drawn."""
+    component = component_of(variable)
+    if not isinstance(component, DeferredVariable) or component.draw is None:
+        return None
+    whole: Callable[[], Any] = getattr(component.draw, "whole", component.draw)
+    return whole
+
+
+def draw_by(variable: Any, draw: Callable[[], Any]) -> None:
+    """Has a variable that is still to be drawn take the value of ``draw`` instead, all of it if it is in shards."""
+    component = component_of(variable)
+    like = component.draw
+    component.draw = dataclasses.replace(like, whole=draw) if isinstance(like, RangeDraw) else draw
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeDraw:
+    """Draws a value, and returns a range of its elements.
+
+    Attributes:
+        whole: draws the value.
+        cut: takes it, returns the range.
+    """
+
+    whole: Callable[[], Any]
+    cut: Callable[[tf.Tensor], tf.Tensor]
+
+    def __call__(self) -> tf.Tensor:
+        """Returns the range, on the host."""
+        with tf.device("CPU:0"):
+            return self.cut(tf.convert_to_tensor(self.whole()))
+
+
 def peek(variable: Any) -> Any:
     """Returns the value of a variable of Keras or TensorFlow; one that is deferred is drawn, and stays deferred."""
-    component = component_of(variable)
-    if isinstance(component, DeferredVariable) and component.draw is not None:
+    component, draw = component_of(variable), draw_of(variable)
+    if draw is not None:
         with tf.init_scope(), in_place():
-            return component.draw()
+            return draw()
     return tf.convert_to_tensor(getattr(variable, "value", variable) if component is None else component)
 
 

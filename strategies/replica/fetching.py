@@ -144,7 +144,8 @@ def take(variable: Any, value: Iterable[tf.Tensor] | StoredArray) -> None:
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     component = component_of(variable)
     parts = _ranges(value, dtype) if isinstance(value, StoredArray) else value
-    if not isinstance(component, DeferredVariable):
+    if not isinstance(component, DeferredVariable) or component.shape != shape:
+        # Of one in shards, its own is cut from it.
         variable.assign(assembled(shape, dtype, parts))
         return
     # Should a slice fail to come, it is zeros.

@@ -64,6 +64,12 @@ def holders_of(variable: Any) -> Sequence[int]:
     return () if len(ranks) == len(parts.owners) else tuple(rank - first for rank in ranks)
 
 
+def first_holder(parts: ReplicaParts, place: Place) -> int:
+    """Returns the first of the processes of a replica that own a part at a place: its number among these, from 0."""
+    first = next(part for part in range(parts.mesh.size) if parts.is_at(part, place))
+    return parts.owner(first) - min(parts.mesh.ranks)
+
+
 def is_first_holder(parts: ReplicaParts, variable: Any, axes: Collection[str] = ("pipe", "tensor")) -> bool:
     """True on one of the processes along `axes` that hold a variable: what is summed over them counts it once."""
     place = place_of(variable)

@@ -235,9 +235,9 @@ def whole_of(variable: Any) -> SplitWeight | None:
 
 
 def sharded_weight(variable: Any) -> SplitWeight | None:
-    """The shards over the devices of the data axis of a Keras variable; None if each replica holds all of it."""
+    """The shards over the devices of the data axis of a variable, of Keras or TensorFlow; None if it is in none."""
     value = vars(variable).get("_value")
-    found: SplitWeight | None = None if value is None else vars(value).get(SHARDED)
+    found: SplitWeight | None = vars(variable if value is None else value).get(SHARDED)
     return found
 
 
@@ -257,7 +257,8 @@ def joined(variables: Sequence[Any]) -> list[Any]:
 
 def value_of(variable: Any) -> np.ndarray:
     """Returns the value of a Keras variable or of a split weight; where processes hold parts, all of them call it."""
-    return variable.numpy() if isinstance(variable, SplitWeight) else fetched(variable)
+    whole = variable if isinstance(variable, SplitWeight) else sharded_weight(variable)
+    return fetched(variable) if whole is None else whole.numpy()
 
 
 class Slots:

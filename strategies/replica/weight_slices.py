@@ -33,6 +33,8 @@ class SlicedWeight(SplitWeight):
     def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int]) -> None:
         super().__init__(name, shape or (1,), 0, sizes)
         self.shape = tuple(shape)
+        #: Returns the variable of TensorFlow of which devices hold the shards; None of a weight that they hold whole.
+        self.distributed: Callable[[], Any] | None = None
 
     def like(self) -> SlicedWeight:
         """Returns a weight of the same form that has no shards yet."""

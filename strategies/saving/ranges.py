@@ -13,7 +13,7 @@ import numpy as np
 
 from strategies.replica.fetching import local_slices
 from strategies.replica.flat_ranges import boxes
-from strategies.replica.splitting import SplitWeight
+from strategies.replica.splitting import SplitWeight, sharded_weight
 from strategies.replica.weight_slices import SlicedWeight
 
 
@@ -24,6 +24,7 @@ def write(dataset: Any, weight: Any) -> None:
         dataset: of h5py, or what else takes arrays into boxes of slices.
         weight: a Keras variable or a split weight, of which this process can read all: see :func:`drive`.
     """
+    weight = sharded_weight(weight) or weight
     if not isinstance(weight, SplitWeight):
         _write(dataset, weight, tuple(weight.shape), [0] * len(weight.shape))
         return
@@ -32,6 +33,7 @@ def write(dataset: Any, weight: Any) -> None:
         return
     for shard, begin in zip(weight.shards, [0, *itertools.accumulate(weight.sizes)], strict=False):
         starts = [begin if dim == weight.dim else 0 for dim in range(weight.ndim)]
+        shard = sharded_weight(shard) or shard
         if isinstance(shard, SlicedWeight):
             _write_slices(dataset, shard, starts)
         else:

@@ -110,7 +110,8 @@ SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2"): tuple(PARTS),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2"): tuple(PARTS),
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): tuple(PARTS),
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,tensor=2", "weights"): tuple(PARTS),
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2", "weights"): tuple(PARTS),
+    Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2", "weights"): tuple(PARTS),
 }
 SELDOM = (
     Sharding(("MirroredStrategy", 1, 2)),
@@ -131,6 +132,9 @@ SELDOM = (
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,pipe=2"),
     Sharding(("HorovodStrategy", 4, 1), None, "data=2,tensor=2"),
     Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2"),
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,tensor=2", "weights"),
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,pipe=2", "weights"),
+    Sharding(("HorovodStrategy", 4, 1), None, "data=2,tensor=2", "weights"),
 )
 
 
