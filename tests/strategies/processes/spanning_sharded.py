@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -113,8 +112,11 @@ def test_checkpoints_go_on(axes: Mapping[str, int]) -> None:
     trained(whole, epochs=2)
     folder = shared_folder("sharded checkpoints", STRATEGIES[str(axes)].extended.process_group)
     first, _ = spread(axes)
-    trained(first, keras_ext.Checkpoints(Path(folder)))
+    trained(first, keras_ext.Checkpoints(folder, steps_per_epoch=3))
     second, _ = spread(axes, seed=2)
-    trained(second, keras_ext.Checkpoints(Path(folder)), epochs=2)
+    checkpoints = keras_ext.Checkpoints(folder, steps_per_epoch=3)
+    position = checkpoints.restore(second)
+    assert (position.epoch, position.step) == (1, 0)
+    trained(second, checkpoints, epochs=2, first=1)
     for one, other in zip(state(second), state(whole), strict=True):
         np.testing.assert_array_equal(one, other)
