@@ -10,10 +10,10 @@ if str(BENCHMARKS) not in sys.path:
     sys.path.insert(0, str(BENCHMARKS))
 
 
-def run_benchmark(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(name: str, *arguments: str, program: str = "main") -> subprocess.CompletedProcess[str]:
     """Runs a benchmark as a user does; the test that calls this has the tighter timeout."""
     return subprocess.run(
-        [sys.executable, str(BENCHMARKS / name / "main.py"), *arguments],
+        [sys.executable, str(BENCHMARKS / name / f"{program}.py"), *arguments],
         cwd=BENCHMARKS.parent,
         capture_output=True,
         text=True,

@@ -134,3 +134,16 @@ def test_bytes_are_counted_where_they_are_sent() -> None:
         assert len(there.recv(1000, socket.MSG_WAITALL)) == 1000
         assert len(here.recv(10, socket.MSG_WAITALL)) == 10
         assert traffic.sent_bytes() - before == 1010
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parity_all
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_trains_within_a_limit() -> None:
+    """A generous one: how much a small model takes beside its weights depends on the machine."""
+    done = run_benchmark("sharded", "--layers=2", "--width=64", "--times=0.0001", program="memory_limit")
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    losses = [[float(loss) for loss in row[1].split(", ")] for row in rows[-3:]]
+    for found in losses[1:]:
+        assert found == pytest.approx(losses[0], rel=1e-6)
