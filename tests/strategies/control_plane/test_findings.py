@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from strategies.control_plane import Board, DistributedError, Member, Wait, findings, keys, member
-from strategies.control_plane.waits import RECEIVE
+from strategies.control_plane.waits import RECEIVE, to_text
 
 LIMIT_SECONDS = 20.0
 SUM, OTHER = Wait("1/1", (0, 1), "all_reduce", "gradients"), Wait("1/2", (0, 1), "all_gather", "batches")
@@ -48,8 +48,15 @@ def found(by: Member, seconds: float = LIMIT_SECONDS) -> str:
 
 
 def tell(members: list[Member], *waits: list[Wait]) -> None:
+    """Posts what each waits for, until all have heard it."""
     for each, own in zip(members, waits, strict=True):
         each.note_waits("test", own)
+    texts = [to_text(own) for own in waits]
+    for each in members:
+        assert waited(
+            each._required(),
+            lambda board: [board.read(keys.WAITS).get(rank, to_text([])) for rank in range(len(texts))] == texts,
+        )
 
 
 def waited(board: Board, condition: Callable[[Board], object]) -> bool:

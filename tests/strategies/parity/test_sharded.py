@@ -15,7 +15,7 @@ import pytest
 import keras_ext
 import strategies
 from strategies import layer_api
-from strategies.engine.strategy import Sharded, sharding_of
+from strategies.engine.strategy import Sharded
 from tests.releases import is_there
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.cases_sharded import (
@@ -284,9 +284,6 @@ def test_refusals() -> None:
         split.compile(keras.optimizers.Lamb(), split.loss)
     with pytest.raises(ValueError, match=r"Lamb looks at whole weights.*such as Adam\. Received: the split weights"):
         split.fit(*sentences(), verbose=0)
-    between = strategies.DeviceMesh.from_processes(4, {"data": 2, "tensor": 2})
-    with pytest.raises(ValueError, match=r"'tensor' are over its own devices.*Received: shard='w.* 4 processes"):
-        sharding_of("weights", None, between)
     with sharded(4, 2, "weights").scope():
         layer = keras.layers.SpectralNormalization(keras.layers.Dense(3, "softmax"))
         model = keras.Sequential([keras.Input((6,)), layer])

@@ -66,6 +66,7 @@ def started(
     """Returns the programs that try the meshes, not started yet; rows are appended to ``rows.jsonl`` in `folder`."""
     environment = {
         "SUITE_STRATEGY": engine,
+        "SUITE_FOLDER": str(folder / "shared by ranks"),
         "SUITE_RANKS": str(num_ranks),
         "SUITE_DEVICES": str(num_local),
         "SUITE_ROWS": str(folder / "rows.jsonl"),

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 import strategies
 
-FOLDER = Path(os.environ.get("SUITE_FOLDER", "."))
 Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -47,7 +46,7 @@ def all_ranks(value: Any) -> list[Any]:
 
 def shared_folder(test: str, process_group: Any) -> Path:
     """A folder of a test, the same on both ranks."""
-    folder = FOLDER / test
+    folder = Path(os.environ["SUITE_FOLDER"]) / test
     folder.mkdir(parents=True, exist_ok=True)
     process_group.barrier()
     return folder
