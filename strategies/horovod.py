@@ -130,9 +130,10 @@ class HorovodStrategy(MeshStrategy):
         nodes: tuple[int, ...] = () if told is None else agreed_nodes(told)
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         sharding = sharding_of(shard, shard_size, self._mesh, nodes)
+        grid = self._mesh.with_experts_as_data()
         if reduction == "adasum":
-            _check_adasum(self._mesh)
-        between = meshes_between(self._mesh, num_sharing(sharding))
+            _check_adasum(grid)
+        between = meshes_between(grid, num_sharing(sharding))
         # Stages of one model send to each other, also those that are no neighbours.
         rank = horovod.start(*between, channel_axes=("pipe",), all_pairs=True, timeout_seconds=timeout_seconds)
         if cluster.world_size > 1:
@@ -145,14 +146,14 @@ class HorovodStrategy(MeshStrategy):
         options: dict[str, Any] = {"compression": compression, "reduction": reduction}
         if cluster.world_size > 1:
             groups = join(
-                self._mesh,
+                grid,
                 lambda mesh: horovod.HorovodCollectives(mesh, rank, timeout_seconds=timeout_seconds, member=member),
                 lambda collectives, axis, _: ProcessGroup(
                     collectives, bucket_bytes, axis=axis, **(options if axis == "data" else {})
                 ),
                 num_sharing(sharding),
             )
-        parts = ReplicaParts.of_process(self._mesh, devices, rank, groups)
+        parts = ReplicaParts.of_process(grid, devices, rank, groups)
         extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
         super().__init__(extended)
         self._say_what_crosses(nodes)

@@ -1,6 +1,7 @@
 """The names that parallel layers are written against: those of `keras_ext`, and layers of a user's own."""
 
 import keras
+import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept, in_stateless_scope
@@ -14,6 +15,7 @@ from strategies.control_plane.preemption import Saver
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
+from strategies.replica.expert_exchange import ExpertExchange, weights_of_experts
 from strategies.replica.holders import agree_on
 from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.joined_weights import joined_weight
@@ -42,6 +44,23 @@ def replica_parts() -> ReplicaParts:
     return current_parts()
 
 
+def expert_exchange() -> ExpertExchange | None:
+    """Returns the present strategy's exchange of tokens along the mesh axis "expert"; None if it has no such axis.
+
+    Example, in `build` of a layer of experts, and in its `call` with tokens that are sorted by expert:
+
+        with layer_api.weights_of_experts():
+            self.kernel = self.add_weight(shape=(num_experts, inputs, outputs), name="kernel")
+
+        exchange = layer_api.expert_exchange()
+        if exchange is not None and exchange.is_in_replica():
+            own = exchange.own(self.kernel)
+            y = exchange.computed(tokens, counts, lambda tokens, counts: products(tokens, counts, own))
+    """
+    engine = engine_of(tf.distribute.get_strategy())
+    return None if engine is None else engine.experts
+
+
 def save_before_end(model: keras.Model, saver: Saver | None) -> None:
     """Has a checkpoint saved before the process ends that is asked to (SIGTERM), on all processes behind the same step.
 
@@ -61,6 +80,7 @@ __all__ = [
     "SYMBOLIC_ROWS",
     "AxisMappings",
     "Description",
+    "ExpertExchange",
     "GradientParcel",
     "ReplicaParts",
     "SplitWeight",
@@ -70,6 +90,7 @@ __all__ = [
     "compare_weights",
     "copy_value",
     "drawn_for_now",
+    "expert_exchange",
     "from_all_ranks",
     "global_state_kept",
     "in_shapes_only",
@@ -90,5 +111,6 @@ __all__ = [
     "state_of",
     "unrecorded",
     "values_of",
+    "weights_of_experts",
     "write_together",
 ]

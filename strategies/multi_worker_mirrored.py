@@ -105,13 +105,14 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
             refuse_shared(claims(told))
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         sharding = sharding_of(shard, shard_size, self._mesh, nodes)
+        grid = self._mesh.with_experts_as_data()
         _keras_hooks.install()
         # Read by TensorFlow's MirroredExtended.
         self._collective_key_base = 0
         groups = None
         if cluster.world_size > 1:
-            groups = _join(cluster, self._mesh, communication_options, num_sharing(sharding))
-        parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, groups)
+            groups = _join(cluster, grid, communication_options, num_sharing(sharding))
+        parts = ReplicaParts.of_process(grid, devices, cluster.rank, groups)
         extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)

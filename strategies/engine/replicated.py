@@ -56,6 +56,7 @@ from strategies.engine.variables import (
 )
 from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
+from strategies.replica.expert_exchange import ExpertExchange
 from strategies.replica.holders import note_holder, note_place
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight
@@ -131,10 +132,15 @@ class ReplicatedExtended(MirroredExtended):
         self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:
             gathers = None
-            if sharding.of_weights:
+            if sharding.of_weights or sharding.of_experts:
                 self.sharded_weights = ShardedWeights(self.layout, self._steps, sharding, parts)
                 gathers = self.sharded_weights.gathers
             self.sharded_updates = ShardedUpdates(self.layout, self._reductions, self._steps, sharding, parts, gathers)
+        #: Brings tokens to their experts; None if each replica has all experts.
+        self.experts: ExpertExchange | None = None
+        if sharding is not None and sharding.of_experts:
+            joined_here = parts.groups.sharding[0].inside if parts.groups.sharding else None
+            self.experts = ExpertExchange(sharding, self.layout.devices, joined_here)
         #: Holds variables on the parameter device; None if each replica holds them.
         self.central: CentralStorage | None = None
         if parameter_device is not None and self.layout.devices != (parameter_device,):

@@ -27,6 +27,7 @@ from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup, if_present
 from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, taken_apart
+from strategies.engine.expert_variables import is_of_experts
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions
 from strategies.engine.sharded_variables import ShardedVariable, own_range
@@ -223,8 +224,39 @@ class ShardedUpdates:
 
     def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:
         """Returns for each slice that this process owns the sum of its gradient, on its device; None for others."""
-        shares = self._steps.context.shares
         values = self._layout.per_replica(gradients)
+        experts = self._of_experts(dealt, values)
+        others = [None if is_of_experts(v) else value for v, value in zip(dealt.variables, values, strict=True)]
+        found = self._scattered_of_rows(dealt, others)
+        return [experts.get(id(each), value) for each, value in zip(dealt.slices, found, strict=True)]
+
+    def _of_experts(self, dealt: DealtWeights, values: Sequence[Any]) -> dict[int, tf.Tensor]:
+        """Returns the gradients of experts here by the ids of their slices, summed over groups.
+
+        Those of a replica are of all rows of its group, and so count whether it has rows of its own or not.
+        """
+        found: dict[int, dict[int, tf.Tensor]] = {}
+        for each, position in zip(dealt.slices, dealt.positions, strict=True):
+            variable, value = dealt.variables[position], values[position]
+            if value is not None and each.is_held and is_of_experts(variable):
+                with tf.device(each.device):
+                    terms = [tf.convert_to_tensor(local_values(value)[r]) for r in each.replicas]
+                    found.setdefault(self._part_of(variable) or 0, {})[id(each)] = sum_in_order(terms)
+        for part, own in found.items():
+            between = self._between(part)
+            if between is not None:
+                with tf.device(self._layout.groups[part].devices[0]):
+                    found[part] = dict(zip(own, between.sum(list(own.values())), strict=True))
+        return {key: total for own in found.values() for key, total in own.items()}
+
+    def _between(self, part: int) -> ProcessGroup | None:
+        """Returns the processes of other groups that hold the same slices of a part; None if there are none."""
+        return self._processes[part].between if self._processes else self._layout.groups[part].process_group
+
+    def _scattered_of_rows(self, dealt: DealtWeights, values: Sequence[Any]) -> list[Any]:
+        """As :meth:`_scattered`, of per-replica values, each of the replica's rows."""
+        shares = self._steps.context.shares
+        values = list(values)
         sparse = [i for i, value in enumerate(values) if isinstance(local_values(value)[0], tf.IndexedSlices)]
         present: bool | tf.Tensor = True
         if self._layout.process_group is not None and self._layout.num_local == 1:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import CheckpointInitialValue
 from strategies.engine.central import is_optimizer_state
+from strategies.engine.expert_variables import ExpertVariable
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.placed_variables import form_of, owner_here
 from strategies.engine.sharded_variables import ShardedVariable, bounds, own_range
@@ -17,6 +18,7 @@ from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.engine.weight_gathers import WeightGathers
 from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
+from strategies.replica.expert_exchange import makes_weights_of_experts
 from strategies.replica.holders import first_holder, note_holder, note_place
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.weight_slices import range_shape
@@ -48,6 +50,8 @@ class ShardedWeights:
     def takes(self, kwargs: dict[str, Any]) -> bool:
         """True if a variable is a weight, by the arguments of its creation: trained, and of floating-point numbers."""
         if is_optimizer_state():
+            return False
+        if not self._groups.of_weights and not makes_weights_of_experts():
             return False
         if kwargs.get("trainable") is False or kwargs.get("colocate_with") is not None:
             return False
@@ -94,7 +98,8 @@ class ShardedWeights:
                 form = {"shape": range_shape(tuple(shape), begin, end), "dtype": dtype, "name": name}
                 shards.append(self._shard(strategy, held, owner, form | {"aggregation": aggregation}))
         # Behind its shards: it is the one by which TensorFlow knows the components.
-        made = ShardedVariable(strategy, components, aggregation, shape, owners, num_owners, self.gathers)
+        make = ExpertVariable if makes_weights_of_experts() else ShardedVariable
+        made = make(strategy, components, aggregation, shape, owners, num_owners, self.gathers)
         made.keep(shards)
         if self._parts.spans_processes:
             note_place(made, self._parts)

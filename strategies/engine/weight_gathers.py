@@ -25,6 +25,7 @@ from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
 from strategies.engine.dealt_weights import laid_out, taken_apart
+from strategies.engine.expert_variables import ExpertVariable
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
@@ -111,6 +112,10 @@ class WeightGathers:
         place = frozenset(place_of(variable).items())
         key = (variable.dtype.name, devices, place)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
+        if isinstance(variable, ExpertVariable):
+            # Steps do not gather it.
+            Unit(devices, is_small=False).add(variable, num_bytes)
+            return
         is_small = num_bytes <= _SMALL * self._bucket_bytes
         unit = self._last.get((key, is_small))
         if unit is None or unit.num_bytes + num_bytes > self._bucket_bytes:
