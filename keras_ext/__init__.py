@@ -10,6 +10,7 @@ from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.pipeline.timeline import Timeline
 from keras_ext.rematerialization import rematerialize
+from keras_ext.sharded_embedding import ShardedEmbedding
 from keras_ext.tensor.attention import ParallelGroupQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.channelwise import ShardwiseDropout
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -46,6 +47,7 @@ __all__ = [
     "RowParallelConv2D",
     "RowParallelDense",
     "Schedule",
+    "ShardedEmbedding",
     "ShardwiseAdd",
     "ShardwiseDropout",
     "ShardwiseLayerNormalization",

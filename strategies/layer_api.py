@@ -15,13 +15,14 @@ from strategies.control_plane.preemption import Saver
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
-from strategies.replica.expert_exchange import ExpertExchange, weights_of_experts
 from strategies.replica.holders import agree_on
 from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.joined_weights import joined_weight
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
+from strategies.replica.row_exchange import RowExchange, sharded_rows
+from strategies.replica.row_lookups import sharded_lookup
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.saving.restoring import state_of
@@ -44,21 +45,31 @@ def replica_parts() -> ReplicaParts:
     return current_parts()
 
 
-def expert_exchange() -> ExpertExchange | None:
-    """Returns the present strategy's exchange of tokens along the mesh axis "expert"; None if it has no such axis.
+def num_replicas() -> int:
+    """Returns the number of replicas of the strategy in whose scope this is called; 1 outside of any."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def row_exchange(axis: str) -> RowExchange | None:
+    """Returns what joins the replicas along an axis where each computes with rows of weights of its own.
+
+    Args:
+        axis: "expert": None if the present strategy's mesh has no such axis. "data": the replicas that share the
+            optimizer, which are those along "expert" if there are some; None if each has all of it.
 
     Example, in `build` of a layer of experts, and in its `call` with tokens that are sorted by expert:
 
-        with layer_api.weights_of_experts():
+        with layer_api.sharded_rows():
             self.kernel = self.add_weight(shape=(num_experts, inputs, outputs), name="kernel")
 
-        exchange = layer_api.expert_exchange()
+        exchange = layer_api.row_exchange("expert")
         if exchange is not None and exchange.is_in_replica():
             own = exchange.own(self.kernel)
             y = exchange.computed(tokens, counts, lambda tokens, counts: products(tokens, counts, own))
     """
     engine = engine_of(tf.distribute.get_strategy())
-    return None if engine is None else engine.experts
+    found = None if engine is None else engine.row_exchange
+    return found if found is None or axis == "data" or found.is_of_experts else None
 
 
 def save_before_end(model: keras.Model, saver: Saver | None) -> None:
@@ -80,9 +91,9 @@ __all__ = [
     "SYMBOLIC_ROWS",
     "AxisMappings",
     "Description",
-    "ExpertExchange",
     "GradientParcel",
     "ReplicaParts",
+    "RowExchange",
     "SplitWeight",
     "StageMessages",
     "agree_on",
@@ -90,7 +101,6 @@ __all__ = [
     "compare_weights",
     "copy_value",
     "drawn_for_now",
-    "expert_exchange",
     "from_all_ranks",
     "global_state_kept",
     "in_shapes_only",
@@ -99,18 +109,21 @@ __all__ = [
     "joined",
     "joined_weight",
     "may_recompute",
+    "num_replicas",
     "of_inputs_only",
     "recomputed",
     "refuse_gradients",
     "replica_parts",
+    "row_exchange",
     "save_before_end",
     "saved_as",
     "settled",
     "shapes_of",
+    "sharded_lookup",
+    "sharded_rows",
     "sort_layers",
     "state_of",
     "unrecorded",
     "values_of",
-    "weights_of_experts",
     "write_together",
 ]

@@ -25,8 +25,8 @@ from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
 from strategies.engine.dealt_weights import laid_out, taken_apart
-from strategies.engine.expert_variables import ExpertVariable
 from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.row_sharded_variables import RowShardedVariable
 from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only, is_remote
@@ -112,7 +112,7 @@ class WeightGathers:
         place = frozenset(place_of(variable).items())
         key = (variable.dtype.name, devices, place)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
-        if isinstance(variable, ExpertVariable):
+        if isinstance(variable, RowShardedVariable):
             # Steps do not gather it.
             Unit(devices, is_small=False).add(variable, num_bytes)
             return
@@ -208,7 +208,7 @@ class WeightGathers:
                 their first use to the step's end: they are gathered once for all micro-batches.
         """
         replica, context = get_current_replica_id_as_int(), self._steps.context
-        if replica is not None and context.graph is not None and replica not in context.weights.forward:
+        if replica in context.weights.units and context.graph is not None and replica not in context.weights.forward:
             names = frozenset(op.name for op in context.graph.get_operations())
             context.weights.forward[replica] = names if is_last else None
 

@@ -1,8 +1,8 @@
 """Placement of a mesh on processes: which coordinates each process owns. Pure: no imports but the mesh.
 
-Across processes the axes are in one order, "tensor" fastest, then "pipe", "expert", "data", however a program names them, so
-that the peers that talk most share a host. A process owns consecutive coordinates: one (a GPU of its own), several
-shards of one stage, whole stages, or whole replicas.
+Across processes the axes are in one order, "tensor" fastest, then "pipe", "expert", "data", however a program names
+them, so that the peers that talk most share a host. A process owns consecutive coordinates: one (a GPU of its own),
+several shards of one stage, whole stages, or whole replicas.
 """
 
 from __future__ import annotations

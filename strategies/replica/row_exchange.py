@@ -1,8 +1,8 @@
-"""Tokens on their way to the devices of their experts, and back.
+"""Rows of weights on several replicas, each of which computes with its own: experts, and rows of tables.
 
-On a mesh with the axis "expert" the replicas along it are a group: each has rows of its own, as along "data", and some
-of the experts. A layer of experts sends each token to the replica that has its expert, which computes, and sends what
-it makes back. Both ways are an all-to-all, whose gradient is the way back.
+Replicas of a group have rows of the batch of their own, as along "data", and some of the rows of a weight. What a
+replica has for a row of the weight, such as a token for its expert, goes to the replica that has the row, which
+computes; what it makes goes back. Both ways are an all-to-all, whose gradient is the way back.
 
 Within a process the parts are as long as they are. Between processes they are padded to the longest of them.
 
@@ -21,6 +21,7 @@ import tensorflow as tf
 from strategies._tf_internals import get_current_replica_id_as_int, regroup
 from strategies.batches import shares
 from strategies.collectives.process_group import ProcessGroup
+from strategies.replica.axis_mappings import like_in_rows
 from strategies.replica.deferred import in_shapes_only
 from strategies.topology.sharding import ShardingGroups
 
@@ -31,8 +32,11 @@ _making: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies
 
 
 @contextlib.contextmanager
-def weights_of_experts() -> Iterator[None]:
-    """Inside, weights are made whose first dimension is that of experts, of which each replica holds its own."""
+def sharded_rows() -> Iterator[None]:
+    """Inside, weights are made whose rows, along their first dimension, lie on several replicas where they can.
+
+    That is where the strategy has the mesh axis "expert", or ``shard``. Elsewhere they are weights like others.
+    """
     token = _making.set(True)
     try:
         yield
@@ -40,16 +44,16 @@ def weights_of_experts() -> Iterator[None]:
         _making.reset(token)
 
 
-def makes_weights_of_experts() -> bool:
-    """True inside of :func:`weights_of_experts`."""
+def makes_sharded_rows() -> bool:
+    """True inside of :func:`sharded_rows`."""
     return _making.get()
 
 
-class ExpertExchange:
-    """The groups of replicas over which experts are dealt out, as layers see them.
+class RowExchange:
+    """The groups of replicas that have rows of weights, as layers see them.
 
     Args:
-        groups: of replicas, each of which has all experts.
+        groups: of replicas, each of which has all rows.
         devices: full names, one for each local replica.
         processes: joins those of a group, of one replica each; None if a group is inside of one process.
     """
@@ -58,20 +62,30 @@ class ExpertExchange:
         self._groups = groups
         self._devices = tuple(devices)
         self._processes = processes
-        #: The number of replicas over which experts are dealt out.
+        #: The number of replicas of a group.
         self.size = groups.size
+        #: True if they are those along "expert".
+        self.is_of_experts = groups.of_experts
 
     def is_in_replica(self) -> bool:
-        """True where a replica computes with its own rows and experts; elsewhere all experts are read."""
+        """True where a replica computes with its own rows; elsewhere weights are whole."""
         return shares.current() is not None
 
     def own(self, variable: Any) -> tf.Tensor:
-        """Returns the experts of a weight that the running replica has: ``[experts, ...] -> [experts / size, ...]``.
+        """Returns the rows of a weight that the running replica has: ``[rows, ...] -> [rows / size, ...]``.
 
         Args:
-            variable: of Keras, made inside of :func:`weights_of_experts`.
+            variable: of Keras, made inside of :func:`sharded_rows`.
         """
         return tf.convert_to_tensor(variable.value.values[get_current_replica_id_as_int() or 0])
+
+    @property
+    def position(self) -> int:
+        """The position of the running replica in its group, in which order they have the rows."""
+        share = shares.current()
+        if share is None:
+            raise RuntimeError("No replica is running.")
+        return share.replica_id % self.size
 
     def computed(self, tokens: tf.Tensor, counts: tf.Tensor, compute: Compute) -> tf.Tensor:
         """Returns what experts make of tokens, wherever they are. All replicas call it.
@@ -88,31 +102,39 @@ class ExpertExchange:
         Raises:
             ValueError: called in a function that is traced inside of a step, where replicas cannot meet.
         """
-        share = shares.current()
-        if share is not None and share.in_inner_function:
-            raise ValueError(
-                "A layer of experts is called in a function that is traced inside of a step (jit_compile, recomputed "
-                "blocks, a pipeline of many passes): replicas cannot send tokens to each other there. Leave the axis "
-                "'expert' out of the mesh, or the function. Received: experts on a mesh with 'expert' of size "
-                f"{self.size}."
-            )
         own_counts = tf.reshape(counts, [self.size, -1])
         if in_shapes_only():
             return compute(tokens, tf.reduce_sum(own_counts, 0))
-        route = self._route(own_counts)
-        there = route.swapped(tf.split(tokens, route.sent))
+        route = self.route(own_counts)
+        there = route.swapped(route.parts(tokens))
         # By source, then by expert: in the order of experts each has its tokens side by side.
         experts = tf.repeat(tf.tile(tf.range(tf.shape(own_counts)[1]), [self.size]), tf.reshape(route.counts, [-1]))
         order = tf.argsort(experts, stable=True)
         made = compute(permuted(tf.concat(there, 0), order), tf.reduce_sum(route.counts, 0))
-        back = tf.split(permuted(made, tf.math.invert_permutation(order)), route.received)
-        return tf.concat(route.back().swapped(back), 0)
+        back = route.back()
+        made = permuted(made, tf.math.invert_permutation(order))
+        return like_in_rows(tokens, tf.concat(back.swapped(back.parts(made)), 0))
 
-    def _route(self, own_counts: tf.Tensor) -> _Route:
-        sent = tf.reduce_sum(own_counts, 1)
+    def route(self, own_counts: tf.Tensor) -> Route:
+        """Returns how many rows go from where to where. All replicas of the group call it.
+
+        Args:
+            own_counts: ``[size, kinds]``, int32: what this replica has for each, by kinds.
+
+        Raises:
+            ValueError: called in a function that is traced inside of a step, where replicas cannot meet.
+        """
+        share = shares.current()
+        if share is not None and share.in_inner_function:
+            raise ValueError(
+                "Replicas cannot send rows to each other inside a function that is traced in a step (jit_compile, "
+                "recomputed blocks, a pipeline of many passes). Leave out that function, or what shards rows of "
+                f"weights: the mesh axis 'expert', or shard. Received: replicas in groups of {self.size}."
+            )
+        sent = tf.ensure_shape(tf.reduce_sum(own_counts, 1), [self.size])
         if self._processes is None:
             counts = tf.stack(self._meet(tf.unstack(own_counts, self.size)))
-            return _Route(self._meet, sent, tf.reduce_sum(counts, 1), counts)
+            return Route(self._meet, sent, tf.reduce_sum(counts, 1), counts)
         every = self._processes.gather(own_counts[tf.newaxis], equal_sizes=True)
         longest = tf.reduce_max(tf.reduce_sum(every, 2))
         counts = every[:, self._processes.rank]
@@ -122,7 +144,7 @@ class ExpertExchange:
             padded = [tf.pad(part, [[0, longest - tf.shape(part)[0]], [0, 0]]) for part in parts]
             return tf.split(processes.all_to_all(tf.concat(padded, 0)), len(parts))
 
-        return _Route(exchange, sent, tf.reduce_sum(counts, 1), counts)
+        return Route(exchange, sent, tf.reduce_sum(counts, 1), counts)
 
     def _meet(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns for each replica of the group what it has for this one."""
@@ -139,7 +161,7 @@ class ExpertExchange:
         return list(tf.distribute.get_replica_context().merge_call(swap, args=tuple(parts)))
 
 
-class _Route:
+class Route:
     """The numbers of rows that a replica sends to and gets from each of its group.
 
     Args:
@@ -161,9 +183,13 @@ class _Route:
         self.received = received
         self.counts = counts
 
-    def back(self) -> _Route:
+    def parts(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns rows, which lie in the order of where they go, as a tensor for each."""
+        return list(tf.split(rows, self.sent))
+
+    def back(self) -> Route:
         """Returns the way back."""
-        return _Route(self._exchange, self.received, self.sent, self.counts)
+        return Route(self._exchange, self.received, self.sent, self.counts)
 
     def swapped(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the parts for this replica, one from each. Gradient: the way back."""
@@ -171,13 +197,18 @@ class _Route:
         @tf.custom_gradient
         def swap(*own: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
             def gradient(*upstream: Any) -> list[tf.Tensor]:
-                return self._cut(self._exchange([tf.convert_to_tensor(each) for each in upstream]), self.sent)
+                return self.back().exchanged([tf.convert_to_tensor(each) for each in upstream])
 
-            return self._cut(self._exchange(own), self.received), gradient
+            return self.exchanged(own), gradient
 
         return list(swap(*parts))
 
-    def _cut(self, parts: Sequence[tf.Tensor], sizes: tf.Tensor) -> list[tf.Tensor]:
+    def exchanged(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As :meth:`swapped`, without a gradient, of any dtype."""
+        return self._cut(self._exchange(parts), self.received)
+
+    @staticmethod
+    def _cut(parts: Sequence[tf.Tensor], sizes: tf.Tensor) -> list[tf.Tensor]:
         return [part[:size] for part, size in zip(parts, tf.unstack(sizes, len(parts)), strict=True)]
 
 

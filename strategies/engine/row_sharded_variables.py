@@ -11,7 +11,7 @@ from strategies.engine.sharded_variables import ShardedVariable
 from strategies.replica.deferred import in_shapes_only, is_remote
 
 
-class ExpertVariable(ShardedVariable):
+class RowShardedVariable(ShardedVariable):
     """A weight in shards along its first dimension, which nobody gathers in a step.
 
     A replica's gradient is that of its own experts, of the rows of its whole group; the group's other replicas have
@@ -52,6 +52,6 @@ class ExpertVariable(ShardedVariable):
         return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
 
 
-def is_of_experts(variable: Any) -> bool:
+def is_row_sharded(variable: Any) -> bool:
     """True if each replica has some experts of a Keras variable."""
-    return isinstance(getattr(variable, "value", None), ExpertVariable)
+    return isinstance(getattr(variable, "value", None), RowShardedVariable)
