@@ -80,7 +80,7 @@ class ShardedEmbedding(keras.layers.Embedding):
                 "hold all of it. Make it with shard='optimizer' or shard='weights', as in "
                 f"MultiWorkerMirroredStrategy(shard='optimizer'). Received: {layer_api.num_replicas()} replicas."
             )
-        with layer_api.sharded_rows():
+        with layer_api.sharded_rows("data"):
             super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:

@@ -1,7 +1,6 @@
 """The names that parallel layers are written against: those of `keras_ext`, and layers of a user's own."""
 
 import keras
-import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept, in_stateless_scope
@@ -21,7 +20,7 @@ from strategies.replica.joined_weights import joined_weight
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
-from strategies.replica.row_exchange import RowExchange, sharded_rows
+from strategies.replica.row_exchange import RowExchange, num_replicas, row_exchange, sharded_rows
 from strategies.replica.row_lookups import sharded_lookup
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
@@ -43,33 +42,6 @@ def replica_parts() -> ReplicaParts:
     # A layer that is split has its weights written as one, with or without a strategy.
     _keras_hooks.install()
     return current_parts()
-
-
-def num_replicas() -> int:
-    """Returns the number of replicas of the strategy in whose scope this is called; 1 outside of any."""
-    return int(tf.distribute.get_strategy().num_replicas_in_sync)
-
-
-def row_exchange(axis: str) -> RowExchange | None:
-    """Returns what joins the replicas along an axis where each computes with rows of weights of its own.
-
-    Args:
-        axis: "expert": None if the present strategy's mesh has no such axis. "data": the replicas that share the
-            optimizer, which are those along "expert" if there are some; None if each has all of it.
-
-    Example, in `build` of a layer of experts, and in its `call` with tokens that are sorted by expert:
-
-        with layer_api.sharded_rows():
-            self.kernel = self.add_weight(shape=(num_experts, inputs, outputs), name="kernel")
-
-        exchange = layer_api.row_exchange("expert")
-        if exchange is not None and exchange.is_in_replica():
-            own = exchange.own(self.kernel)
-            y = exchange.computed(tokens, counts, lambda tokens, counts: products(tokens, counts, own))
-    """
-    engine = engine_of(tf.distribute.get_strategy())
-    found = None if engine is None else engine.row_exchange
-    return found if found is None or axis == "data" or found.is_of_experts else None
 
 
 def save_before_end(model: keras.Model, saver: Saver | None) -> None:

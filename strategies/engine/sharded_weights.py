@@ -51,7 +51,7 @@ class ShardedWeights:
         """True if a variable is a weight, by the arguments of its creation: trained, and of floating-point numbers."""
         if is_optimizer_state():
             return False
-        if not self._groups.of_weights and not makes_sharded_rows():
+        if not self._groups.of_weights and not makes_sharded_rows(self._groups):
             return False
         if kwargs.get("trainable") is False or kwargs.get("colocate_with") is not None:
             return False
@@ -72,7 +72,7 @@ class ShardedWeights:
             kwargs: what the creator takes.
         """
         name, dtype = kwargs.get("name") or "Variable", tf.as_dtype(kwargs["dtype"])
-        make: type[ShardedVariable] = RowShardedVariable if makes_sharded_rows() else ShardedVariable
+        make: type[ShardedVariable] = RowShardedVariable if makes_sharded_rows(self._groups) else ShardedVariable
         if self._parts.spans_processes and (self._parts.home() is None or callable(kwargs["initial_value"])):
             shape = form_of(kwargs)["shape"]
             ranges = self._ranges(shape)
@@ -118,7 +118,7 @@ class ShardedWeights:
             return DeferredVariable(RangeDraw(whole, lambda value: own_range(value, begin, end, own_shape)), **form)
 
     def _ranges(self, shape: tf.TensorShape) -> list[tuple[int, int]]:
-        if makes_sharded_rows():
+        if makes_sharded_rows(self._groups):
             return row_bounds(shape.as_list(), self._groups.size)
         return bounds(shape.num_elements(), self._groups.size)
 

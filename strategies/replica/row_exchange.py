@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -28,25 +28,26 @@ from strategies.topology.sharding import ShardingGroups
 #: Computes with the experts that a replica has: takes tokens sorted by expert, and the number of those of each.
 Compute = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-_making: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_of_experts", default=False)
+#: The axis along which rows of new weights lie.
+_making: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_sharded_rows", default=None)
 
 
 @contextlib.contextmanager
-def sharded_rows() -> Iterator[None]:
-    """Inside, weights are made whose rows, along their first dimension, lie on several replicas where they can.
+def sharded_rows(axis: Literal["data", "expert"]) -> Iterator[None]:
+    """Inside, weights are made whose rows, along their first dimension, lie on the replicas along an axis.
 
-    That is where the strategy has the mesh axis "expert", or ``shard``. Elsewhere they are weights like others.
+    Where there is no :class:`RowExchange` along it, they are weights like others.
     """
-    token = _making.set(True)
+    token = _making.set(axis)
     try:
         yield
     finally:
         _making.reset(token)
 
 
-def makes_sharded_rows() -> bool:
-    """True inside of :func:`sharded_rows`."""
-    return _making.get()
+def makes_sharded_rows(groups: ShardingGroups) -> bool:
+    """True inside of :func:`sharded_rows` along an axis of which these groups are."""
+    return _making.get() == "data" or (_making.get() == "expert" and groups.of_experts)
 
 
 class RowExchange:
@@ -224,3 +225,29 @@ def permuted(value: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
 
     moved: tf.Tensor = permute(value)
     return moved
+
+
+def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
+    """Returns what joins the replicas along an axis where each computes with rows of weights of its own.
+
+    Args:
+        axis: "expert": None if the present strategy's mesh has no such axis. "data": the replicas that share the
+            optimizer, which are those along "expert" if there are some; None if each has all of it.
+
+    Example, in `build` of a layer of experts, and in its `call` with tokens that are sorted by expert:
+
+        with layer_api.sharded_rows("expert"):
+            self.kernel = self.add_weight(shape=(num_experts, inputs, outputs), name="kernel", autocast=False)
+
+        exchange = layer_api.row_exchange("expert")
+        if exchange is not None and exchange.is_in_replica():
+            own = exchange.own(self.kernel)
+            y = exchange.computed(tokens, counts, lambda tokens, counts: products(tokens, counts, own))
+    """
+    found: RowExchange | None = getattr(tf.distribute.get_strategy().extended, "row_exchange", None)
+    return found if found is None or axis == "data" or found.is_of_experts else None
+
+
+def num_replicas() -> int:
+    """Returns the number of replicas of the strategy in whose scope this is called; 1 outside of any."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
