@@ -2,6 +2,7 @@
 
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition
+from keras_ext.expert import MixtureOfExperts
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.pipeline.graph_partition import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
@@ -34,6 +35,7 @@ __all__ = [
     "Commits",
     "LearningRateWarmup",
     "MemoryReport",
+    "MixtureOfExperts",
     "ParallelFeedForward",
     "ParallelGroupQueryAttention",
     "ParallelMultiHeadAttention",

@@ -1,0 +1,9 @@
+"""Mixtures of experts: feed-forward networks of which each token takes a few.
+
+`MixtureOfExperts` is the layer, `replace_experts` puts sparse computation in the place of dense banks of other models.
+In files both are plain Keras, or what the model's own library makes. The guide is README.md beside this file.
+"""
+
+from keras_ext.expert.layer import MixtureOfExperts
+
+__all__ = ["MixtureOfExperts"]
