@@ -139,7 +139,7 @@ class MixtureOfExperts(keras.Layer):
         self.num_dims = len(input_shape)
         inner = plain_form.inner_layers(self, int(input_shape[-1]))
         #: As a Functional model has them, for the paths of weights in files.
-        self.layers = plain_form.in_order_of_files(inner)
+        self.layers = list(inner.values())
         for layer, shape in plain_form.shapes_of_inputs(self, inner, tuple(input_shape)):
             layer.build(shape)
         self.built = True
@@ -156,11 +156,13 @@ class MixtureOfExperts(keras.Layer):
         shape, features = ops.shape(inputs), inputs.shape[-1]
         tokens = ops.reshape(inputs, (-1, features))
         logits = inner["router"](self._jittered(inputs) if training else inputs)
-        logits = ops.reshape(logits, (-1, self.num_experts))
         scores = scores_of(logits, self.router_activation)
-        selection = inner["selection"](scores) if "selection" in inner else None
-        routes = choose(scores, self.top_k, normalize=self.normalize_top_k, selection=selection)
-        is_kept = self._learn_of_load(logits, scores, routes.experts, _counted(mask, shape)) if training else None
+        flat = [ops.reshape(each, (-1, self.num_experts)) for each in (logits, scores)]
+        selection = flat[1]
+        if "selection" in inner:
+            selection = ops.reshape(inner["selection"](scores), (-1, self.num_experts))
+        routes = choose(flat[1], selection, self.top_k, normalize=self.normalize_top_k)
+        is_kept = self._learn_of_load(*flat, routes.experts, _counted(mask, shape)) if training else None
         banks, feed_forward = self._experts()
         outputs = weighted_sum_over_experts(
             tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept

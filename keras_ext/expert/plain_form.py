@@ -31,12 +31,10 @@ NOTED = (
     "z_loss",
     "capacity_factor",
 )
-# As the graph is computed; the model counts its layers so.
-_ORDER = ("router", "shared_gate", "shared_up", "gate", "up", "selection", "down", "shared_down")
 
 
 def inner_layers(layer: Any, features: int) -> dict[str, Any]:
-    """Returns the layers of a mixture's parts by their names, not built.
+    """Returns the layers of a mixture's parts by their names, not built, in the order in which the model has them.
 
     Args:
         layer: the mixture.
@@ -85,11 +83,6 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
         made["shared_up"] = dense("shared_up", layer.shared_hidden_dim, None if layer.gated else first)
         made["shared_down"] = dense("shared_down", features)
     return made
-
-
-def in_order_of_files(inner: Mapping[str, Any]) -> list[Any]:
-    """Returns the layers in the order in which the Functional model has them."""
-    return [inner[name] for name in _ORDER if name in inner]
 
 
 def shapes_of_inputs(layer: Any, inner: Mapping[str, Any], shape: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:

@@ -33,19 +33,17 @@ def probabilities_of(scores: Any, activation: RouterActivation) -> Any:
     return scores / (ops.sum(scores, axis=-1, keepdims=True) + 1e-20)
 
 
-def choose(scores: Any, top_k: int, *, normalize: bool, selection: Any = None) -> Routes:
-    """Returns the experts with the highest scores, and their scores as weights.
+def choose(scores: Any, selection: Any, top_k: int, *, normalize: bool) -> Routes:
+    """Returns the experts that are chosen, and their scores as weights.
 
     Args:
         scores: `[tokens, num_experts]`.
+        selection: the highest of these are chosen; the scores, or the scores plus a bias.
         top_k: number of experts that each token takes.
         normalize: divide weights by their sum.
-        selection: chosen by in the place of the scores, of the same shape.
     """
-    if selection is None:
-        weights, experts = ops.top_k(scores, top_k)
-    else:
-        experts = ops.top_k(selection, top_k)[1]
+    weights, experts = ops.top_k(selection, top_k)
+    if selection is not scores:
         weights = ops.take_along_axis(scores, experts, axis=-1)
     if normalize:
         weights = weights / ops.sum(weights, axis=-1, keepdims=True)
