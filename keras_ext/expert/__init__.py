@@ -5,5 +5,6 @@ In files both are plain Keras, or what the model's own library makes. The guide 
 """
 
 from keras_ext.expert.layer import MixtureOfExperts
+from keras_ext.expert.replace import replace_experts
 
-__all__ = ["MixtureOfExperts"]
+__all__ = ["MixtureOfExperts", "replace_experts"]
