@@ -2,6 +2,7 @@
 
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition
+from keras_ext.expert import MixtureOfExperts, replace_experts
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.pipeline.graph_partition import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
@@ -35,6 +36,7 @@ __all__ = [
     "Commits",
     "LearningRateWarmup",
     "MemoryReport",
+    "MixtureOfExperts",
     "ParallelFeedForward",
     "ParallelGroupQueryAttention",
     "ParallelMultiHeadAttention",
@@ -64,4 +66,5 @@ __all__ = [
     "memory_report",
     "parallelize",
     "rematerialize",
+    "replace_experts",
 ]
