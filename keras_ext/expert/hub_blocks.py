@@ -29,8 +29,6 @@ class _Block:
         return bool(self.factor_attribute and getattr(self, self.factor_attribute))
 
     def _weighted_sum(self, tokens: Any, experts: Any, weights: Any, banks: Sequence[Any], feed_forward: Any) -> Any:
-        own: Any = self
-        banks = [ops.cast(bank, own.compute_dtype) for bank in banks]
         experts, weights = ops.cast(experts, "int32"), ops.cast(weights, tokens.dtype)
         return weighted_sum_over_experts(tokens, experts, weights, banks, feed_forward)
 

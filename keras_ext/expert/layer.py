@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_ext.expert import arguments, plain_form
-from keras_ext.expert.bank import weighted_sum_over_experts
+from keras_ext.expert.bank import check_banks, weighted_sum_over_experts
 from keras_ext.expert.loads import Load, kept_choices, load_balancing_loss, z_loss
 from keras_ext.expert.routing import RouterActivation, choose, probabilities_of, scores_of
 from strategies import layer_api
@@ -140,8 +141,11 @@ class MixtureOfExperts(keras.Layer):
         inner = plain_form.inner_layers(self, int(input_shape[-1]))
         #: As a Functional model has them, for the paths of weights in files.
         self.layers = list(inner.values())
+        check_banks(self.num_experts, (self.kernel_regularizer, self.bias_regularizer), self.name)
         for layer, shape in plain_form.shapes_of_inputs(self, inner, tuple(input_shape)):
-            layer.build(shape)
+            are_experts = layer.name in ("gate", "up", "down")
+            with layer_api.sharded_rows("expert") if are_experts else contextlib.nullcontext():
+                layer.build(shape)
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -206,7 +210,6 @@ class MixtureOfExperts(keras.Layer):
         layers = [inner[name] for name in names]
         arguments.refuse_quantized(layers, self.name)
         banks = [layer.kernel for layer in layers] + ([layer.bias for layer in layers] if self.use_bias else [])
-        banks = [ops.cast(bank, self.compute_dtype) for bank in banks]
         return banks, functools.partial(_feed_forward, self.activation, len(layers))
 
     def compute_output_shape(self, input_shape: Sequence[Any]) -> tuple[Any, ...]:

@@ -18,6 +18,9 @@ class RowShardedVariable(ShardedVariable):
     none of it.
     """
 
+    #: Tells layers that a replica computes with its own rows.
+    has_own_rows = True
+
     @property
     def handle(self) -> Any:
         """That of the replica's own experts, with respect to which gradients are taken; elsewhere of all."""

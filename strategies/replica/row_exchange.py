@@ -72,6 +72,11 @@ class RowExchange:
         """True where a replica computes with its own rows; elsewhere weights are whole."""
         return shares.current() is not None
 
+    def has_rows_of(self, variables: Sequence[Any]) -> bool:
+        """True in a replica that has some rows of each of these Keras variables, and not all."""
+        values = [getattr(variable, "value", None) for variable in variables]
+        return self.is_in_replica() and all(getattr(value, "has_own_rows", False) for value in values)
+
     def own(self, variable: Any) -> tf.Tensor:
         """Returns the rows of a weight that the running replica has: ``[rows, ...] -> [rows / size, ...]``.
 
