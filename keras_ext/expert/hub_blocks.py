@@ -20,6 +20,8 @@ from keras_ext.expert.loads import Load, load_balancing_loss
 class _Block:
     """The base of the mix-ins. What they read is the plain class'."""
 
+    #: The attribute that has the weights of experts, and nothing else.
+    bank_attribute = "expert_bank"
     #: The attribute that has the factor of the load-balancing loss.
     factor_attribute: str | None = None
 
@@ -131,6 +133,8 @@ class Qwen35Block(QwenBlock):
 class GptOssBlock(_Block):
     """Of GPT-OSS: experts with biases, whose activations are clipped; no load-balancing loss."""
 
+    bank_attribute = "experts"
+
     def call(self, hidden_states: Any) -> Any:
         """Returns the outputs and the router's scores."""
         own: Any = self
@@ -166,6 +170,11 @@ def is_dense_block(layer: Any) -> bool:
     return _key(type(layer)) in BLOCKS
 
 
+def bank_of(block: Any) -> list[Any]:
+    """Returns the weights of the experts of one of KerasHub's blocks, variables of shape `[num_experts, ...]`."""
+    return list(getattr(block, BLOCKS[_key(type(block))].bank_attribute).variables)
+
+
 def make_sparse(block: Any) -> None:
     """Has one of KerasHub's blocks compute its experts sparsely from now on: it becomes one of a subclass."""
     block.__class__ = sparse_class(type(block))
@@ -186,5 +195,3 @@ def _key(cls: type) -> tuple[str, str]:
 
 def _in_float32(activation: Callable[[Any], Any], x: Any) -> Any:
     return ops.cast(activation(ops.cast(x, "float32")), x.dtype)
-
-
