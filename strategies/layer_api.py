@@ -8,13 +8,13 @@ from strategies._keras_hooks.keras_versions import sort_layers
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.same_models import compare_weights
 from strategies._keras_hooks.settled_initializers import settled
-from strategies._keras_hooks.sharded_optimizers import some_need_whole
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
+from strategies._keras_hooks.sharded_optimizers import some_need_whole
 from strategies._keras_hooks.undrawn import variables_undrawn
 from strategies._keras_hooks.wrapping import engine_of
 from strategies.control_plane.preemption import Saver
-from strategies.replica.axis_mappings import AxisMappings
 from strategies.planning import Sharing
+from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.holders import agree_on
