@@ -3,6 +3,7 @@
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition
 from keras_ext.memory import MemoryReport, memory_report
+from keras_ext.memory_plan import MemoryPlan, memory_plan
 from keras_ext.pipeline.graph_partition import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
 from keras_ext.pipeline.partition import Partition
@@ -33,6 +34,7 @@ __all__ = [
     "ColumnParallelDense",
     "Commits",
     "LearningRateWarmup",
+    "MemoryPlan",
     "MemoryReport",
     "ParallelFeedForward",
     "ParallelGroupQueryAttention",
@@ -59,6 +61,7 @@ __all__ = [
     "VocabParallelSparseCategoricalCrossentropy",
     "WeightsComparison",
     "default_plan",
+    "memory_plan",
     "memory_report",
     "parallelize",
     "rematerialize",

@@ -127,6 +127,8 @@ class ReplicatedExtended(MirroredExtended):
         self._updates = Updates(parts, self.layout, self._gradient_sync, self._steps)
         #: Deals updates out over the replicas, where there are several; None if each device makes all of them.
         self.sharded_updates: ShardedUpdates | None = None
+        #: The groups of replicas over which updates are dealt out; None if each device makes all of them.
+        self.sharding = sharding
         #: Makes weights in shards; None if each device holds all.
         self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:
