@@ -56,7 +56,7 @@ def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any
     if not variables or isinstance(variables[0], WeightSlice):
         # Those of an optimizer that wraps this one.
         return variables
-    whole = _some_need_whole(optimizer)
+    whole = some_need_whole(optimizer)
     if whole and (split := [each.path for each in variables if weight_of(each) is not None]):
         raise ValueError(
             f"{type(optimizer).__name__} looks at whole weights, which cannot be dealt out among devices where layers "
@@ -72,10 +72,11 @@ def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any
     return Announced(updates.deal(variables, whole=whole).slices)
 
 
-def _some_need_whole(optimizer: keras.Optimizer) -> bool:
+def some_need_whole(optimizer: keras.Optimizer) -> bool:
+    """True if an optimizer, or one that it wraps, gets whole weights where updates are dealt out."""
     inner = inner_optimizers(optimizer)
     if inner:
-        return any(map(_some_need_whole, inner))
+        return any(map(some_need_whole, inner))
     # One that wraps others, but chooses them by the variables, shows none before it is built.
     return isinstance(optimizer, WRAPPING_OPTIMIZERS) or needs_whole(optimizer) or has_own_way(optimizer)
 
