@@ -172,7 +172,8 @@ def is_dense_block(layer: Any) -> bool:
 
 def make_sparse(block: Any) -> None:
     """Has one of KerasHub's blocks compute its experts sparsely from now on: it becomes one of a subclass."""
-    block.__class__ = sparse_class(type(block))
+    cls: Any = type(block)
+    block.__class__ = sparse_class(cls)
     # The sizes of matrices depend on values.
     block.supports_jit = False
 
@@ -190,5 +191,3 @@ def _key(cls: type) -> tuple[str, str]:
 
 def _in_float32(activation: Callable[[Any], Any], x: Any) -> Any:
     return ops.cast(activation(ops.cast(x, "float32")), x.dtype)
-
-

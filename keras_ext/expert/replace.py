@@ -80,7 +80,9 @@ def _mixture_of(layer: Any) -> Any:
         return None
     inner = {each.name: each for each in layer.layers}
     up, first = inner["up"], inner.get("gate", inner["up"])
-    kinds = [f"{weight}_{kind}" for weight in ("kernel", "bias") for kind in ("initializer", "regularizer", "constraint")]
+    kinds = [
+        f"{weight}_{kind}" for weight in ("kernel", "bias") for kind in ("initializer", "regularizer", "constraint")
+    ]
     return MixtureOfExperts(
         inner["router"].units,
         int(up.kernel.shape[-1]),

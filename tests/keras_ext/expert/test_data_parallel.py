@@ -47,7 +47,12 @@ def trained(mixture: Any, strategy: Any = None, weights: Any = None, **optimizer
     x[::3, 1:] = 0.0
     y = generator.normal(size=(17, LENGTH, FEATURES)).astype("float32")
     with contextlib.nullcontext() if strategy is None else strategy.scope():
-        layers = [keras.Input((LENGTH, FEATURES)), keras.layers.Masking(), keras.layers.Dense(FEATURES, "tanh"), mixture()]
+        layers = [
+            keras.Input((LENGTH, FEATURES)),
+            keras.layers.Masking(),
+            keras.layers.Dense(FEATURES, "tanh"),
+            mixture(),
+        ]
         model = keras.Sequential(layers)
         model.compile(keras.optimizers.Adam(0.01, **optimizer), "mse", metrics=["mae"])
     for variable, value in zip(in_one_order(model), weights or (), strict=False):

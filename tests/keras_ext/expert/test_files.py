@@ -90,7 +90,7 @@ def test_opens_where_this_package_cannot_be_imported(tmp_path: pathlib.Path) -> 
 
 
 def test_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ValueError, match="MixtralSparseMoeBlock.*Received: .*Dense"):
+    with pytest.raises(ValueError, match=r"MixtralSparseMoeBlock.*Received: .*Dense"):
         keras_ext.replace_experts(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
     with pytest.raises(ValueError, match="no graph"):
         keras_ext.replace_experts(keras.layers.Dense(2))
