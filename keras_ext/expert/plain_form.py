@@ -45,15 +45,15 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
     constraints = {"kernel_constraint": layer.kernel_constraint, "bias_constraint": layer.bias_constraint}
     common = {**kernel, **bias, **constraints, "dtype": layer.dtype_policy}
 
-    # A letter for each dim. With "...", TensorFlow 2.21 sums a kernel's gradient over these dims behind the products of
-    # all tokens, which fit in no memory, and on CPUs, in float16, "...i,eio->...eo" returns numbers that are no product.
+    # A letter for each dim. With "...", TensorFlow 2.21 makes a kernel's gradient for each token, which fits in no
+    # memory, and adds up then; and on CPUs, in float16, "...i,eio->...eo" returns numbers that are no product.
     dims = "abcdfghjklmn"[: layer.num_dims - 1]
     of_tokens, of_experts = f"{dims}i,eio->{dims}eo", f"{dims}ei,eio->{dims}eo"
 
     def bank(name: str, equation: str, size: int, activation: Any = None) -> Any:
         return keras.layers.EinsumDense(
             equation,
-            (layer.num_experts, size),
+            (*[None] * (layer.num_dims - 2), layer.num_experts, size),
             activation=activation,
             bias_axes="eo" if layer.use_bias else None,
             name=name,

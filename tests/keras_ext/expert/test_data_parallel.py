@@ -85,7 +85,7 @@ def test_equals_plain_keras(case: str) -> None:
     two = trained(lambda: sparse(**arguments), strategies.MirroredStrategy(["CPU:0", "CPU:1"]))
     plain = trained(lambda: dense(**arguments), weights=two[1])
     assert_same(plain, two)
-    if case == "capacity":
+    if case != "losses":
         return
     three = trained(lambda: sparse(**arguments), strategies.MirroredStrategy([f"CPU:{i}" for i in range(3)]))
     assert_same(plain, three)

@@ -43,7 +43,9 @@ def trained(**arguments: Any) -> tuple[Any, Any]:
     return model, x
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", ["sigmoid", "half", *(pytest.param(name, marks=pytest.mark.parity_all) for name in ("gated", "plain"))]
+)
 def test_is_a_plain_model_that_becomes_sparse_again(form: str, tmp_path: pathlib.Path) -> None:
     model, x = trained(**FORMS[form])
     model.save(tmp_path / "model.keras")
