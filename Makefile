@@ -96,7 +96,7 @@ bench-reading: $(READY_RUN) ## measure images/s and core of reading images from 
 bench-sharded: $(READY_HOROVOD) ## measure steps with the optimizer in shards over two processes, beside whole ones and torch
 	$(BIN)/python benchmarks/sharded/main.py $(ARGS)
 
-bench-experts: $(READY_RUN) ## measure training steps of mixtures of experts, sparse beside dense ones of KerasHub
+bench-experts: $(READY_DEV) ## measure training steps of mixtures of experts, sparse beside dense ones of KerasHub
 	$(BIN)/python benchmarks/experts/main.py $(ARGS)
 
 lint: ruff mypy ## check style and types
