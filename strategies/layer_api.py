@@ -65,13 +65,15 @@ def save_before_end(model: keras.Model, saver: Saver | None) -> None:
 def sharing_of(model: keras.Model) -> Sharing | None:
     """Returns what the replicas of a model share; None where a device does not hold a whole replica or its shards.
 
-    So it is on a mesh with other axes than "data", with a parameter device, and under strategies that are not ours.
+    So it is on a mesh with other axes than "data", with a parameter device, with layers of which replicas have rows of
+    their own, and under strategies that are not ours.
     """
     strategy = model.distribute_strategy
     engine = engine_of(strategy)
     if engine is None:
         return Sharing() if strategy.num_replicas_in_sync == 1 else None
-    if engine.central is not None or engine.parts.mesh.size > 1:
+    has_own_rows = any(getattr(variable.value, "has_own_rows", False) for variable in model.variables)
+    if engine.central is not None or engine.parts.mesh.size > 1 or has_own_rows:
         return None
     if engine.sharding is None:
         return Sharing(strategy.num_replicas_in_sync)

@@ -111,8 +111,10 @@ class QwenBlock(_Block):
             expert, gate = (getattr(own, name) for name in self.shared)
             outputs = outputs + expert(tokens) * ops.sigmoid(gate(tokens))
         if training:
-            # Of each token's row, which tokens it sees: none if it is padding.
-            mask = None if attention_mask is None else ops.any(attention_mask, axis=-1)
+            mask = attention_mask
+            if mask is not None and len(mask.shape) == 3:
+                # Of each token, which tokens it sees: none if it is padding.
+                mask = ops.any(mask, axis=-1)
             self._balance(probabilities, experts, mask)
         return ops.reshape(outputs, shape), logits
 
@@ -177,7 +179,8 @@ def bank_of(block: Any) -> list[Any]:
 
 def make_sparse(block: Any) -> None:
     """Has one of KerasHub's blocks compute its experts sparsely from now on: it becomes one of a subclass."""
-    block.__class__ = sparse_class(type(block))
+    cls: Any = type(block)
+    block.__class__ = sparse_class(cls)
     # The sizes of matrices depend on values.
     block.supports_jit = False
 

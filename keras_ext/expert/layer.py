@@ -161,12 +161,11 @@ class MixtureOfExperts(keras.Layer):
         tokens = ops.reshape(inputs, (-1, features))
         logits = inner["router"](self._jittered(inputs) if training else inputs)
         scores = scores_of(logits, self.router_activation)
-        flat = [ops.reshape(each, (-1, self.num_experts)) for each in (logits, scores)]
-        selection = flat[1]
-        if "selection" in inner:
-            selection = ops.reshape(inner["selection"](scores), (-1, self.num_experts))
-        routes = choose(flat[1], selection, self.top_k, normalize=self.normalize_top_k)
-        is_kept = self._learn_of_load(*flat, routes.experts, _counted(mask, shape)) if training else None
+        biased = inner["selection"](scores) if "selection" in inner else None
+        logits, scores = (ops.reshape(each, (-1, self.num_experts)) for each in (logits, scores))
+        selection = scores if biased is None else ops.reshape(biased, (-1, self.num_experts))
+        routes = choose(scores, selection, self.top_k, normalize=self.normalize_top_k)
+        is_kept = self._learn_of_load(logits, scores, routes.experts, _counted(mask, shape)) if training else None
         banks, feed_forward = self._experts()
         outputs = weighted_sum_over_experts(
             tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept

@@ -20,6 +20,7 @@ pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 NAMES = ("MixtralBackbone", "QwenMoeBackbone", "Qwen3MoeBackbone", "Qwen3_5MoeBackbone", "GptOssBackbone")
+ALL = [NAMES[0], *(pytest.param(name, marks=pytest.mark.parity_all) for name in NAMES[1:])]
 
 
 def assert_close(one: list[Any], other: list[Any], limit: float = 2e-6) -> None:
@@ -35,7 +36,7 @@ def trained(model: Any, inputs: Any, targets: Any) -> list[Any]:
     return [np.asarray(logs), *model.get_weights()]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_equals_the_dense_banks(name: str, tmp_path: pathlib.Path) -> None:
     model = backbones.build(name)
     sparse = keras_ext.replace_experts(model)
@@ -52,10 +53,7 @@ def test_equals_the_dense_banks(name: str, tmp_path: pathlib.Path) -> None:
     assert_close(trained(sparse, inputs, targets), trained(model, inputs, targets))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [NAMES[0], *(pytest.param(name, marks=pytest.mark.parity_all) for name in NAMES[1:])],
-)
+@pytest.mark.parametrize("name", ALL)
 def test_two_replicas_and_experts_on_them_equal_one_device(name: str) -> None:
     found = []
     spread = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"expert": 2})

@@ -95,7 +95,8 @@ def test_work_is_that_of_the_chosen_experts() -> None:
         patch.setattr("keras_ext.expert.layer.ops.matmul", counted)
         sparse(inputs)
     # Of three matrices.
-    assert sum(sizes) == 3 * 24 * 2 and len(sizes) == 3 * EXPERTS
+    assert sum(sizes) == 3 * 24 * 2
+    assert len(sizes) == 3 * EXPERTS
 
 
 def test_any_rank_and_unknown_sizes() -> None:
