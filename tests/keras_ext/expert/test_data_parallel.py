@@ -113,7 +113,7 @@ def test_in_a_pipeline() -> None:
 
     for a, b in zip(piped(mixture, 0), piped(mixture, 1), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-    # Of two rows each, as many as a token has choices: nothing looks like a mean that is none, and nothing is warned of.
+    # Of two rows each, as many as a token has choices, which could be taken for a count of rows: nothing is warned of.
     piped(mixture, 2)
 
 
