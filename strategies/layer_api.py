@@ -24,7 +24,7 @@ from strategies.replica.memory import gathered_bytes_per_device
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
-from strategies.replica.row_exchange import RowExchange, num_replicas, row_exchange, sharded_rows
+from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_replicas, row_exchange, sharded_rows
 from strategies.replica.row_lookups import sharded_lookup
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
@@ -72,8 +72,7 @@ def sharing_of(model: keras.Model) -> Sharing | None:
     engine = engine_of(strategy)
     if engine is None:
         return Sharing() if strategy.num_replicas_in_sync == 1 else None
-    has_own_rows = any(getattr(variable.value, "has_own_rows", False) for variable in model.variables)
-    if engine.central is not None or engine.parts.mesh.size > 1 or has_own_rows:
+    if engine.central is not None or engine.parts.mesh.size > 1 or lie_on_replicas(model.variables):
         return None
     if engine.sharding is None:
         return Sharing(strategy.num_replicas_in_sync)
@@ -115,6 +114,7 @@ __all__ = [
     "is_remote",
     "joined",
     "joined_weight",
+    "lie_on_replicas",
     "may_recompute",
     "num_replicas",
     "of_inputs_only",

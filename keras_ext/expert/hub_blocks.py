@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_ext.expert.bank import weighted_sum_over_experts
 from keras_ext.expert.loads import Load, load_balancing_loss
+from strategies import layer_api
 
 
 class _Block:
@@ -28,6 +29,11 @@ class _Block:
     @property
     def synchronized(self) -> bool:
         """True if replicas sum over the global batch while this layer computes, as those of a batch normalization."""
+        own: Any = self
+        return self._has_loss or layer_api.lie_on_replicas(own.variables)
+
+    @property
+    def _has_loss(self) -> bool:
         return bool(self.factor_attribute and getattr(self, self.factor_attribute))
 
     def _weighted_sum(self, tokens: Any, experts: Any, weights: Any, banks: Sequence[Any], feed_forward: Any) -> Any:
@@ -37,7 +43,7 @@ class _Block:
     def _balance(self, probabilities: Any, experts: Any, mask: Any) -> None:
         """Adds the load-balancing loss; `mask` has a number for each token."""
         own: Any = self
-        if not self.synchronized:
+        if not self._has_loss:
             return
         counted = None if mask is None else ops.cast(ops.reshape(mask, (-1,)), "float32")
         load = Load.of(experts, own.num_experts, counted)

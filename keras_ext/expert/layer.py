@@ -130,6 +130,10 @@ class MixtureOfExperts(keras.Layer):
     @property
     def synchronized(self) -> bool:
         """True if replicas sum over the global batch while this layer computes, as those of a batch normalization."""
+        return self._looks_at_load or layer_api.lie_on_replicas(self.variables)
+
+    @property
+    def _looks_at_load(self) -> bool:
         return any((self.load_balancing_loss, self.z_loss, self.router_bias, self.capacity_factor))
 
     def build(self, input_shape: Sequence[Any]) -> None:
@@ -188,7 +192,7 @@ class MixtureOfExperts(keras.Layer):
 
     def _learn_of_load(self, logits: Any, scores: Any, experts: Any, counted: Any) -> Any:
         """Adds losses, and moves the bias; returns which choices are kept, None if all are."""
-        if not self.synchronized:
+        if not self._looks_at_load:
             return None
         load = Load.of(experts, self.num_experts, counted)
         if self.load_balancing_loss:
