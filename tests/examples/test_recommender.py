@@ -22,7 +22,7 @@ from tests.examples import EXAMPLES
 from tests.processes import Programs, horovodrun
 
 MAIN = EXAMPLES / "recommender" / "main.py"
-QUIET = Options(batch_size=32, epochs=2, embedding_dim=4, learning_rate=0.1, devices=1, verbose=0)
+QUIET = Options(batch_size=32, epochs=6, embedding_dim=4, devices=1, verbose=0)
 SPEEDS = ("ratings_per_second", "waiting_input", "waiting_communication")
 
 Run = Callable[..., train.Result]
@@ -59,7 +59,7 @@ def assert_equal(found: train.Result, expected: train.Result) -> None:
 @pytest.mark.usefixtures("without_rewriting")
 def test_several_devices_give_the_numbers_of_one(run: Run, tmp_path: Path) -> None:
     one = run(shard="none", save=str(tmp_path / "one.keras"))
-    assert curves(one)["auc"][-1] > 0.6
+    assert curves(one)["auc"][-1] > 0.7
     folder = tmp_path / "two"
     two = run(devices=2, save=str(tmp_path / "two.keras"), run_dir=str(folder))
     assert_equal(two, one)
@@ -67,9 +67,9 @@ def test_several_devices_give_the_numbers_of_one(run: Run, tmp_path: Path) -> No
     assert {type(layer) for layer in sharded.layers if "table" in layer.name} == {keras.layers.Embedding}
     for weight, same in zip(plain.get_weights(), sharded.get_weights(), strict=True):
         np.testing.assert_allclose(same, weight, rtol=0, atol=1e-5)
-    # It goes on from the checkpoint of its first epoch, on groups of two replicas that have the tables.
+    # It goes on from its last checkpoint but one, on groups of two replicas that have the tables.
     last = sorted({path.stem.partition(".")[0] for path in (folder / "checkpoints").glob("step-*")})
-    assert len(last) == 2
+    assert len(last) > 1
     for path in (folder / "checkpoints").glob(f"{last[-1]}*"):
         path.unlink()
     assert_equal(run(mesh="data=2,expert=2", devices=None, run_dir=str(folder)), one)
@@ -175,8 +175,7 @@ def test_two_processes_train_on_a_folder(strategy: str, few: ratings.Ratings, tm
         f"--strategy={strategy}",
         f"--data_dir={tmp_path}",
         "--batch_size=32",
-        "--epochs=2",
-        "--learning_rate=0.1",
+        "--epochs=6",
         "--embedding_dim=4",
         "--verbose=2",
         f"--run_dir={tmp_path / 'run'}",
@@ -190,7 +189,7 @@ def test_two_processes_train_on_a_folder(strategy: str, few: ratings.Ratings, tm
         output = programs.output(20000)
     assert codes == [0], output
     assert output.count("result val_auc=") == 1
-    assert output.count("Epoch 2/2") == 1
+    assert output.count("Epoch 6/6") == 1
     assert "devices=2" in output
     alone = train.run(replace(QUIET, data_dir=str(tmp_path), run_dir=str(tmp_path / "alone"), shard="none"), few)
     found = re.search(r"val_auc=(\S+) val_loss=(\S+)", output)
