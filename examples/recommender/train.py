@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,12 @@ from recommender.options import LEARNING_RATES, Options
 from recommender.ratings import Ratings, split
 
 _log = logging.getLogger(__name__)
+
+_SHARDS: dict[str, Literal["optimizer", "weights"] | None] = {
+    "none": None,
+    "optimizer": "optimizer",
+    "weights": "weights",
+}
 
 
 @dataclass(frozen=True)
@@ -57,16 +63,14 @@ def run(options: Options, ratings: Ratings) -> Result:
     if options.save is not None:
         check_saved_model(options.save)
     training, held_out = split(ratings)
-    is_sharded = options.shard != "none"
-    strategy = make_strategy(
-        options.strategy, options.devices, mesh_of(options.mesh), shard=options.shard if is_sharded else None
-    )
+    strategy = make_strategy(options.strategy, options.devices, mesh_of(options.mesh), _SHARDS[options.shard])
     prepare(options)
     steps_per_epoch = math.ceil(len(training) / options.batch_size)
     with strategy.scope():
-        model = compiled(
-            build_model(ratings.num_users, ratings.num_movies, options.embedding_dim, sharded=is_sharded), options
+        towers = build_model(
+            ratings.num_users, ratings.num_movies, options.embedding_dim, sharded=options.shard != "none"
         )
+        model = compiled(towers, options)
     outcome = train(
         model,
         lambda first_step, num_steps: training_batches(

@@ -179,7 +179,7 @@ class MixtureOfExperts(keras.Layer):
         if "selection" in inner:
             selection = ops.reshape(inner["selection"](scores), (-1, self.num_experts))
         routes = choose(flat[1], selection, self.top_k, normalize=self.normalize_top_k)
-        is_kept = self._learn_of_load(*flat, routes.experts, _counted(mask, shape), bool(training))
+        is_kept = self._learn_of_load(flat[0], flat[1], routes.experts, _counted(mask, shape), training=bool(training))
         banks, feed_forward = self._experts()
         outputs = weighted_sum_over_experts(
             tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept
@@ -200,7 +200,7 @@ class MixtureOfExperts(keras.Layer):
             ops.shape(inputs), low, high, dtype=self.compute_dtype, seed=self.seed_generator
         )
 
-    def _learn_of_load(self, logits: Any, scores: Any, experts: Any, counted: Any, training: bool) -> Any:
+    def _learn_of_load(self, logits: Any, scores: Any, experts: Any, counted: Any, *, training: bool) -> Any:
         """In training, adds losses, and moves the bias; returns which choices are kept, None if all are."""
         if not (self.synchronized if training else self._load_metric.value is not None):
             return None

@@ -84,7 +84,7 @@ def _curve(run_dir: Path) -> list[dict[str, float]]:
     [
         GPT,
         [*GPT, "--backbone=LlamaBackbone"],
-        [*GPT, "--num_experts=4", "--mesh=expert=2"],
+        [*GPT, "--num_experts=4"],
         IMAGENET,
         MNIST,
         RECOMMENDER,

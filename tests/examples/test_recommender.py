@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from common import devices
 from common.options import OptionError
 from recommender import ratings, synthetic, train
 from recommender.model import build_model
@@ -76,7 +77,7 @@ def test_several_devices_give_the_numbers_of_one(run: Run, tmp_path: Path) -> No
 
 
 def test_tables_lie_in_shards(few: ratings.Ratings) -> None:
-    with train.make_strategy("mirrored", 2, shard="optimizer").scope():
+    with devices.make_strategy("mirrored", 2, shard="optimizer").scope():
         model = train.compiled(build_model(few.num_users, few.num_movies, 4), QUIET)
         model.optimizer.build(model.trainable_variables)
     report = keras_ext.memory_report(model)
