@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,6 +127,17 @@ class MixtureOfExperts(keras.Layer):
         # The sizes of matrices depend on values.
         self.supports_jit = False
         self.seed_generator = keras.random.SeedGenerator() if router_jitter else None
+        # Inside of something that Keras does not look into: the metric is in no file.
+        self._load_metric = types.SimpleNamespace(value=None)
+
+    @property
+    def metrics(self) -> list[Any]:
+        """Those of every layer, and that of `track_expert_load`."""
+        return [*super().metrics, *([] if self._load_metric.value is None else [self._load_metric.value])]
+
+    def track_load(self, metric: Any) -> None:
+        """Has each call add the choices of each expert, in the global batch, to a metric; unless it has one already."""
+        self._load_metric.value = self._load_metric.value or metric
 
     @property
     def synchronized(self) -> bool:
@@ -134,7 +146,8 @@ class MixtureOfExperts(keras.Layer):
 
     @property
     def _looks_at_load(self) -> bool:
-        return any((self.load_balancing_loss, self.z_loss, self.router_bias, self.capacity_factor))
+        makes = (self.load_balancing_loss, self.z_loss, self.router_bias, self.capacity_factor)
+        return any(makes) or self._load_metric.value is not None
 
     def build(self, input_shape: Sequence[Any]) -> None:
         """Makes the layers whose weights this one computes with, of Keras' own classes, in the order of files."""
@@ -169,7 +182,8 @@ class MixtureOfExperts(keras.Layer):
         logits, scores = (ops.reshape(each, (-1, self.num_experts)) for each in (logits, scores))
         selection = scores if biased is None else ops.reshape(biased, (-1, self.num_experts))
         routes = choose(scores, selection, self.top_k, normalize=self.normalize_top_k)
-        is_kept = self._learn_of_load(logits, scores, routes.experts, _counted(mask, shape)) if training else None
+        counted = _counted(mask, shape)
+        is_kept = self._learn_of_load(logits, scores, routes.experts, counted, training=bool(training))
         banks, feed_forward = self._experts()
         outputs = weighted_sum_over_experts(
             tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept
@@ -190,11 +204,15 @@ class MixtureOfExperts(keras.Layer):
             ops.shape(inputs), low, high, dtype=self.compute_dtype, seed=self.seed_generator
         )
 
-    def _learn_of_load(self, logits: Any, scores: Any, experts: Any, counted: Any) -> Any:
-        """Adds losses, and moves the bias; returns which choices are kept, None if all are."""
-        if not self._looks_at_load:
+    def _learn_of_load(self, logits: Any, scores: Any, experts: Any, counted: Any, *, training: bool) -> Any:
+        """In training, adds losses, and moves the bias; returns which choices are kept, None if all are."""
+        if not (self._looks_at_load if training else self._load_metric.value is not None):
             return None
         load = Load.of(experts, self.num_experts, counted)
+        if self._load_metric.value is not None:
+            self._load_metric.value.update_state(load.counts)
+        if not training:
+            return None
         if self.load_balancing_loss:
             probabilities = probabilities_of(scores, self.router_activation)
             self.add_loss(self.load_balancing_loss * load_balancing_loss(load, probabilities, counted))
