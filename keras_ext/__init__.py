@@ -2,6 +2,7 @@
 
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition
+from keras_ext.expert import MixtureOfExperts, replace_experts, track_expert_load
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.memory_plan import MemoryPlan, memory_plan
 from keras_ext.pipeline.graph_partition import PartitionByTime
@@ -11,6 +12,7 @@ from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.pipeline.timeline import Timeline
 from keras_ext.rematerialization import rematerialize
+from keras_ext.sharded_embedding import ShardedEmbedding
 from keras_ext.tensor.attention import ParallelGroupQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.channelwise import ShardwiseDropout
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -36,6 +38,7 @@ __all__ = [
     "LearningRateWarmup",
     "MemoryPlan",
     "MemoryReport",
+    "MixtureOfExperts",
     "ParallelFeedForward",
     "ParallelGroupQueryAttention",
     "ParallelMultiHeadAttention",
@@ -48,6 +51,7 @@ __all__ = [
     "RowParallelConv2D",
     "RowParallelDense",
     "Schedule",
+    "ShardedEmbedding",
     "ShardwiseAdd",
     "ShardwiseDropout",
     "ShardwiseLayerNormalization",
@@ -65,4 +69,6 @@ __all__ = [
     "memory_report",
     "parallelize",
     "rematerialize",
+    "replace_experts",
+    "track_expert_load",
 ]

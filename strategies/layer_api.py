@@ -24,6 +24,8 @@ from strategies.replica.memory import gathered_bytes_per_device
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
+from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_replicas, row_exchange, sharded_rows
+from strategies.replica.row_lookups import sharded_lookup
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.saving.restoring import state_of
@@ -63,13 +65,14 @@ def save_before_end(model: keras.Model, saver: Saver | None) -> None:
 def sharing_of(model: keras.Model) -> Sharing | None:
     """Returns what the replicas of a model share; None where a device does not hold a whole replica or its shards.
 
-    So it is on a mesh with other axes than "data", with a parameter device, and under strategies that are not ours.
+    So it is on a mesh with other axes than "data", with a parameter device, with layers of which replicas have rows of
+    their own, and under strategies that are not ours.
     """
     strategy = model.distribute_strategy
     engine = engine_of(strategy)
     if engine is None:
         return Sharing() if strategy.num_replicas_in_sync == 1 else None
-    if engine.central is not None or engine.parts.mesh.size > 1:
+    if engine.central is not None or engine.parts.mesh.size > 1 or lie_on_replicas(model.variables):
         return None
     if engine.sharding is None:
         return Sharing(strategy.num_replicas_in_sync)
@@ -95,6 +98,7 @@ __all__ = [
     "Description",
     "GradientParcel",
     "ReplicaParts",
+    "RowExchange",
     "SplitWeight",
     "StageMessages",
     "agree_on",
@@ -110,15 +114,20 @@ __all__ = [
     "is_remote",
     "joined",
     "joined_weight",
+    "lie_on_replicas",
     "may_recompute",
+    "num_replicas",
     "of_inputs_only",
     "recomputed",
     "refuse_gradients",
     "replica_parts",
+    "row_exchange",
     "save_before_end",
     "saved_as",
     "settled",
     "shapes_of",
+    "sharded_lookup",
+    "sharded_rows",
     "sharing_of",
     "some_need_whole",
     "sort_layers",

@@ -51,12 +51,12 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
             NCCL unless it is RING), ``timeout_seconds`` (600 if None), and ``bytes_per_pack``, the most gradients that
             travel together may hold (0 for our choice: 4 MiB, between GPUs 32 MiB).
         mesh: sizes of named mesh axes over the devices of all processes, as in ``{"data": 2, "pipe": 2}`` over two
-            processes of two devices; one may be -1, to be inferred. The axes ``"pipe"`` and ``"tensor"`` are those of
-            ``MirroredStrategy``. However they are named, processes lie along the mesh in the order data, pipe, tensor,
-            "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages of one replica, then
-            other replicas. A process owns a box of it: one device of a replica that spans processes, several shards of
-            a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its own devices; the
-            processes of one replica take the same rows.
+            processes of two devices; one may be -1, to be inferred. The axes ``"expert"``, ``"pipe"`` and ``"tensor"``
+            are those of ``MirroredStrategy``. However they are named, processes lie along the mesh in the order data,
+            expert, pipe, tensor, "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages of
+            one replica, then other replicas. A process owns a box of it: one device of a replica that spans processes,
+            several shards of a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its
+            own devices; the processes of one replica take the same rows.
         shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
             device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
             its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.
@@ -105,13 +105,14 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
             refuse_shared(claims(told))
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         sharding = sharding_of(shard, shard_size, self._mesh, nodes)
+        grid = self._mesh.with_experts_as_data()
         _keras_hooks.install()
         # Read by TensorFlow's MirroredExtended.
         self._collective_key_base = 0
         groups = None
         if cluster.world_size > 1:
-            groups = _join(cluster, self._mesh, communication_options, num_sharing(sharding))
-        parts = ReplicaParts.of_process(self._mesh, devices, cluster.rank, groups)
+            groups = _join(cluster, grid, communication_options, num_sharing(sharding))
+        parts = ReplicaParts.of_process(grid, devices, cluster.rank, groups)
         extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)

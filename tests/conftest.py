@@ -63,6 +63,7 @@ SEVERAL_PROCESSES = (
     "tests/examples/test_imagenet_train.py",
     "tests/examples/test_mnist_main.py",
     "tests/examples/test_ports.py",
+    "tests/examples/test_recommender.py",
     "tests/gpu",
     "tests/hosts",
     "tests/strategies/collectives",

@@ -23,6 +23,7 @@ WITH_PROGRAMS = (
     "docs/custom_training_steps.md",
     "docs/does_it_fit.md",
     "docs/sharded_optimizer.md",
+    "keras_ext/expert/README.md",
     "keras_ext/tensor/README.md",
     "keras_ext/pipeline/README.md",
 )

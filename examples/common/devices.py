@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import tensorflow as tf
 
@@ -29,9 +30,12 @@ def mesh_of(text: str | None) -> dict[str, int] | None:
 
 
 def make_strategy(
-    name: str, num_devices: int | None = None, mesh: dict[str, int] | None = None
+    name: str,
+    num_devices: int | None = None,
+    mesh: dict[str, int] | None = None,
+    shard: Literal["optimizer", "weights"] | None = None,
 ) -> tf.distribute.Strategy:
-    """Returns the strategy `name` over `num_devices` devices of this process, with the given mesh.
+    """Returns the strategy `name` over `num_devices` devices of this process, with the given mesh and shards.
 
     Call it before TensorFlow is initialised by anything else: neither logical CPU devices nor the connection to other
     processes can be made later.
@@ -40,9 +44,9 @@ def make_strategy(
         OptionError: an unknown name, or the strategy refuses the configuration, for the reason given.
     """
     makers: dict[str, Callable[[], tf.distribute.Strategy]] = {
-        "mirrored": lambda: strategies.MirroredStrategy(devices, mesh=mesh),
-        "multi_worker": lambda: strategies.MultiWorkerMirroredStrategy(mesh=mesh),
-        "horovod": lambda: strategies.HorovodStrategy(mesh=mesh),
+        "mirrored": lambda: strategies.MirroredStrategy(devices, mesh=mesh, shard=shard),
+        "multi_worker": lambda: strategies.MultiWorkerMirroredStrategy(mesh=mesh, shard=shard),
+        "horovod": lambda: strategies.HorovodStrategy(mesh=mesh, shard=shard),
     }
     if name not in makers:
         raise OptionError(f"--strategy: expected one of {list(makers)}, received {name!r}.")

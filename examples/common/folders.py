@@ -19,7 +19,7 @@ from common.options import OptionError
 _FREE = ("run_dir", "checkpoint_steps", "profile", "verbose", "save", "sample_length", "prompt", "temperature")
 #: Options of placement: they may differ, too, since every mesh gives the same numbers up to rounding. (Exceptions are
 #: layers that combine rows of a batch, such as batch normalisation within a micro-batch.)
-_PLACES = ("strategy", "mesh", "devices", "microbatches", "schedule", "partition", "remat")
+_PLACES = ("strategy", "mesh", "devices", "microbatches", "schedule", "partition", "remat", "shard")
 
 _OPTIONS, _DATA = "options.json", "data.txt"
 

@@ -36,6 +36,19 @@ flags.DEFINE_integer("num_layers", 2, "Transformer blocks.", lower_bound=1)
 flags.DEFINE_integer("num_heads", 4, "Attention heads per block.", lower_bound=1)
 flags.DEFINE_integer("units", 128, "Hidden size, a multiple of --num_heads.", lower_bound=1)
 flags.DEFINE_float("dropout", 0.0, "Fraction of the features dropped in training.", lower_bound=0.0, upper_bound=0.9)
+flags.DEFINE_integer(
+    "num_experts",
+    0,
+    "Experts of each feed-forward layer, each as large as the dense layer; 0 for the dense layer.",
+    lower_bound=0,
+)
+flags.DEFINE_integer("top_k", 2, "Experts that each token takes.", lower_bound=1)
+flags.DEFINE_float(
+    "load_balancing_loss",
+    0.01,
+    "Factor of the loss that keeps experts evenly used, over the global batch; 0 for none.",
+    lower_bound=0.0,
+)
 flags.DEFINE_float(
     "learning_rate",
     3e-3,

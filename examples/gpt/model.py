@@ -1,9 +1,11 @@
-"""A decoder as in GPT-2, of plain Keras layers, independent of devices."""
+"""A decoder as in GPT-2, of plain Keras layers or with mixtures of experts, independent of devices."""
 
 from dataclasses import dataclass
 
 import keras
 from keras import layers, ops
+
+import keras_ext
 
 # The vocabulary is padded to a multiple of this, so that logits can be sharded over as many devices.
 _VOCABULARY_MULTIPLE = 8
@@ -21,6 +23,9 @@ class Sizes:
         units: of the embedding and of what goes from block to block.
         dropout: share of the features dropped in training. Masks are drawn per replica, so that only 0 gives the
             same curve on every mesh.
+        num_experts: experts of each feed-forward layer; 0 for one dense layer.
+        top_k: experts that each token takes.
+        load_balancing_loss: factor of the loss that keeps experts evenly used.
     """
 
     num_tokens: int
@@ -29,6 +34,9 @@ class Sizes:
     num_heads: int
     units: int
     dropout: float = 0.0
+    num_experts: int = 0
+    top_k: int = 2
+    load_balancing_loss: float = 0.01
 
     @property
     def vocabulary_size(self) -> int:
@@ -72,7 +80,25 @@ def _block(x: keras.KerasTensor, sizes: Sizes, name: str) -> keras.KerasTensor:
     h = layers.Dropout(sizes.dropout, name=f"{name}_attention_dropout")(h)
     x = layers.Add(name=f"{name}_attention_add")([x, h])
     h = layers.LayerNormalization(name=f"{name}_ffn_norm")(x)
-    h = layers.Dense(4 * sizes.units, activation="gelu", name=f"{name}_ffn_up")(h)
-    h = layers.Dense(sizes.units, name=f"{name}_ffn_down")(h)
+    h = _experts(h, sizes, f"{name}_ffn") if sizes.num_experts else _feed_forward(h, sizes, f"{name}_ffn")
     h = layers.Dropout(sizes.dropout, name=f"{name}_ffn_dropout")(h)
     return layers.Add(name=f"{name}_ffn_add")([x, h])
+
+
+def _feed_forward(x: keras.KerasTensor, sizes: Sizes, name: str) -> keras.KerasTensor:
+    h = layers.Dense(4 * sizes.units, activation="gelu", name=f"{name}_up")(x)
+    return layers.Dense(sizes.units, name=f"{name}_down")(h)
+
+
+def _experts(x: keras.KerasTensor, sizes: Sizes, name: str) -> keras.KerasTensor:
+    # Each expert is as large as the dense layer.
+    return keras_ext.MixtureOfExperts(
+        sizes.num_experts,
+        4 * sizes.units,
+        sizes.top_k,
+        activation="gelu",
+        gated=False,
+        use_bias=True,
+        load_balancing_loss=sizes.load_balancing_loss,
+        name=name,
+    )(x)

@@ -19,6 +19,9 @@ class Options(PlacingOptions, RunOptions):
     num_heads: int = 4
     units: int = 128
     dropout: float = 0.0
+    num_experts: int = 0
+    top_k: int = 2
+    load_balancing_loss: float = 0.01
     learning_rate: float = 3e-3
     warmup_steps: int = 25
     weight_decay: float = 0.01
@@ -46,3 +49,9 @@ def check(options: Options) -> None:
         raise OptionError("--tokenizer=preset needs --backbone, a folder with a preset of KerasHub.")
     if options.units % options.num_heads:
         raise OptionError(f"--units={options.units} must be a multiple of --num_heads={options.num_heads}.")
+    if options.num_experts and options.backbone is not None:
+        raise OptionError(
+            f"--num_experts={options.num_experts} is for the own decoder. Leave out --backbone={options.backbone}."
+        )
+    if options.num_experts and options.top_k > options.num_experts:
+        raise OptionError(f"--top_k={options.top_k} must be at most --num_experts={options.num_experts}.")

@@ -9,9 +9,11 @@ from typing import Any
 import keras
 from common import devices, training
 from common.folders import check_saved_model, run_folder
+from common.options import OptionError
 from common.placing import place
 from common.rate import WarmUpThenDecay
 
+import keras_ext
 from gpt import backbone, rows
 from gpt.model import Sizes, build_model
 from gpt.options import Options
@@ -82,8 +84,12 @@ def run(options: Options, text: Text) -> Result:
     strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
     training.prepare(options)
     sizes = sizes_of(options, tokenizer.num_tokens)
+    _check_experts(sizes, strategy)
     with strategy.scope():
         model = compiled(place(lambda: _plain_model(sizes, options), strategy, options), options)
+        # Stages of several processes keep no metrics.
+        if sizes.num_experts and (options.strategy == "mirrored" or strategy.mesh.axis_size("pipe") == 1):
+            keras_ext.track_expert_load(model)
     as_inputs: Any = (lambda batches: batches) if options.backbone is None else backbone.as_inputs
     outcome = training.train(
         model,
@@ -115,10 +121,26 @@ def _plain_model(sizes: Sizes, options: Options) -> Any:
     return build_model(sizes) if options.backbone is None else backbone.build_model(options.backbone, sizes)
 
 
+def _check_experts(sizes: Sizes, strategy: Any) -> None:
+    along = strategy.mesh.axis_size("expert")
+    if sizes.num_experts % along:
+        raise OptionError(
+            f"--num_experts={sizes.num_experts} must be a multiple of {along}, the size of the mesh axis expert."
+        )
+
+
 def sizes_of(options: Options, num_tokens: int) -> Sizes:
     """Returns the model's sizes, for a tokenizer with `num_tokens` tokens."""
     return Sizes(
-        num_tokens, options.sequence_length, options.num_layers, options.num_heads, options.units, options.dropout
+        num_tokens,
+        options.sequence_length,
+        options.num_layers,
+        options.num_heads,
+        options.units,
+        options.dropout,
+        options.num_experts,
+        options.top_k,
+        options.load_balancing_loss,
     )
 
 

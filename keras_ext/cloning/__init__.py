@@ -10,11 +10,13 @@ from keras_ext.cloning.graphs import cloned, counted_layers, input_of, put_in_or
 from keras_ext.cloning.layers import remade
 from keras_ext.cloning.pairing import pairs
 from keras_ext.cloning.state import copy_state, copy_values
+from keras_ext.cloning.training import copy_training
 
 __all__ = [
     "Copies",
     "cloned",
     "copy_state",
+    "copy_training",
     "copy_values",
     "counted_layers",
     "input_of",

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import Copies, copy_state, copy_values, remade
+from keras_ext.cloning import Copies, copy_state, copy_training, remade
 from keras_ext.tensor import channelwise, positionwise
 from keras_ext.tensor.attention import ParallelGroupQueryAttention, ParallelMultiHeadAttention
 from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
@@ -87,14 +87,7 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
         dims = {id(weight): dim for choice in chosen.values() for weight, dim in choice.dims}
         split = Copies(instead, dims).graph(model)
         copy_state(model, split)
-        if getattr(model, "compiled", False):
-            split.compile_from_config(model.get_compile_config())
-            if model.optimizer.built:
-                # Counted in the order of the weights, which Keras' own copy would not have yet.
-                split.optimizer.build(split.trainable_variables)
-                _copy_slots(model.optimizer, split.optimizer)
-            # As its weights, which need not be the same on all processes.
-            layer_api.agree_on(split.optimizer.variables)
+        copy_training(model, split)
     return split
 
 
@@ -145,9 +138,3 @@ def _of_class(split: Any, layer_class: Any) -> Any:
         return split
     names = {"__module__": split.__module__, "__qualname__": split.__qualname__}
     return layer_api.saved_as(layer_class)(type(split.__name__, (split, layer_class), names))
-
-
-def _copy_slots(old: Any, new: Any) -> None:
-    copy_values(old.variables, new.variables)
-    if hasattr(old, "inner_optimizer"):
-        _copy_slots(old.inner_optimizer, new.inner_optimizer)

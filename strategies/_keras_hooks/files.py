@@ -22,6 +22,7 @@ from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import accumulators_of, check_known
+from strategies.replica.splitting import sharded_weight
 from strategies.saving.late_errors import late_errors, open_late
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0
 from strategies.saving.restoring import variables_of
@@ -103,11 +104,11 @@ def _export(
             "it, as 'model.keras', and export that from a process of its own: "
             f"keras.models.load_model('model.keras').export(...). Received: export({str(filepath)!r})."
         )
-    own = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
-    if own is not None and own.sharded_weights is not None:
+    if any(sharded_weight(variable) is not None for variable in model.variables):
         raise ValueError(
-            "A model whose weights are in shards (shard='weights') has no graph that one device can run: it cannot be "
-            "exported. Save it, as 'model.keras', and export that outside of the strategy: "
+            "A model whose weights are in shards (shard='weights', experts, tables of embeddings) has no graph that "
+            "one device can run: it cannot be exported. Save it, as 'model.keras', and export that outside of the "
+            "strategy: "
             f"keras.models.load_model('model.keras').export(...). Received: export({str(filepath)!r})."
         )
     return _save(original, model, filepath, *args, **kwargs)

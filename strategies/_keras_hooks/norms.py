@@ -103,7 +103,8 @@ def _clipped_together(
     limit = optimizer.global_clipnorm
     # As Keras has it; infinite norms make NaNs.
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-    return [_scaled(gradient, scale) for gradient in grads]
+    # Slices become a tensor there: optimizers then see the sum of those of one row, and not each by itself.
+    return [_scaled(_dense(gradient), scale) for gradient in grads]
 
 
 def _summed_over(
@@ -134,6 +135,11 @@ def _sum_of_squares(gradients: Sequence[Gradient], dtype: tf.DType) -> tf.Tensor
 
 def _values(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _dense(gradient: Gradient) -> tf.Tensor:
+    with tf.device(_values(gradient).device):
+        return tf.convert_to_tensor(gradient)
 
 
 def _scaled(gradient: Gradient, scale: tf.Tensor) -> Gradient:

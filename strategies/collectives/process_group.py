@@ -164,6 +164,14 @@ class ProcessGroup:
         [part] = self._collectives.reduce_scatter([value], self._axis, differentiable=False)
         return part
 
+    def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns what each process has for this one: its part, by rank, of all processes' values, side by side.
+
+        Shapes: `[n * d, ...]` -> `[n * d, ...]` for ``n`` processes, equal on all of them. It has no gradient.
+        """
+        [parts] = self._collectives.all_to_all([value], self._axis, 0, 0, differentiable=False)
+        return parts
+
     def broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
         """Returns the value of the process at position `root`; the others' give shape and dtype."""
         sent = to_wire(tf.convert_to_tensor(value))

@@ -58,6 +58,7 @@ from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
 from strategies.replica.holders import note_holder, note_place
 from strategies.replica.parts import ReplicaParts
+from strategies.replica.row_exchange import RowExchange
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_slices import WeightSlice
 from strategies.topology.devices import is_gpu
@@ -127,16 +128,18 @@ class ReplicatedExtended(MirroredExtended):
         self._updates = Updates(parts, self.layout, self._gradient_sync, self._steps)
         #: Deals updates out over the replicas, where there are several; None if each device makes all of them.
         self.sharded_updates: ShardedUpdates | None = None
+        #: Joins replicas that compute with rows of weights of their own; None if each holds whole weights.
+        self.row_exchange: RowExchange | None = None
         #: The groups of replicas over which updates are dealt out; None if each device makes all of them.
         self.sharding = sharding
         #: Makes weights in shards; None if each device holds all.
         self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:
-            gathers = None
-            if sharding.of_weights:
-                self.sharded_weights = ShardedWeights(self.layout, self._steps, sharding, parts)
-                gathers = self.sharded_weights.gathers
+            self.sharded_weights = ShardedWeights(self.layout, self._steps, sharding, parts)
+            gathers = self.sharded_weights.gathers
             self.sharded_updates = ShardedUpdates(self.layout, self._reductions, self._steps, sharding, parts, gathers)
+            joined_here = parts.groups.sharding[0].inside if parts.groups.sharding else None
+            self.row_exchange = RowExchange(sharding, self.layout.devices, joined_here)
         #: Holds variables on the parameter device; None if each replica holds them.
         self.central: CentralStorage | None = None
         if parameter_device is not None and self.layout.devices != (parameter_device,):

@@ -29,11 +29,14 @@ from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGr
 from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions
+from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.engine.sharded_variables import ShardedVariable, own_range
+from strategies.engine.slices_across import slices_across
 from strategies.engine.step import Steps
 from strategies.engine.weight_gathers import WeightGathers, bucket_of
 from strategies.replica.holders import first_holder, is_held, place_of
 from strategies.replica.parts import ReplicaParts
+from strategies.replica.slices import Lookups, side_by_side
 from strategies.replica.weight_slices import MasterSlice, StoredSlice, WeightSlice, beside_weights
 from strategies.topology.sharding import ShardingGroups
 
@@ -49,7 +52,7 @@ class ShardedUpdates:
         steps: theirs.
         groups: the replicas that share the work.
         parts: of a replica.
-        weights: gathers weights of which each device holds a shard; None if each holds all.
+        weights: gathers weights of which each device holds a shard.
     """
 
     def __init__(
@@ -59,14 +62,14 @@ class ShardedUpdates:
         steps: Steps,
         groups: ShardingGroups,
         parts: ReplicaParts,
-        weights: WeightGathers | None = None,
+        weights: WeightGathers,
     ) -> None:
         self._layout = layout
         self._reductions = reductions
         self._steps = steps
         self._groups = groups
         self._parts = parts
-        #: Gathers weights of which each device holds a shard; None if each holds all.
+        #: Gathers weights of which each device holds a shard.
         self.weights = weights
         # For each part that this process owns; none if each group is inside of one process.
         self._processes = parts.groups.sharding
@@ -123,8 +126,6 @@ class ShardedUpdates:
     def _fill_masters(self, dealt: DealtWeights) -> None:
         """Gives owners of whole weights, of which devices hold shards, all of their elements."""
         masters = [each for each in dealt.slices if each.is_master]
-        if not masters or self.weights is None:
-            return
         for each in masters:
             if not is_held(each.variable):
                 continue
@@ -223,8 +224,44 @@ class ShardedUpdates:
 
     def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:
         """Returns for each slice that this process owns the sum of its gradient, on its device; None for others."""
-        shares = self._steps.context.shares
         values = self._layout.per_replica(gradients)
+        experts = self._of_experts(dealt, values)
+        others = [None if is_row_sharded(v) else value for v, value in zip(dealt.variables, values, strict=True)]
+        found = self._scattered_of_rows(dealt, others)
+        return [experts.get(id(each), value) for each, value in zip(dealt.slices, found, strict=True)]
+
+    def _of_experts(self, dealt: DealtWeights, values: Sequence[Any]) -> dict[int, tf.Tensor]:
+        """Returns the gradients of experts here by the ids of their slices, summed over groups.
+
+        Those of a replica are of all rows of its group, and so count whether it has rows of its own or not.
+        """
+        found: dict[int, dict[int, tf.Tensor]] = {}
+        for each, position in zip(dealt.slices, dealt.positions, strict=True):
+            variable, value = dealt.variables[position], values[position]
+            if value is not None and each.is_held and is_row_sharded(variable):
+                with tf.device(each.device):
+                    terms = [local_values(value)[r] for r in each.replicas]
+                    are_slices = all(isinstance(term, tf.IndexedSlices) for term in terms)
+                    total = side_by_side(terms) if are_slices else sum_in_order(map(tf.convert_to_tensor, terms))
+                    found.setdefault(self._part_of(variable) or 0, {})[id(each)] = total
+        for part, own in found.items():
+            between = self._between(part)
+            if between is not None:
+                with tf.device(self._layout.groups[part].devices[0]):
+                    slices = {key: each for key, each in own.items() if isinstance(each, tf.IndexedSlices)}
+                    own |= {key: slices_across(between, Lookups((), (each,)), True) for key, each in slices.items()}
+                    dense = {key: each for key, each in own.items() if key not in slices}
+                    own |= dict(zip(dense, between.sum(list(dense.values())), strict=True))
+        return {key: total for own in found.values() for key, total in own.items()}
+
+    def _between(self, part: int) -> ProcessGroup | None:
+        """Returns the processes of other groups that hold the same slices of a part; None if there are none."""
+        return self._processes[part].between if self._processes else self._layout.groups[part].process_group
+
+    def _scattered_of_rows(self, dealt: DealtWeights, values: Sequence[Any]) -> list[Any]:
+        """As :meth:`_scattered`, of per-replica values, each of the replica's rows."""
+        shares = self._steps.context.shares
+        values = list(values)
         sparse = [i for i, value in enumerate(values) if isinstance(local_values(value)[0], tf.IndexedSlices)]
         present: bool | tf.Tensor = True
         if self._layout.process_group is not None and self._layout.num_local == 1:
@@ -236,8 +273,7 @@ class ShardedUpdates:
             # Each process has all slices, and so needs all of the gradients.
             totals |= self._totals(dealt, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
         if self.process_group is None:
-            if self.weights is not None:
-                self.weights.gather_again()
+            self.weights.gather_again()
             return [
                 self._sum_here(each, position, values, totals)
                 for each, position in zip(dealt.slices, dealt.positions, strict=True)
@@ -298,8 +334,7 @@ class ShardedUpdates:
             early[id(each)] = received
             return [received.op]
 
-        if self.weights is not None:
-            self.weights.gather_again(reduce)
+        self.weights.gather_again(reduce)
         for each in dealt.buckets:
             received = early.get(id(each))
             if received is None:
@@ -357,7 +392,7 @@ class ShardedUpdates:
     def _constrain(self, variables: Sequence[Any]) -> None:
         """Applies the constraints of whole weights, as optimizers do behind each step."""
         for variable in variables:
-            if self.weights is not None and _is_sharded(variable):
+            if _is_sharded(variable):
                 [whole] = self.weights.now([variable.value], 0)
                 variable.value.assign(variable.constraint(whole), read_value=False)
         for r in range(self._layout.num_local):

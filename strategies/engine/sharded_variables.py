@@ -9,6 +9,7 @@ Source: stage 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054); torch's FSDP cut
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -68,6 +69,17 @@ def bounds(size: int, num_owners: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(size * owner // num_owners for owner in range(num_owners + 1)))
 
 
+def row_bounds(shape: Sequence[int], num_owners: int) -> list[tuple[int, int]]:
+    """Returns as :func:`bounds` does, of owners that have whole rows: what is next to each other along dim 0.
+
+    Example:
+
+        assert row_bounds((3, 2), 2) == [(0, 2), (2, 6)]
+    """
+    row = math.prod(shape[1:])
+    return [(begin * row, end * row) for begin, end in bounds(shape[0], num_owners)]
+
+
 class ShardedVariable(ReplicaStateVariable):
     """A weight with a shard on each local replica.
 
@@ -77,7 +89,7 @@ class ShardedVariable(ReplicaStateVariable):
         aggregation: TensorFlow's.
         shape: of the whole weight.
         owners: for each local replica, the position of its shard.
-        num_owners: the number of shards.
+        ranges: the elements of each shard, as of :func:`bounds`.
         gathers: gives the whole.
     """
 
@@ -88,13 +100,13 @@ class ShardedVariable(ReplicaStateVariable):
         aggregation: Any,
         shape: Sequence[int],
         owners: Sequence[int],
-        num_owners: int,
+        ranges: Sequence[tuple[int, int]],
         gathers: Gathers,
     ) -> None:
         super().__init__(strategy, components, aggregation)
         self._whole_shape = tf.TensorShape(shape)
         self.owners = tuple(owners)
-        self.bounds = bounds(self._whole_shape.num_elements() or 0, num_owners)
+        self.bounds = tuple(ranges)
         self._gathers = gathers
         #: The weights that are gathered together with it; set by who gathers.
         self.unit: Any = None

@@ -12,7 +12,8 @@ from strategies._tf_internals import CheckpointInitialValue
 from strategies.engine.central import is_optimizer_state
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.placed_variables import form_of, owner_here
-from strategies.engine.sharded_variables import ShardedVariable, bounds, own_range
+from strategies.engine.row_sharded_variables import RowShardedVariable
+from strategies.engine.sharded_variables import ShardedVariable, bounds, own_range, row_bounds
 from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.engine.weight_gathers import WeightGathers
@@ -20,6 +21,7 @@ from strategies.planning import UNIT_BYTES
 from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
 from strategies.replica.holders import first_holder, note_holder, note_place
 from strategies.replica.parts import ReplicaParts
+from strategies.replica.row_exchange import makes_sharded_rows
 from strategies.replica.weight_slices import range_shape
 from strategies.topology.sharding import ShardingGroups
 
@@ -47,6 +49,8 @@ class ShardedWeights:
         """True if a variable is a weight, by the arguments of its creation: trained, and of floating-point numbers."""
         if is_optimizer_state():
             return False
+        if not self._groups.of_weights and not makes_sharded_rows(self._groups):
+            return False
         if kwargs.get("trainable") is False or kwargs.get("colocate_with") is not None:
             return False
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
@@ -66,16 +70,16 @@ class ShardedWeights:
             kwargs: what the creator takes.
         """
         name, dtype = kwargs.get("name") or "Variable", tf.as_dtype(kwargs["dtype"])
-        num_owners = self._groups.size
+        make: type[ShardedVariable] = RowShardedVariable if makes_sharded_rows(self._groups) else ShardedVariable
         if self._parts.spans_processes and (self._parts.home() is None or callable(kwargs["initial_value"])):
             shape = form_of(kwargs)["shape"]
-            ranges = bounds(shape.num_elements(), num_owners)
+            ranges = self._ranges(shape)
             owners = [self._owner_of(0)]
             components = [self._without_value(kwargs, shape, *ranges[owners[0]])]
         else:
             whole = _drawn(initial_value, dtype)
             shape, components, owners = whole.shape, [], []
-            ranges = bounds(shape.num_elements(), num_owners)
+            ranges = self._ranges(shape)
             for replica, device in enumerate(self._devices):
                 owner = self._owner_of(replica)
                 with tf.init_scope(), tf.device("CPU:0"):
@@ -92,7 +96,7 @@ class ShardedWeights:
                 form = {"shape": range_shape(tuple(shape), begin, end), "dtype": dtype, "name": name}
                 shards.append(self._shard(strategy, held, owner, form | {"aggregation": aggregation}))
         # Behind its shards: it is the one by which TensorFlow knows the components.
-        made = ShardedVariable(strategy, components, aggregation, shape, owners, num_owners, self.gathers)
+        made = make(strategy, components, aggregation, shape, owners, ranges, self.gathers)
         made.keep(shards)
         if self._parts.spans_processes:
             note_place(made, self._parts)
@@ -110,6 +114,11 @@ class ShardedWeights:
         whole = functools.partial(_drawn, kwargs["initial_value"], form["dtype"])
         with tf.device(self._devices[0]):
             return DeferredVariable(RangeDraw(whole, lambda value: own_range(value, begin, end, own_shape)), **form)
+
+    def _ranges(self, shape: tf.TensorShape) -> list[tuple[int, int]]:
+        if makes_sharded_rows(self._groups):
+            return row_bounds(shape.as_list(), self._groups.size)
+        return bounds(shape.num_elements(), self._groups.size)
 
     @property
     def _devices(self) -> tuple[str, ...]:

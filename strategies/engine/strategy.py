@@ -38,7 +38,7 @@ def sharding_of(
     Args:
         shard: as users give it.
         shard_size: as users give it.
-        mesh: over the devices of all processes.
+        mesh: over the devices of all processes. Replicas along "expert" share the optimizer, whatever `shard` is.
         nodes: the host of each process, by rank; empty if they are not known.
 
     Raises:
@@ -46,7 +46,23 @@ def sharding_of(
     """
     if shard not in (None, "optimizer", "gradients", "weights"):
         raise ValueError(f"shard must be 'optimizer', 'gradients', 'weights' or None. Received: shard={shard!r}.")
-    if shard is None:
+    num_experts = mesh.axis_size("expert")
+    mesh = mesh.with_experts_as_data()
+    if num_experts > 1:
+        if shard_size not in (None, num_experts):
+            raise ValueError(
+                "On a mesh with the axis 'expert', its replicas are those that share the optimizer, too: leave "
+                f"shard_size out. Received: shard_size={shard_size!r}, and 'expert' of size {num_experts}."
+            )
+        num_local = max(mesh.axis_size("data") // mesh.num_processes, 1)
+        if num_experts % num_local == 0 and num_experts > num_local > 1:
+            raise ValueError(
+                "Replicas that share experts are those of one process, or of several processes with one replica each. "
+                f"Give 'expert' a size that divides {num_local}, or start a process for each of its devices. Received: "
+                f"'expert' of size {num_experts}, and {num_local} replicas in each process."
+            )
+        shard_size = num_experts
+    if shard is None and num_experts == 1:
         if shard_size is not None:
             raise ValueError(
                 "shard_size is the number of replicas among which something is sharded. Say of what by shard, as in "
@@ -59,7 +75,7 @@ def sharding_of(
     # Of a replica that spans processes, where the first of them is.
     firsts = nodes[:: max(mesh.num_processes // num_replicas, 1)]
     groups = sharding_groups(shard_size, num_replicas, max(num_replicas // mesh.num_processes, 1), firsts)
-    return dataclasses.replace(groups, of_weights=shard == "weights")
+    return dataclasses.replace(groups, of_weights=shard == "weights", of_experts=num_experts > 1)
 
 
 def num_sharing(sharding: ShardingGroups | None) -> int:

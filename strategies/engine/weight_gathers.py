@@ -27,6 +27,7 @@ from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
 from strategies.engine.dealt_weights import laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.row_sharded_variables import RowShardedVariable
 from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only, is_remote
@@ -108,6 +109,10 @@ class WeightGathers:
         place = frozenset(place_of(variable).items())
         key = (variable.dtype.name, devices, place)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
+        if isinstance(variable, RowShardedVariable):
+            # Steps do not gather it.
+            Unit(devices, is_small=False).add(variable, num_bytes)
+            return
         is_small = planning.is_small(num_bytes, self._bucket_bytes)
         unit = self._last.get((key, is_small))
         if unit is None or not planning.has_room(unit.num_bytes, num_bytes, self._bucket_bytes):
@@ -200,7 +205,7 @@ class WeightGathers:
                 their first use to the step's end: they are gathered once for all micro-batches.
         """
         replica, context = get_current_replica_id_as_int(), self._steps.context
-        if replica is not None and context.graph is not None and replica not in context.weights.forward:
+        if replica in context.weights.units and context.graph is not None and replica not in context.weights.forward:
             names = frozenset(op.name for op in context.graph.get_operations())
             context.weights.forward[replica] = names if is_last else None
 

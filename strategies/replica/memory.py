@@ -41,7 +41,8 @@ def gathered_bytes_per_device(variables: Iterable[Any], *, all_stay: bool = Fals
         variables: of Keras, in the order of their use; those that are not gathered count nothing.
         all_stay: whether weights, once gathered, stay until the step's end.
     """
-    units = {id(unit): unit for each in variables if (unit := getattr(each.value, "unit", None)) is not None}
+    values = [each.value for each in variables if not getattr(each.value, "has_own_rows", False)]
+    units = {id(unit): unit for value in values if (unit := getattr(value, "unit", None)) is not None}
     on_device: dict[str, list[planning.Unit]] = {}
     for unit in units.values():
         for device in unit.devices:

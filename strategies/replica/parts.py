@@ -324,6 +324,33 @@ class ReplicaParts:
             return tf.stop_gradient(value)
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(value))
 
+    def sum_over_rows(self, value: Any) -> tf.Tensor:
+        """Returns the sum of what the replicas that have rows of their own made of them; it has no gradient.
+
+        It is a factor, the same on all replicas: what is multiplied by it stays a mean over rows, or a sum.
+
+        Args:
+            value: counts, or other sums over the replica's rows, in floating point.
+        """
+        return mark(tf.identity(self.sum_over_replicas(_of_own_rows(value))), Kind.SAME)
+
+    def sum_over_rows_before(self, value: Any) -> tf.Tensor:
+        """Returns the sum of what the replicas made of rows that come before this one's in the global batch.
+
+        Args:
+            value: as :meth:`sum_over_rows` takes it.
+        """
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return tf.zeros_like(value)
+        share = shares.current()
+        index = context.replica_id_in_sync_group if share is None else share.replica_id
+        number = context.num_replicas_in_sync
+        # As a sum, of which each replica has one row: an all-gather of so few numbers is not quicker.
+        own = tf.reshape(tf.one_hot(index, number, dtype=value.dtype), [number, *[1] * len(value.shape)])
+        every = self.sum_over_replicas(own * _of_own_rows(value)[None])
+        return tf.reduce_sum(every[:index], axis=0)
+
     def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns ``function(*inputs)``, computed on the device of `part`, as is its gradient.
 
@@ -359,6 +386,12 @@ class ReplicaParts:
 
         with tf.device(device):
             return region(*(tf.convert_to_tensor(value) for value in inputs))
+
+
+def _of_own_rows(value: Any) -> Any:
+    """Returns ``value``, or zeros if the replica has no rows of its own: those that it borrows are another's."""
+    share = shares.current()
+    return value if share is None else share.keep(value, tf.zeros_like(value))
 
 
 #: Returned to layers where a replica has one part.

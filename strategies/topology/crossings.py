@@ -9,6 +9,10 @@ from strategies.topology.mesh import AXES, DeviceMesh
 
 _COSTS = {
     "data": "the gradients of a process' own part once a step, 2 (n - 1) / n times their bytes from each process",
+    "expert": (
+        "4 messages per layer of experts and a small one, 2 forward and 2 backward: the features of all tokens, once "
+        "for each of their experts, in parts of one size"
+    ),
     "pipe": (
         "at each cut between stages 2 messages per micro-batch, the activations of its rows forward and their "
         "gradients backward, rows x features x bytes of a number each; they overlap with computing"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The axes a mesh may have: replicas of the model, stages of one replica, shards of one layer.
-AXES = ("data", "pipe", "tensor")
+#: The axes a mesh may have: replicas of the model, in groups of which each has all experts; stages of one replica;
+#: shards of one layer.
+AXES = ("data", "expert", "pipe", "tensor")
 #: Those of a mesh of processes whose "data" axis is cut into groups that share the optimizer; no program names them.
 SHARDING_AXES = ("replicate", "shard")
 KNOWN_AXES = (*AXES, *SHARDING_AXES)
@@ -151,8 +152,38 @@ class DeviceMesh:
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas of the model: the size of the data axis."""
-        return self.axis_size("data")
+        """The number of replicas of the model: the size of the data axis, times that of "expert"."""
+        return self.axis_size("data") * self.axis_size("expert")
+
+    def with_experts_as_data(self) -> DeviceMesh:
+        """Returns the mesh in which "expert" is a part of "data": replicas next to each other share experts.
+
+        Each replica takes its own rows, those along "expert" too. Only weights of experts tell them apart.
+
+        Raises:
+            ValueError: there is an axis between the two.
+
+        Example:
+
+            mesh = strategies.DeviceMesh.from_devices([f"GPU:{i}" for i in range(8)], {"data": 4, "expert": 2})
+            assert mesh.with_experts_as_data().axes == {"data": 8}
+        """
+        if "expert" not in self.axis_names:
+            return self
+        names = list(self.axis_names)
+        at = names.index("expert")
+        sizes = list(self.axis_sizes)
+        if "data" in names:
+            if names.index("data") != at - 1:
+                raise ValueError(
+                    f"The mesh axis 'expert' divides what 'data' is in: name it right behind 'data', as in "
+                    f"{{'data': 2, 'expert': 2, 'tensor': 2}}. Received: {self.axes}."
+                )
+            sizes[at - 1] *= sizes.pop(at)
+            names.pop(at)
+        else:
+            names[at] = "data"
+        return DeviceMesh(tuple(names), tuple(sizes), self.ranks, self.devices)
 
     def axis_size(self, axis: str) -> int:
         """Returns the size of `axis`: 1 if the mesh does not have it."""

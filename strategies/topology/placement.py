@@ -1,8 +1,8 @@
 """Placement of a mesh on processes: which coordinates each process owns. Pure: no imports but the mesh.
 
-Across processes the axes are in one order, "tensor" fastest, then "pipe", then "data", however a program names them, so
-that the peers that talk most share a host. A process owns consecutive coordinates: one (a GPU of its own), several
-shards of one stage, whole stages, or whole replicas.
+Across processes the axes are in one order, "tensor" fastest, then "pipe", "expert", "data", however a program names
+them, so that the peers that talk most share a host. A process owns consecutive coordinates: one (a GPU of its own),
+several shards of one stage, whole stages, or whole replicas.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from strategies.topology.mesh import AXES, SHARDING_AXES, DeviceMesh, resolve_si
 
 
 def has_model_axes(axes: Mapping[str, int] | None) -> bool:
-    """True if a mesh has an axis other than "data", so that a replica spans several devices."""
-    return any(name != "data" and size != 1 for name, size in (axes or {}).items())
+    """True if a mesh has an axis other than "data" and "expert", so that a replica spans several devices."""
+    return any(name not in ("data", "expert") and size != 1 for name, size in (axes or {}).items())
 
 
 def mesh_over_processes(num_processes: int, axes: Mapping[str, int] | None, local_devices: Sequence[str]) -> DeviceMesh:

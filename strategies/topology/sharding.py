@@ -22,12 +22,14 @@ class ShardingGroups:
         num_replicas: of the job, a multiple of `size`.
         num_local: of each process; a multiple of `size`, or one of its divisors.
         of_weights: whether weights are in shards, too, beside what the optimizer has.
+        of_experts: whether the weights of experts are dealt out among the replicas of a group.
     """
 
     size: int
     num_replicas: int
     num_local: int
     of_weights: bool = False
+    of_experts: bool = False
 
     @property
     def num_processes(self) -> int:

@@ -46,6 +46,7 @@ def test_unknown_strategy() -> None:
         ("data=2", {"data": 2}),
         ("data=-1, pipe=2", {"data": -1, "pipe": 2}),
         ("data=2,pipe=2,tensor=2", {"data": 2, "pipe": 2, "tensor": 2}),
+        ("data=2,expert=2", {"data": 2, "expert": 2}),
     ],
 )
 def test_mesh(text: str | None, mesh: dict[str, int] | None) -> None:
@@ -165,7 +166,10 @@ def test_tensorboard_is_shown_memory_and_timeline(tmp_path: Path) -> None:
     assert {(0, 114, 178), (230, 159, 0), (238, 238, 238)} <= set(map(tuple, picture.reshape(-1, 3).tolist()))
 
 
-@pytest.mark.parametrize(("example", "module"), [("gpt", "options"), ("imagenet", "train"), ("mnist", "train")])
+@pytest.mark.parametrize(
+    ("example", "module"),
+    [("gpt", "options"), ("imagenet", "train"), ("mnist", "train"), ("recommender", "options")],
+)
 def test_every_option_has_a_flag_with_its_default(example: str, module: str) -> None:
     # In a process of its own: flags are global, and another example's may have the same names.
     program = (

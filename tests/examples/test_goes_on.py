@@ -34,6 +34,7 @@ IMAGENET = [
     "--warmup_epochs=1",
 ]
 MNIST = ["mnist/main.py", "--batch_size=128", "--dropout=0.1"]
+RECOMMENDER = ["recommender/main.py", "--num_ratings=8000", "--batch_size=1024", "--embedding_dim=8"]
 LAUNCHER = ["-m", "strategies.launch", "--nproc-per-node", "2"]
 
 
@@ -79,7 +80,16 @@ def _curve(run_dir: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parity_all
 @pytest.mark.parametrize(
-    "program", [GPT, [*GPT, "--backbone=LlamaBackbone"], IMAGENET, MNIST], ids=["gpt", "kerashub", "imagenet", "mnist"]
+    "program",
+    [
+        GPT,
+        [*GPT, "--backbone=LlamaBackbone"],
+        [*GPT, "--num_experts=4"],
+        IMAGENET,
+        MNIST,
+        RECOMMENDER,
+    ],
+    ids=["gpt", "kerashub", "experts", "imagenet", "mnist", "recommender"],
 )
 def test_one_process(program: list[str], tmp_path: Path) -> None:
     calm, killed = tmp_path / "calm", tmp_path / "killed twice"

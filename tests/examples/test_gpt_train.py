@@ -18,6 +18,7 @@ from gpt.sampling import sample
 from gpt.text import Text
 from gpt.tokens import ByteTokenizer
 
+import keras_ext
 from tests.keras_ext.tensor.harness import mesh_strategy
 
 NUM_STEPS = 12
@@ -62,6 +63,8 @@ def made(axes: Mapping[str, int], options: Options) -> Any:
         sizes = train.sizes_of(options, TOKENIZER.num_tokens)
         model = place(lambda: build_model(sizes), strategy, options)
         model = train.compiled(model, options)
+        if options.num_experts:
+            keras_ext.track_expert_load(model)
         model.optimizer.build(model.trainable_variables)
     return model
 

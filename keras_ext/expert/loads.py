@@ -1,0 +1,117 @@
+"""The load of experts over the global batch, and the losses that are made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from strategies import layer_api
+
+
+@dataclass(frozen=True)
+class Load:
+    """The choices of the tokens that count, over all replicas of a step.
+
+    Numbers are float32, without gradient, and the same on all replicas.
+
+    Attributes:
+        counts: of each expert's choices, `[num_experts]`.
+        num_counted: tokens that count, which a mask does not leave out; scalar.
+        num_tokens: all tokens; scalar.
+        top_k: number of choices of a token.
+    """
+
+    counts: Any
+    num_counted: Any
+    num_tokens: Any
+    top_k: int
+
+    @classmethod
+    def of(cls, experts: Any, num_experts: int, counted: Any = None) -> Load:
+        """Returns the load of all replicas, which call this together.
+
+        Args:
+            experts: those that each token of this replica has chosen, int32, `[tokens, choices]`.
+            num_experts: number of experts.
+            counted: 1 for tokens that count, 0 for others, float32, `[tokens]`; None if all do.
+        """
+        is_of = ops.sum(ops.one_hot(experts, num_experts, dtype="float32"), axis=1)
+        ones = ops.ones_like(is_of[:, 0])
+        counted = ones if counted is None else counted
+        own = ops.sum(is_of * counted[:, None], axis=0), ops.sum(counted)[None], ops.sum(ones)[None]
+        # One collective for all of them.
+        total = layer_api.replica_parts().sum_over_rows(ops.concatenate(own, axis=0))
+        return cls(total[:num_experts], total[num_experts], total[num_experts + 1], int(experts.shape[1]))
+
+    @property
+    def shares(self) -> Any:
+        """Each expert's share of the choices, `[num_experts]`."""
+        return self.counts / ops.maximum(self.num_counted * self.top_k, 1e-9)
+
+    def mean(self, values: Any, counted: Any = None) -> Any:
+        """Returns the mean of this replica's tokens as a term of the mean over all tokens that count.
+
+        Weighed by the replicas' rows, as losses are, the terms add up to that mean.
+
+        Args:
+            values: float32, `[tokens, ...]`.
+            counted: as `Load.of` takes it.
+        """
+        if counted is None:
+            return ops.mean(values, axis=0)
+        counted = ops.reshape(counted, (-1, *[1] * (len(values.shape) - 1)))
+        return ops.mean(values * counted, axis=0) * (self.num_tokens / ops.maximum(self.num_counted, 1e-9))
+
+
+def load_balancing_loss(load: Load, probabilities: Any, counted: Any = None) -> Any:
+    """Returns the load-balancing loss ``num_experts * sum(f * P)`` of this replica.
+
+    ``f`` is each expert's share of the choices in the global batch, ``P`` the mean of its probability over this
+    replica's tokens: the mean of the replicas' losses, weighed by rows, is the loss of one device.
+
+    Args:
+        load: of all replicas.
+        probabilities: of the router, float32, `[tokens, num_experts]`.
+        counted: as `Load.of` takes it.
+
+    Source: Fedus et al., arXiv:2101.03961, equations 4 to 6.
+    """
+    return probabilities.shape[-1] * ops.sum(load.shares * load.mean(probabilities, counted))
+
+
+def z_loss(load: Load, logits: Any, counted: Any = None) -> Any:
+    """Returns the mean of the squared log-sum-exp of the router's logits, float32, `[tokens, num_experts]`.
+
+    Source: Zoph et al., arXiv:2202.08906, equation 5.
+    """
+    return load.mean(ops.square(ops.logsumexp(logits, axis=-1)), counted)
+
+
+def kept_choices(load: Load, experts: Any, num_experts: int, factor: float, counted: Any = None) -> Any:
+    """Returns which choices fit into the experts' capacity, bool, `[tokens, choices]`.
+
+    Each expert takes ``ceil(tokens * choices * factor / num_experts)`` choices of the global batch: first choices
+    before second ones, and of these the ones that come first in the batch. Tokens that do not count are left out.
+
+    Args:
+        load: of all replicas, which call this together.
+        experts: as `Load.of` takes them.
+        num_experts: number of experts.
+        factor: 1 for experts that have room for an even load only.
+        counted: as `Load.of` takes it.
+    """
+    parts = layer_api.replica_parts()
+    # [choices, tokens, experts]
+    is_of = ops.one_hot(ops.transpose(experts), num_experts, dtype="float32")
+    if counted is not None:
+        is_of = is_of * counted[None, :, None]
+    own = ops.sum(is_of, axis=1)
+    of_all = parts.sum_over_rows(own)
+    before = ops.cumsum(of_all, axis=0) - of_all + parts.sum_over_rows_before(own)
+    position = ops.sum(is_of * (ops.cumsum(is_of, axis=1) - 1.0 + before[:, None, :]), axis=-1)
+    # Half a choice beyond a whole number is no rounding error.
+    capacity = ops.ceil(load.num_counted * (load.top_k * factor / num_experts) - 1e-3)
+    fits = ops.logical_and(position < capacity, ops.any(is_of > 0, axis=-1))
+    return ops.transpose(fits)

@@ -1,0 +1,60 @@
+"""Weights of experts: each replica of a group holds, and computes with, its own experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import get_current_replica_id_as_int
+from strategies.engine.sharded_variables import ShardedVariable
+from strategies.replica.deferred import in_shapes_only, is_remote
+
+
+class RowShardedVariable(ShardedVariable):
+    """A weight in shards along its first dimension, which nobody gathers in a step.
+
+    A replica's gradient is that of its own experts, of the rows of its whole group; the group's other replicas have
+    none of it.
+    """
+
+    #: Tells layers that a replica computes with its own rows.
+    has_own_rows = True
+
+    @property
+    def handle(self) -> Any:
+        """That of the replica's own experts, with respect to which gradients are taken; elsewhere of all."""
+        replica = get_current_replica_id_as_int()
+        if replica is None or is_remote(self) or not self._gathers.in_step() or in_shapes_only():
+            return super().handle
+        return self.values[replica].handle
+
+    def _whole(self) -> tf.Tensor:
+        if self._gathers.in_step() and not in_shapes_only():
+            raise ValueError(
+                f"A replica has some experts of {self.name!r} only, and a step reads all of them, as a regularizer "
+                "does. Use the weights of experts in their layer only, without a regularizer, or leave the axis "
+                "'expert' out of the mesh."
+            )
+        return self._gathers.of(self)
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the weights of all experts."""
+        return tf.identity(self._whole())
+
+    def value(self) -> tf.Tensor:
+        """Returns the weights of all experts."""
+        return self._whole()
+
+    def _get(self) -> tf.Tensor:
+        return self._whole()
+
+    def _dense_var_to_tensor(self, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+        del name, as_ref
+        value = self._whole()
+        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
+
+
+def is_row_sharded(variable: Any) -> bool:
+    """True if each replica has some experts of a Keras variable."""
+    return isinstance(getattr(variable, "value", None), RowShardedVariable)

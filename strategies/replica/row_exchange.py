@@ -1,0 +1,263 @@
+"""Rows of weights on several replicas, each of which computes with its own: experts, and rows of tables.
+
+Replicas of a group have rows of the batch of their own, as along "data", and some of the rows of a weight. What a
+replica has for a row of the weight, such as a token for its expert, goes to the replica that has the row, which
+computes; what it makes goes back. Both ways are an all-to-all, whose gradient is the way back.
+
+Within a process the parts are as long as they are. Between processes they are padded to the longest of them.
+
+Source: Lepikhin et al., arXiv:2006.16668; experts in groups of the data axis: Rajbhandari et al., arXiv:2201.05596.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from strategies._tf_internals import get_current_replica_id_as_int, regroup
+from strategies.batches import shares
+from strategies.collectives.process_group import ProcessGroup
+from strategies.replica.axis_mappings import like_in_rows
+from strategies.replica.deferred import in_shapes_only
+from strategies.topology.sharding import ShardingGroups
+
+#: Computes with the experts that a replica has: takes tokens sorted by expert, and the number of those of each.
+Compute = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+#: The axis along which rows of new weights lie.
+_making: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_sharded_rows", default=None)
+
+
+@contextlib.contextmanager
+def sharded_rows(axis: Literal["data", "expert"]) -> Iterator[None]:
+    """Inside, weights are made whose rows, along their first dimension, lie on the replicas along an axis.
+
+    Where there is no :class:`RowExchange` along it, they are weights like others.
+    """
+    token = _making.set(axis)
+    try:
+        yield
+    finally:
+        _making.reset(token)
+
+
+def makes_sharded_rows(groups: ShardingGroups) -> bool:
+    """True inside of :func:`sharded_rows` along an axis of which these groups are."""
+    return _making.get() == "data" or (_making.get() == "expert" and groups.of_experts)
+
+
+class RowExchange:
+    """The groups of replicas that have rows of weights, as layers see them.
+
+    Args:
+        groups: of replicas, each of which has all rows.
+        devices: full names, one for each local replica.
+        processes: joins those of a group, of one replica each; None if a group is inside of one process.
+    """
+
+    def __init__(self, groups: ShardingGroups, devices: Sequence[str], processes: ProcessGroup | None) -> None:
+        self._groups = groups
+        self._devices = tuple(devices)
+        self._processes = processes
+        #: The number of replicas of a group.
+        self.size = groups.size
+        #: True if they are those along "expert".
+        self.is_of_experts = groups.of_experts
+
+    def is_in_replica(self) -> bool:
+        """True where a replica computes with its own rows; elsewhere weights are whole."""
+        return shares.current() is not None
+
+    def has_rows_of(self, variables: Sequence[Any]) -> bool:
+        """True in a replica that has some rows of each of these Keras variables, and not all."""
+        values = [getattr(variable, "value", None) for variable in variables]
+        return self.is_in_replica() and all(getattr(value, "has_own_rows", False) for value in values)
+
+    def own(self, variable: Any) -> tf.Tensor:
+        """Returns the rows of a weight that the running replica has: ``[rows, ...] -> [rows / size, ...]``.
+
+        Args:
+            variable: of Keras, made inside of :func:`sharded_rows`.
+        """
+        return tf.convert_to_tensor(variable.value.values[get_current_replica_id_as_int() or 0])
+
+    @property
+    def position(self) -> int:
+        """The position of the running replica in its group, in which order they have the rows."""
+        share = shares.current()
+        if share is None:
+            raise RuntimeError("No replica is running.")
+        return share.replica_id % self.size
+
+    def computed(self, tokens: tf.Tensor, counts: tf.Tensor, compute: Compute) -> tf.Tensor:
+        """Returns what experts make of tokens, wherever they are. All replicas call it.
+
+        Args:
+            tokens: ``[tokens, features]``, of this replica, sorted by expert.
+            counts: ``[experts]``, int32: the tokens of each expert.
+            compute: ``[tokens, features], [experts / size] -> [tokens, new features]``, with the experts that this
+                replica has.
+
+        Returns:
+            ``[tokens, new features]``, in the order of ``tokens``.
+
+        Raises:
+            ValueError: called in a function that is traced inside of a step, where replicas cannot meet.
+        """
+        own_counts = tf.reshape(counts, [self.size, -1])
+        if in_shapes_only():
+            return compute(tokens, tf.reduce_sum(own_counts, 0))
+        route = self.route(own_counts)
+        there = route.swapped(route.parts(tokens))
+        # By source, then by expert: in the order of experts each has its tokens side by side.
+        experts = tf.repeat(tf.tile(tf.range(tf.shape(own_counts)[1]), [self.size]), tf.reshape(route.counts, [-1]))
+        order = tf.argsort(experts, stable=True)
+        made = compute(permuted(tf.concat(there, 0), order), tf.reduce_sum(route.counts, 0))
+        back = route.back()
+        made = permuted(made, tf.math.invert_permutation(order))
+        return like_in_rows(tokens, tf.concat(back.swapped(back.parts(made)), 0))
+
+    def route(self, own_counts: tf.Tensor) -> Route:
+        """Returns how many rows go from where to where. All replicas of the group call it.
+
+        Args:
+            own_counts: ``[size, kinds]``, int32: what this replica has for each, by kinds.
+
+        Raises:
+            ValueError: called in a function that is traced inside of a step, where replicas cannot meet.
+        """
+        share = shares.current()
+        if share is not None and share.in_inner_function:
+            raise ValueError(
+                "Replicas cannot send rows to each other inside a function that is traced in a step (jit_compile, "
+                "recomputed blocks, a pipeline of many passes). Leave out that function, or what shards rows of "
+                f"weights: the mesh axis 'expert', or shard. Received: replicas in groups of {self.size}."
+            )
+        sent = tf.ensure_shape(tf.reduce_sum(own_counts, 1), [self.size])
+        if self._processes is None:
+            counts = tf.stack(self._meet(tf.unstack(own_counts, self.size)))
+            return Route(self._meet, sent, tf.reduce_sum(counts, 1), counts)
+        every = self._processes.gather(own_counts[tf.newaxis], equal_sizes=True)
+        longest = tf.reduce_max(tf.reduce_sum(every, 2))
+        counts = every[:, self._processes.rank]
+        processes = self._processes
+
+        def exchange(parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            padded = [tf.pad(part, [[0, longest - tf.shape(part)[0]], [0, 0]]) for part in parts]
+            return tf.split(processes.all_to_all(tf.concat(padded, 0)), len(parts))
+
+        return Route(exchange, sent, tf.reduce_sum(counts, 1), counts)
+
+    def _meet(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns for each replica of the group what it has for this one."""
+
+        def swap(_: Any, *parts: Any) -> list[Any]:
+            found = []
+            for group in range(self._groups.num_here):
+                members = self._groups.replicas(group)
+                for position, replica in enumerate(members):
+                    with tf.device(self._devices[replica]):
+                        found.append([tf.identity(parts[position].values[source]) for source in members])
+            return [regroup(tuple(own[source] for own in found)) for source in range(self.size)]
+
+        return list(tf.distribute.get_replica_context().merge_call(swap, args=tuple(parts)))
+
+
+class Route:
+    """The numbers of rows that a replica sends to and gets from each of its group.
+
+    Args:
+        exchange: takes a tensor for each, perhaps padded, and returns the tensors from each, perhaps with more rows.
+        sent: rows to each.
+        received: rows from each.
+        counts: of those that are received, by source and by expert.
+    """
+
+    def __init__(
+        self,
+        exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+        sent: tf.Tensor,
+        received: tf.Tensor,
+        counts: tf.Tensor,
+    ) -> None:
+        self._exchange = exchange
+        self.sent = sent
+        self.received = received
+        self.counts = counts
+
+    def parts(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns rows, which lie in the order of where they go, as a tensor for each."""
+        return list(tf.split(rows, self.sent))
+
+    def back(self) -> Route:
+        """Returns the way back."""
+        return Route(self._exchange, self.received, self.sent, self.counts)
+
+    def swapped(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the parts for this replica, one from each. Gradient: the way back."""
+
+        @tf.custom_gradient
+        def swap(*own: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+            def gradient(*upstream: Any) -> list[tf.Tensor]:
+                return self.back().exchanged([tf.convert_to_tensor(each) for each in upstream])
+
+            return self.exchanged(own), gradient
+
+        return list(swap(*parts))
+
+    def exchanged(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As :meth:`swapped`, without a gradient, of any dtype."""
+        return self._cut(self._exchange(parts), self.received)
+
+    @staticmethod
+    def _cut(parts: Sequence[tf.Tensor], sizes: tf.Tensor) -> list[tf.Tensor]:
+        return [part[:size] for part, size in zip(parts, tf.unstack(sizes, len(parts)), strict=True)]
+
+
+def permuted(value: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of a tensor in another order, each once. Its gradient is a permutation, too, and not slices."""
+
+    @tf.custom_gradient
+    def permute(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], tf.Tensor]]:
+        def gradient(upstream: Any) -> tf.Tensor:
+            return tf.gather(upstream, tf.math.invert_permutation(order))
+
+        return tf.gather(rows, order), gradient
+
+    moved: tf.Tensor = permute(value)
+    return moved
+
+
+def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
+    """Returns what joins the replicas along an axis where each computes with rows of weights of its own.
+
+    Args:
+        axis: "expert": None if the present strategy's mesh has no such axis. "data": the replicas that share the
+            optimizer, which are those along "expert" if there are some; None if each has all of it.
+
+    Example, in `build` of a layer of experts, and in its `call` with tokens that are sorted by expert:
+
+        with layer_api.sharded_rows("expert"):
+            self.kernel = self.add_weight(shape=(num_experts, inputs, outputs), name="kernel", autocast=False)
+
+        exchange = layer_api.row_exchange("expert")
+        if exchange is not None and exchange.is_in_replica():
+            own = exchange.own(self.kernel)
+            y = exchange.computed(tokens, counts, lambda tokens, counts: products(tokens, counts, own))
+    """
+    found: RowExchange | None = getattr(tf.distribute.get_strategy().extended, "row_exchange", None)
+    return found if found is None or axis == "data" or found.is_of_experts else None
+
+
+def lie_on_replicas(variables: Iterable[Any]) -> bool:
+    """True if replicas have rows of their own of some of these Keras variables, for which they meet as they compute."""
+    return any(getattr(getattr(each, "value", None), "has_own_rows", False) for each in variables)
+
+
+def num_replicas() -> int:
+    """Returns the number of replicas of the strategy in whose scope this is called; 1 outside of any."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)

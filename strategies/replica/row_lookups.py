@@ -1,0 +1,65 @@
+"""Rows of a table that lies on several replicas: indices go to the replicas that have them, rows come back.
+
+An index that a replica looks up several times is sent once, and so is its row. Gradients go back one for each lookup:
+plain Keras' optimizers look at each slice of a sparse gradient by itself (see `replica.slices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.replica.axis_mappings import like_in_rows
+from strategies.replica.deferred import in_shapes_only
+from strategies.replica.row_exchange import Route, RowExchange
+
+
+def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a table: ``[n] -> [n, columns]``. All replicas of a group call it, each with its own indices.
+
+    Args:
+        exchange: along "data".
+        variable: of Keras, of shape ``[rows, columns]``, made inside of `sharded_rows`.
+        indices: int32, of rows of the whole table.
+    """
+    distributed = variable.value
+    columns = int(distributed.shape[1])
+    ends = tf.constant([end // columns for _, end in distributed.bounds], tf.int32)
+    begin = distributed.bounds[exchange.position][0] // columns
+
+    def sent_to(ids: tf.Tensor) -> tuple[Route, tf.Tensor]:
+        """Returns the way of indices to those that have their rows, and the order in which they are sent."""
+        owners = tf.searchsorted(ends, ids, side="right")
+        counts = tf.math.bincount(owners, minlength=exchange.size, maxlength=exchange.size)
+        return exchange.route(counts[:, tf.newaxis]), tf.argsort(owners, stable=True)
+
+    def asked_for(route: Route, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of this replica's part of the table that all replicas look up."""
+        asked = route.exchanged(route.parts(ids[:, tf.newaxis]))
+        return tf.concat(asked, 0)[:, 0] - begin
+
+    @tf.custom_gradient
+    def lookup(table: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], tf.IndexedSlices]]:
+        if in_shapes_only():
+            return tf.gather(table, indices), lambda upstream: upstream
+        is_there = tf.reduce_all((indices >= 0) & (indices < ends[-1]))
+        what = f"An index is not one of the rows of {variable.path!r}, of shape {tuple(distributed.shape)}. Received:"
+        with tf.control_dependencies([tf.debugging.Assert(is_there, [what, indices], summarize=20)]):
+            ids, places = tf.unique(indices)
+        route, order = sent_to(ids)
+        rows = tf.gather(table, asked_for(route, tf.gather(ids, order)))
+        back = route.back()
+        rows = tf.concat(back.exchanged(back.parts(rows)), 0)
+        found = tf.gather(tf.gather(rows, tf.math.invert_permutation(order)), places)
+
+        def gradient(upstream: Any) -> tf.IndexedSlices:
+            route, order = sent_to(indices)
+            own_rows = asked_for(route, tf.gather(indices, order))
+            values = route.exchanged(route.parts(tf.gather(tf.convert_to_tensor(upstream), order)))
+            return tf.IndexedSlices(tf.concat(values, 0), own_rows, tf.shape(table))
+
+        return found, gradient
+
+    return like_in_rows(indices, lookup(exchange.own(variable)))

@@ -1,0 +1,68 @@
+"""KerasHub's mixtures of experts computed sparsely: the same outputs, losses and files, and those of one device."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ext
+import strategies
+from tests.hub import backbones
+
+pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
+
+# Of KerasHub's layers, and of weights that no loss depends on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+NAMES = ("MixtralBackbone", "QwenMoeBackbone", "Qwen3MoeBackbone", "Qwen3_5MoeBackbone", "GptOssBackbone")
+ALL = [NAMES[0], *(pytest.param(name, marks=pytest.mark.parity_all) for name in NAMES[1:])]
+
+
+def assert_close(one: list[Any], other: list[Any], limit: float = 2e-6) -> None:
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, atol=limit * max(1.0, float(np.abs(b).max())))
+
+
+def trained(model: Any, inputs: Any, targets: Any) -> list[Any]:
+    model.compile(keras.optimizers.Adam(1e-3, epsilon=1e-3), backbones.losses_of(model))
+    logs = model.fit(inputs, targets, batch_size=5, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return [np.asarray(logs), *model.get_weights()]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_equals_the_dense_banks(name: str, tmp_path: pathlib.Path) -> None:
+    model = backbones.build(name)
+    sparse = keras_ext.replace_experts(model)
+    inputs = backbones.inputs_of(model)
+    targets = backbones.targets_of(model, inputs)
+    assert_close(keras.tree.flatten(sparse(inputs)), keras.tree.flatten(model(inputs)))
+    model(inputs, training=True)
+    sparse(inputs, training=True)
+    assert_close(sparse.losses, model.losses)
+    sparse.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert [type(layer) for layer in again._flatten_layers()] == [type(layer) for layer in model._flatten_layers()]
+    assert_close(again.get_weights(), model.get_weights(), 0.0)
+    assert_close(trained(sparse, inputs, targets), trained(model, inputs, targets))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_two_replicas_and_experts_on_them_equal_one_device(name: str) -> None:
+    found = []
+    spread = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"expert": 2})
+    for strategy in (None, strategies.MirroredStrategy(["CPU:0", "CPU:1"]), spread):
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            model = backbones.build(name)
+            # One device computes what KerasHub does.
+            model = model if strategy is None else keras_ext.replace_experts(model)
+            inputs = backbones.inputs_of(model)
+            found.append(trained(model, inputs, backbones.targets_of(model, inputs)))
+    for each in found[1:]:
+        assert_close(each, found[0])
