@@ -4,6 +4,7 @@ from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition
 from keras_ext.expert import MixtureOfExperts, replace_experts, track_expert_load
 from keras_ext.memory import MemoryReport, memory_report
+from keras_ext.memory_plan import MemoryPlan, memory_plan
 from keras_ext.pipeline.graph_partition import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
 from keras_ext.pipeline.partition import Partition
@@ -35,6 +36,7 @@ __all__ = [
     "ColumnParallelDense",
     "Commits",
     "LearningRateWarmup",
+    "MemoryPlan",
     "MemoryReport",
     "MixtureOfExperts",
     "ParallelFeedForward",
@@ -63,6 +65,7 @@ __all__ = [
     "VocabParallelSparseCategoricalCrossentropy",
     "WeightsComparison",
     "default_plan",
+    "memory_plan",
     "memory_report",
     "parallelize",
     "rematerialize",

@@ -1,4 +1,4 @@
-"""Memory of a model's weights and of its optimizer's state, by device, and the peaks of GPUs."""
+"""Memory of training by device: variables, gradients, gathered weights, the peaks of GPUs, and that of processes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,34 @@ from collections.abc import Mapping
 from typing import Any
 
 import strategies
+from keras_ext.resident_memory import resident_bytes
 from keras_ext.text_table import text_table
 from strategies import layer_api
+from strategies.planning import Sharing, bytes_per_parameter
+
+#: Of a part of the memory: what is no more does not make a formula wrong.
+_FEW = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport:
-    """Bytes by device: of variables, and the peaks of GPUs. Prints as a table.
+    """Bytes by device: of variables, of gradients, and the peaks of GPUs. Prints as a table.
 
     Where processes hold parts of the model or of its optimizer, it has the devices of all, such as ``"rank 1 GPU:0"``.
+    Activations are not in it: see :func:`memory_plan`.
 
     Attributes:
         weights: of the model: trainable ones, statistics, random seeds.
         slots: of its optimizer.
         peaks: the most that was in use at once on each GPU: variables, activations, gradients, buffers; of this model
             and of whatever else the process computed. TensorFlow's allocator keeps none of CPU devices.
+        gradients: when the update begins: as many bytes as the device has of trainable weights. Empty for a model
+            without an optimizer.
+        gathered: with ``shard="weights"``, the most bytes of whole weights that are there at once beside the shards.
+        processes: resident memory of each process, now and at most; empty where the system does not tell.
+        formula: bytes by the formula, in words, and the bytes of a device that follow from it, without gathered
+            weights. None where there is none: other mesh axes than "data", a parameter device, weights that are not
+            trained in float32, an optimizer without slots of the weights' shapes.
 
     Example:
 
@@ -36,17 +49,53 @@ class MemoryReport:
     weights: Mapping[str, int]
     slots: Mapping[str, int]
     peaks: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    gradients: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    gathered: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    processes: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    formula: tuple[str, int] | None = None
+
+    @property
+    def together(self) -> dict[str, int]:
+        """Bytes of all kinds by device."""
+        kinds = (self.weights, self.gradients, self.slots, self.gathered)
+        return {device: sum(kind.get(device, 0) for kind in kinds) for device in self._devices}
+
+    @property
+    def _devices(self) -> list[str]:
+        named = {*self.weights, *self.slots, *self.peaks, *self.gradients, *self.gathered}
+        return sorted(named, key=_with_numbers)
 
     def __str__(self) -> str:
-        heading = ("device", "weights", "optimizer", "together")
-        rows = [(*heading, "peak") if self.peaks else heading]
-        for device in sorted({*self.weights, *self.slots, *self.peaks}, key=_with_numbers):
-            weights, slots = self.weights.get(device, 0), self.slots.get(device, 0)
-            row = (device, f"{weights:,}", f"{slots:,}", f"{weights + slots:,}")
+        columns: dict[str, Mapping[str, int]] = {"weights": self.weights}
+        if self.gradients:
+            columns["gradients"] = self.gradients
+        columns["optimizer"] = self.slots
+        if self.gathered:
+            columns["gathered"] = self.gathered
+        columns["together"] = self.together
+        rows = [("device", *columns, "peak") if self.peaks else ("device", *columns)]
+        for device in self._devices:
+            row = (device, *(f"{column.get(device, 0):,}" for column in columns.values()))
             peak = f"{self.peaks[device]:,}" if device in self.peaks else "-"
             rows.append((*row, peak) if self.peaks else row)
-        missing = () if self.peaks else ("No peaks: TensorFlow's allocator keeps them on GPUs only.",)
-        return "\n".join((*text_table(rows), *missing))
+        lines = text_table(rows)
+        if not self.peaks:
+            lines.append("No peaks: TensorFlow's allocator keeps them on GPUs only.")
+        if self.formula is not None:
+            words, expected = self.formula
+            lines.append(f"Formula: {words}, {expected:,} a device; held{self._deviation(expected)}.")
+        for name in sorted(self.processes, key=_with_numbers):
+            now, most = (f"{each / 1e6:,.0f} MB" for each in self.processes[name])
+            lines.append(f"Resident memory of {name}: {now}, at most {most}.")
+        return "\n".join(lines)
+
+    def _deviation(self, expected: int) -> str:
+        held = [self.together[device] - self.gathered.get(device, 0) for device in self._devices]
+        # No zero has a minus.
+        off = [round(100 * (each / expected - 1), 1) + 0.0 for each in held]
+        low, high = f"{min(off):+.1f} %", f"{max(off):+.1f} %"
+        beside = " without gathered weights" if self.gathered else ""
+        return f"{beside}: {low}" if low == high else f"{beside}: {low} to {high}"
 
 
 def _with_numbers(device: str) -> list[Any]:
@@ -55,29 +104,72 @@ def _with_numbers(device: str) -> list[Any]:
 
 
 def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
-    """Counts the bytes of a model's variables on each device, what stays there between steps, and reads GPUs' peaks.
+    """Counts the bytes of a model's training on each device, reads GPUs' peaks, and the memory of processes.
 
-    Where processes hold parts of the model or of its optimizer, each counts its own; all of them call this, and get the
-    same.
+    Variables are there between steps, gradients and gathered weights in a part of each. Where processes hold parts of
+    the model or of its optimizer, each counts its own; all of them call this, and get the same.
 
     Args:
         model: built; compiled and trained for a step, or its optimizer built, for the slots to be there.
         reset_peaks: count peaks anew after this report: those of the next one are of what runs in between.
     """
+    slots = slots_of(model)
+    has_optimizer = getattr(model, "optimizer", None) is not None
+    counts: tuple[dict[str, int], ...] = (
+        strategies.bytes_per_device(weights_of(model)),
+        strategies.bytes_per_device(slots),
+        strategies.peak_bytes_per_device(reset=reset_peaks),
+        strategies.bytes_per_device(model.trainable_variables) if has_optimizer else {},
+        layer_api.gathered_bytes(model),
+    )
+    resident = resident_bytes()
+    ranks = [
+        json.loads(text) for text in layer_api.from_all_ranks(model, json.dumps((counts, resident)), of_optimizer=True)
+    ]
+    processes = {f"rank {rank}": tuple(found) for rank, (_, found) in enumerate(ranks) if found is not None}
+    if len(ranks) == 1:
+        processes = {} if resident is None else {"this process": resident}
+    else:
+        counts = ({}, {}, {}, {}, {})
+        for rank, (own, _) in enumerate(ranks):
+            for devices, found in zip(counts, own, strict=True):
+                devices |= {f"rank {rank} {device}": count for device, count in found.items()}
+    weights, of_optimizer, peaks, gradients, gathered = counts
+    formula = _formula(model, of_optimizer)
+    return MemoryReport(weights, of_optimizer, peaks, gradients, gathered, processes, formula)
+
+
+def weights_of(model: Any) -> list[Any]:
+    """Returns the variables of a model that are not its metrics'."""
+    metrics = {id(variable) for variable in getattr(model, "metrics_variables", [])}
+    return [variable for variable in model.variables if id(variable) not in metrics]
+
+
+def slots_of(model: Any) -> list[Any]:
+    """Returns the variables of a model's optimizer, and of the one that this wraps; none without one."""
     optimizer = getattr(model, "optimizer", None)
     slots = [] if optimizer is None else list(optimizer.variables)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         slots += [v for v in inner.variables if all(v is not other for other in slots)]
-    metrics = {id(v) for v in getattr(model, "metrics_variables", [])}
-    weights = [v for v in model.variables if id(v) not in metrics]
-    peaks = strategies.peak_bytes_per_device(reset=reset_peaks)
-    counts = (strategies.bytes_per_device(weights), strategies.bytes_per_device(slots), peaks)
-    ranks = layer_api.from_all_ranks(model, json.dumps(counts), of_optimizer=True)
-    if len(ranks) == 1:
-        return MemoryReport(*counts)
-    of_all: tuple[dict[str, int], ...] = ({}, {}, {})
-    for rank, text in enumerate(ranks):
-        for devices, found in zip(of_all, json.loads(text), strict=True):
-            devices |= {f"rank {rank} {device}": count for device, count in found.items()}
-    return MemoryReport(*of_all)
+    return slots
+
+
+def _formula(model: Any, slots: Mapping[str, int]) -> tuple[str, int] | None:
+    """Returns the formula for a model, and the bytes of a device by it; None where it does not say what is held."""
+    sharing: Sharing | None = layer_api.sharing_of(model)
+    trained = list(model.trainable_variables)
+    num_parameters = sum(variable.shape.num_elements() for variable in trained)
+    others = sum(variable.shape.num_elements() for variable in model.non_trainable_weights)
+    # Statistics of layers are a deviation; frozen layers are another formula.
+    is_plain = all(variable.dtype == "float32" for variable in trained) and others <= _FEW * num_parameters
+    if sharing is None or not slots or not num_parameters or not is_plain:
+        return None
+    # Devices that have the same part have it once each.
+    copies = len(slots) / sharing.of_slots
+    per_parameter = sum(slots.values()) / copies / num_parameters / 4
+    num_slots = round(per_parameter)
+    if abs(per_parameter - num_slots) > _FEW:
+        return None
+    words, value = bytes_per_parameter(num_slots, sharing)
+    return f"{words} bytes a parameter", round(value * num_parameters)

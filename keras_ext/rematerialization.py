@@ -69,6 +69,16 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
     return model
 
 
+def is_rematerialized(layer: Any) -> bool:
+    """True if a layer holds its inputs only for the backward pass."""
+    return isinstance(getattr(layer, "call", None), functools.partial) and layer.call.func is _recomputed
+
+
+def offloads(layer: Any) -> bool:
+    """True if a layer that is computed again holds its inputs in the host's memory."""
+    return is_rematerialized(layer) and bool(layer.call.args[1])
+
+
 def _blocks(model: Any) -> list[Any]:
     inside = [layer for layer in _children(model) if _children(layer)]
     if len(inside) == 1:

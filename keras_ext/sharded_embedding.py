@@ -70,6 +70,11 @@ class ShardedEmbedding(keras.layers.Embedding):
         """The config of the plain layer, for files."""
         return dict(config)
 
+    @property
+    def synchronized(self) -> bool:
+        """True if replicas meet while this layer computes, as those of a synchronized batch normalization."""
+        return layer_api.lie_on_replicas(self.variables)
+
     def build(self, input_shape: Any = None) -> None:
         """Makes the table."""
         if self.built:

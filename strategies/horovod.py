@@ -40,13 +40,14 @@ class HorovodStrategy(MeshStrategy):
     many threads as the process has cores, unless a number is set, in the environment or with ``tf.config.threading``.
 
     Args:
-        mesh: sizes of named mesh axes, as in ``{"data": 4}``; one may be -1, to be inferred. With ``"pipe"`` or
-            ``"tensor"`` beside ``"data"``, as in ``{"data": 2, "pipe": 2}``, a process takes all of its devices (its
-            share of the node's GPUs, or its logical CPU devices). However they are named, processes lie along the mesh
-            in the order data, pipe, tensor, "tensor" fastest: consecutive ranks hold the shards of one stage, then the
-            stages of one replica, then other replicas. A process owns a box of it: one device of a replica that spans
-            processes, several shards of a stage, whole stages, or whole replicas. It makes, holds and loads the
-            variables of its own devices; the processes of one replica take the same rows.
+        mesh: sizes of named mesh axes, as in ``{"data": 4}``, or ``{"data": 2, "expert": 2}``, over which layers of
+            experts deal these out; one may be -1, to be inferred. With ``"pipe"`` or ``"tensor"`` beside ``"data"``, as
+            in ``{"data": 2, "pipe": 2}``, a process takes all of its devices (its share of the node's GPUs, or its
+            logical CPU devices). However they are named, processes lie along the mesh in the order data, expert, pipe,
+            tensor, "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages of one replica,
+            then other replicas. A process owns a box of it: one device of a replica that spans processes, several
+            shards of a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its own
+            devices; the processes of one replica take the same rows.
         shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
             device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
             its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.
@@ -98,14 +99,15 @@ class HorovodStrategy(MeshStrategy):
                 "compression must be 'fp16', 'bf16' or None, and reduction 'average' or 'adasum'. Received: "
                 f"compression={compression!r}, reduction={reduction!r}."
             )
-        if shard is not None and (compression is not None or reduction != "average"):
+        is_sharded = shard is not None or (mesh or {}).get("expert", 1) != 1
+        if is_sharded and (compression is not None or reduction != "average"):
             raise ValueError(
                 "Gradients of which each process gets a part are neither compressed nor combined by Adasum. Leave out "
-                f"shard, or compression and reduction. Received: shard={shard!r}, compression={compression!r}, "
-                f"reduction={reduction!r}."
+                "shard and the mesh axis 'expert', or compression and reduction. Received: "
+                f"shard={shard!r}, mesh={mesh!r}, compression={compression!r}, reduction={reduction!r}."
             )
         if bucket_bytes is None:
-            bucket_bytes = DEFAULT_BUCKET_BYTES if shard is None else _SHARDED_BUCKET_BYTES
+            bucket_bytes = _SHARDED_BUCKET_BYTES if is_sharded else DEFAULT_BUCKET_BYTES
         # Only here: the rest of the package works without Horovod.
         from strategies.collectives import horovod
 

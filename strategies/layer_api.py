@@ -9,18 +9,22 @@ from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.same_models import compare_weights
 from strategies._keras_hooks.settled_initializers import settled
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
+from strategies._keras_hooks.sharded_optimizers import some_need_whole
+from strategies._keras_hooks.undrawn import variables_undrawn
 from strategies._keras_hooks.wrapping import engine_of
 from strategies.control_plane.preemption import Saver
+from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.holders import agree_on
 from strategies.replica.inputs_only import of_inputs_only
 from strategies.replica.joined_weights import joined_weight
+from strategies.replica.memory import gathered_bytes_per_device
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
-from strategies.replica.row_exchange import RowExchange, num_replicas, row_exchange, sharded_rows
+from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_replicas, row_exchange, sharded_rows
 from strategies.replica.row_lookups import sharded_lookup
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
@@ -58,6 +62,35 @@ def save_before_end(model: keras.Model, saver: Saver | None) -> None:
         engine.member.preemption.saver = saver
 
 
+def sharing_of(model: keras.Model) -> Sharing | None:
+    """Returns what the replicas of a model share; None where a device does not hold a whole replica or its shards.
+
+    So it is on a mesh with other axes than "data", with a parameter device, with layers of which replicas have rows of
+    their own, and under strategies that are not ours.
+    """
+    strategy = model.distribute_strategy
+    engine = engine_of(strategy)
+    if engine is None:
+        return Sharing() if strategy.num_replicas_in_sync == 1 else None
+    if engine.central is not None or engine.parts.mesh.size > 1 or lie_on_replicas(model.variables):
+        return None
+    if engine.sharding is None:
+        return Sharing(strategy.num_replicas_in_sync)
+    shard = "weights" if engine.sharding.of_weights else "optimizer"
+    return Sharing(strategy.num_replicas_in_sync, shard, engine.sharding.size)
+
+
+def gathered_bytes(model: keras.Model) -> dict[str, int]:
+    """Returns the most bytes of whole weights that are on each device of this process at once, beside their shards.
+
+    Empty if devices hold whole weights. A pipeline keeps those of its stages, once gathered, until a step's end.
+    """
+    engine = engine_of(model.distribute_strategy)
+    if engine is None or engine.sharded_weights is None:
+        return {}
+    return gathered_bytes_per_device(model.variables, all_stay=engine.parts.mesh.axis_size("pipe") > 1)
+
+
 __all__ = [
     "PREEMPTED",
     "SYMBOLIC_ROWS",
@@ -74,12 +107,14 @@ __all__ = [
     "copy_value",
     "drawn_for_now",
     "from_all_ranks",
+    "gathered_bytes",
     "global_state_kept",
     "in_shapes_only",
     "in_stateless_scope",
     "is_remote",
     "joined",
     "joined_weight",
+    "lie_on_replicas",
     "may_recompute",
     "num_replicas",
     "of_inputs_only",
@@ -93,9 +128,12 @@ __all__ = [
     "shapes_of",
     "sharded_lookup",
     "sharded_rows",
+    "sharing_of",
+    "some_need_whole",
     "sort_layers",
     "state_of",
     "unrecorded",
     "values_of",
+    "variables_undrawn",
     "write_together",
 ]

@@ -37,7 +37,9 @@ class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
         mesh: sizes of named mesh axes, as in ``{"data": 2, "pipe": 2, "tensor": 2}``; one may be -1, to be inferred. A
             replica spans the devices of the axes ``"pipe"``, over which ``keras_ext.PipelineModel`` lays its stages,
             and ``"tensor"``, over which layers of ``keras_ext`` split their weights; all other layers live on the
-            first. ``num_replicas_in_sync`` is the size of ``"data"``, 1 if it is not there.
+            first. Along ``"expert"``, right behind ``"data"``, are replicas, too, over which layers of experts deal
+            these out. ``num_replicas_in_sync`` is the size of ``"data"``, 1 if it is not there, times that of
+            ``"expert"``.
         shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
             device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
             its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.

@@ -51,12 +51,12 @@ class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirrore
             NCCL unless it is RING), ``timeout_seconds`` (600 if None), and ``bytes_per_pack``, the most gradients that
             travel together may hold (0 for our choice: 4 MiB, between GPUs 32 MiB).
         mesh: sizes of named mesh axes over the devices of all processes, as in ``{"data": 2, "pipe": 2}`` over two
-            processes of two devices; one may be -1, to be inferred. The axes ``"pipe"`` and ``"tensor"`` are those of
-            ``MirroredStrategy``. However they are named, processes lie along the mesh in the order data, pipe, tensor,
-            "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages of one replica, then
-            other replicas. A process owns a box of it: one device of a replica that spans processes, several shards of
-            a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its own devices; the
-            processes of one replica take the same rows.
+            processes of two devices; one may be -1, to be inferred. The axes ``"expert"``, ``"pipe"`` and ``"tensor"``
+            are those of ``MirroredStrategy``. However they are named, processes lie along the mesh in the order data,
+            expert, pipe, tensor, "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages of
+            one replica, then other replicas. A process owns a box of it: one device of a replica that spans processes,
+            several shards of a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its
+            own devices; the processes of one replica take the same rows.
         shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
             device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
             its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.

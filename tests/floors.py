@@ -50,6 +50,7 @@ ROOMS = (
     ),
     Room("buckets", 0, ("strategies.collectives.buckets", "strategies.collectives.bucket_slices"), rooms=("buckets",)),
     Room("division", 0, ("strategies.evenly",)),
+    Room("plans", 0, ("strategies.planning",), rooms=("plans",)),
     Room("files", 0, ("strategies.atomic_file",)),
     Room("text tables", 0, ("keras_ext.text_table",)),
     Room(
@@ -129,7 +130,7 @@ ROOMS = (
         2,
         ("strategies.replica",),
         ("numpy", "tensorflow"),
-        ("row values", "topology", "devices", "internals", "collectives", "batches", "replica"),
+        ("row values", "plans", "topology", "devices", "internals", "collectives", "batches", "replica"),
     ),
     Room(
         "engine",
@@ -138,6 +139,7 @@ ROOMS = (
         ("numpy", "tensorflow"),
         (
             "row values",
+            "plans",
             "topology",
             "rank end",
             "devices",
@@ -175,7 +177,7 @@ ROOMS = (
         3,
         ("strategies.layer_api",),
         ("keras",),
-        ("control plane", "rank end", "replica", "saving", "keras hooks"),
+        ("plans", "control plane", "rank end", "replica", "saving", "keras hooks"),
     ),
     Room(
         "strategy",
@@ -236,7 +238,7 @@ ROOMS = (
         4,
         ("keras_ext",),
         ("numpy", "keras"),
-        ("division", "files", "text tables", "schedule", "layer api", "elastic", "layers"),
+        ("division", "plans", "files", "text tables", "schedule", "layer api", "elastic", "layers"),
         public_only=True,
     ),
     # Benchmarks run what they compare with, too.

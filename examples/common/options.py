@@ -46,7 +46,8 @@ def define_run_flags() -> None:
         "mesh",
         RunOptions.mesh,
         "Sizes of the mesh axes, as in data=2,pipe=2,tensor=2: replicas, pipeline stages, and shards of a layer; or "
-        "data=2,expert=2: replicas, in groups that share experts or tables; over the devices of all processes. One may be -1: inferred from their number. Default: data parallelism.",
+        "data=2,expert=2: replicas, in groups that share experts or tables; over the devices of all processes. One may "
+        "be -1: inferred from their number. Default: data parallelism.",
     )
     flags.DEFINE_integer(
         "devices",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import keras
@@ -26,16 +26,20 @@ class Copies:
     Args:
         instead: given a layer or operation, returns another one in its place, not built; None to have it copied.
         dims: of the weights that are to be cut into shards, by their id, the dim along which.
+        rows_of_experts: the ids of weights of experts, which lie on the replicas along the mesh axis "expert".
     """
 
     def __init__(
-        self, instead: Callable[[Any], Any] = lambda layer: None, dims: Mapping[int, int] | None = None
+        self,
+        instead: Callable[[Any], Any] = lambda layer: None,
+        dims: Mapping[int, int] | None = None,
+        rows_of_experts: Collection[int] = (),
     ) -> None:
         self._instead = instead
         # With the old ones, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._dims = dims or {}
-        self._attributes = Attributes(self.built, self._dims)
+        self._attributes = Attributes(self.built, self._dims, rows_of_experts)
 
     def of(self, layer: Any) -> Any:
         """Returns the copy of a layer, model or operation, not built if Keras' own.

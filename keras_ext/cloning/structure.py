@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -45,8 +45,8 @@ class Attributes:
         dims: of the weights that are to be cut into shards, by their id, the dim along which.
     """
 
-    def __init__(self, make: Make, dims: Mapping[int, int]) -> None:
-        self._make, self._dims = make, dims
+    def __init__(self, make: Make, dims: Mapping[int, int], rows_of_experts: Collection[int]) -> None:
+        self._make, self._dims, self._rows_of_experts = make, dims, rows_of_experts
         # With the old ones, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._looked_into: set[int] = set()
@@ -173,7 +173,9 @@ class Attributes:
 
     def _of_variable(self, variable: Any, *, trainable: bool) -> Any:
         def made() -> Any:
-            with scopes_of(variable.path):
+            are_of_experts = id(variable) in self._rows_of_experts
+            spread = layer_api.sharded_rows("expert") if are_of_experts else contextlib.nullcontext()
+            with scopes_of(variable.path), spread:
                 new = keras.Variable(
                     keras.initializers.Zeros(),
                     shape=variable.shape,

@@ -19,11 +19,13 @@ class Grouping:
         counts: of the choices of each expert, int32, `[num_experts]`.
         slots: of each choice, int32, `[tokens, choices]`.
         choices: of each slot, counted through the tokens, int32, `[tokens * choices]`.
+        tokens: of each slot, int32, `[tokens * choices]`.
     """
 
     counts: Any
     slots: Any
     choices: Any
+    tokens: Any
 
     @classmethod
     def of(cls, experts: Any, num_experts: int) -> Grouping:
@@ -41,13 +43,14 @@ class Grouping:
         first = ops.cumsum(counts) - counts
         slots = ops.cast(ops.sum(is_of * (ops.cumsum(is_of, axis=0) - 1.0 + first), axis=-1), "int32")
         total = ops.shape(flat)[0]
-        choices = ops.scatter(slots[:, None], ops.arange(total, dtype="int32"), (total,))
-        return cls(ops.cast(counts, "int32"), ops.reshape(slots, (-1, num_choices)), choices)
+        own = ops.arange(total, dtype="int32")
+        # Not divided out of the choices: a constant that happens to be the number of rows says that there is a mean.
+        of_tokens = ops.repeat(ops.arange(ops.shape(experts)[0], dtype="int32"), num_choices)
+        choices, tokens = (ops.scatter(slots[:, None], each, (total,)) for each in (own, of_tokens))
+        return cls(ops.cast(counts, "int32"), ops.reshape(slots, (-1, num_choices)), choices, tokens)
 
     def sorted(self, tokens: Any) -> Any:
         """Returns the token of each slot, `[slots, features]`, of tokens `[tokens, features]`."""
-        num_choices = int(self.slots.shape[1])
-        sources = self.choices // num_choices
 
         # Both gathers are permutations with repetitions: their gradients are gathers, too. TensorFlow's own gradient
         # would scatter, row by row, and in no fixed order on a GPU.
@@ -57,7 +60,7 @@ class Grouping:
                 (gradient,) = upstream
                 return ops.sum(ops.take(gradient, self.slots, axis=0), axis=1)
 
-            return ops.take(values, sources, axis=0), backward
+            return ops.take(values, self.tokens, axis=0), backward
 
         return gather(tokens)
 

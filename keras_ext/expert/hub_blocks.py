@@ -15,17 +15,25 @@ from keras import ops
 
 from keras_ext.expert.bank import weighted_sum_over_experts
 from keras_ext.expert.loads import Load, load_balancing_loss
+from strategies import layer_api
 
 
 class _Block:
     """The base of the mix-ins. What they read is the plain class'."""
 
+    #: The attribute that has the weights of experts, and nothing else.
+    bank_attribute = "expert_bank"
     #: The attribute that has the factor of the load-balancing loss.
     factor_attribute: str | None = None
 
     @property
     def synchronized(self) -> bool:
         """True if replicas sum over the global batch while this layer computes, as those of a batch normalization."""
+        own: Any = self
+        return self._has_loss or layer_api.lie_on_replicas(own.variables)
+
+    @property
+    def _has_loss(self) -> bool:
         return bool(self.factor_attribute and getattr(self, self.factor_attribute))
 
     def _weighted_sum(self, tokens: Any, experts: Any, weights: Any, banks: Sequence[Any], feed_forward: Any) -> Any:
@@ -35,7 +43,7 @@ class _Block:
     def _balance(self, probabilities: Any, experts: Any, mask: Any) -> None:
         """Adds the load-balancing loss; `mask` has a number for each token."""
         own: Any = self
-        if not self.synchronized:
+        if not self._has_loss:
             return
         counted = None if mask is None else ops.cast(ops.reshape(mask, (-1,)), "float32")
         load = Load.of(experts, own.num_experts, counted)
@@ -109,8 +117,10 @@ class QwenBlock(_Block):
             expert, gate = (getattr(own, name) for name in self.shared)
             outputs = outputs + expert(tokens) * ops.sigmoid(gate(tokens))
         if training:
-            # Of each token's row, which tokens it sees: none if it is padding.
-            mask = None if attention_mask is None else ops.any(attention_mask, axis=-1)
+            mask = attention_mask
+            if mask is not None and len(mask.shape) == 3:
+                # Of each token, which tokens it sees: none if it is padding.
+                mask = ops.any(mask, axis=-1)
             self._balance(probabilities, experts, mask)
         return ops.reshape(outputs, shape), logits
 
@@ -130,6 +140,8 @@ class Qwen35Block(QwenBlock):
 
 class GptOssBlock(_Block):
     """Of GPT-OSS: experts with biases, whose activations are clipped; no load-balancing loss."""
+
+    bank_attribute = "experts"
 
     def call(self, hidden_states: Any) -> Any:
         """Returns the outputs and the router's scores."""
@@ -166,9 +178,15 @@ def is_dense_block(layer: Any) -> bool:
     return _key(type(layer)) in BLOCKS
 
 
+def bank_of(block: Any) -> list[Any]:
+    """Returns the weights of the experts of one of KerasHub's blocks, variables of shape `[num_experts, ...]`."""
+    return list(getattr(block, BLOCKS[_key(type(block))].bank_attribute).variables)
+
+
 def make_sparse(block: Any) -> None:
     """Has one of KerasHub's blocks compute its experts sparsely from now on: it becomes one of a subclass."""
-    block.__class__ = sparse_class(type(block))
+    cls: Any = type(block)
+    block.__class__ = sparse_class(cls)
     # The sizes of matrices depend on values.
     block.supports_jit = False
 
@@ -186,5 +204,3 @@ def _key(cls: type) -> tuple[str, str]:
 
 def _in_float32(activation: Callable[[Any], Any], x: Any) -> Any:
     return ops.cast(activation(ops.cast(x, "float32")), x.dtype)
-
-

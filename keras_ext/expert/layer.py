@@ -142,6 +142,10 @@ class MixtureOfExperts(keras.Layer):
     @property
     def synchronized(self) -> bool:
         """True if replicas sum over the global batch while this layer computes, as those of a batch normalization."""
+        return self._looks_at_load or layer_api.lie_on_replicas(self.variables)
+
+    @property
+    def _looks_at_load(self) -> bool:
         makes = (self.load_balancing_loss, self.z_loss, self.router_bias, self.capacity_factor)
         return any(makes) or self._load_metric.value is not None
 
@@ -174,12 +178,12 @@ class MixtureOfExperts(keras.Layer):
         tokens = ops.reshape(inputs, (-1, features))
         logits = inner["router"](self._jittered(inputs) if training else inputs)
         scores = scores_of(logits, self.router_activation)
-        flat = [ops.reshape(each, (-1, self.num_experts)) for each in (logits, scores)]
-        selection = flat[1]
-        if "selection" in inner:
-            selection = ops.reshape(inner["selection"](scores), (-1, self.num_experts))
-        routes = choose(flat[1], selection, self.top_k, normalize=self.normalize_top_k)
-        is_kept = self._learn_of_load(flat[0], flat[1], routes.experts, _counted(mask, shape), training=bool(training))
+        biased = inner["selection"](scores) if "selection" in inner else None
+        logits, scores = (ops.reshape(each, (-1, self.num_experts)) for each in (logits, scores))
+        selection = scores if biased is None else ops.reshape(biased, (-1, self.num_experts))
+        routes = choose(scores, selection, self.top_k, normalize=self.normalize_top_k)
+        counted = _counted(mask, shape)
+        is_kept = self._learn_of_load(logits, scores, routes.experts, counted, training=bool(training))
         banks, feed_forward = self._experts()
         outputs = weighted_sum_over_experts(
             tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept
@@ -202,7 +206,7 @@ class MixtureOfExperts(keras.Layer):
 
     def _learn_of_load(self, logits: Any, scores: Any, experts: Any, counted: Any, *, training: bool) -> Any:
         """In training, adds losses, and moves the bias; returns which choices are kept, None if all are."""
-        if not (self.synchronized if training else self._load_metric.value is not None):
+        if not (self._looks_at_load if training else self._load_metric.value is not None):
             return None
         load = Load.of(experts, self.num_experts, counted)
         if self._load_metric.value is not None:

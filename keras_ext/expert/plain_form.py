@@ -10,7 +10,7 @@ name of its input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -45,12 +45,15 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
     constraints = {"kernel_constraint": layer.kernel_constraint, "bias_constraint": layer.bias_constraint}
     common = {**kernel, **bias, **constraints, "dtype": layer.dtype_policy}
 
-    def bank(name: str, size: int, activation: Any = None) -> Any:
+    # A letter for each dim. With "...", TensorFlow 2.21 makes a kernel's gradient for each token, which fits in no
+    # memory, and adds up then; and on CPUs, in float16, "...i,eio->...eo" returns numbers that are no product.
+    dims = "abcdfghjklmn"[: layer.num_dims - 1]
+    of_tokens, of_experts = f"{dims}i,eio->{dims}eo", f"{dims}ei,eio->{dims}eo"
+
+    def bank(name: str, equation: str, size: int, activation: Any = None) -> Any:
         return keras.layers.EinsumDense(
-            # Of "...i,eio->...eo", without the inputs once for each expert, TensorFlow 2.21 returns in float16, on CPUs,
-            # numbers that are no product.
-            "...ei,eio->...eo",
-            (layer.num_experts, size),
+            equation,
+            (*[None] * (layer.num_dims - 2), layer.num_experts, size),
             activation=activation,
             bias_axes="eo" if layer.use_bias else None,
             name=name,
@@ -76,9 +79,9 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
             name="selection",
         )
     if layer.gated:
-        made["gate"] = bank("gate", layer.hidden_dim, first)
-    made["up"] = bank("up", layer.hidden_dim, None if layer.gated else first)
-    made["down"] = bank("down", features)
+        made["gate"] = bank("gate", of_tokens, layer.hidden_dim, first)
+    made["up"] = bank("up", of_tokens, layer.hidden_dim, None if layer.gated else first)
+    made["down"] = bank("down", of_experts, features)
     if layer.shared_hidden_dim is not None:
         if layer.gated:
             made["shared_gate"] = dense("shared_gate", layer.shared_hidden_dim, first)
@@ -95,10 +98,7 @@ def shapes_of_inputs(layer: Any, inner: Mapping[str, Any], shape: tuple[Any, ...
         inner: its layers.
         shape: of its inputs.
     """
-    of_bank = (*shape[:-1], layer.num_experts, shape[-1])
     of_inputs = {
-        "gate": of_bank,
-        "up": of_bank,
         "selection": (*shape[:-1], layer.num_experts),
         "down": (*shape[:-1], layer.num_experts, layer.hidden_dim),
         "shared_down": (*shape[:-1], layer.shared_hidden_dim),
@@ -130,10 +130,9 @@ def model_of(layer: Any) -> Any:
 def _outputs(layer: Any, inner: Mapping[str, Any], inputs: Any) -> Any:
     logits = inner["router"](inputs)
     scores = ops.softmax(logits, axis=-1) if layer.router_activation == "softmax" else ops.sigmoid(logits)
-    of_experts = ops.repeat(ops.expand_dims(inputs, -2), layer.num_experts, axis=-2)
-    hidden = inner["up"](of_experts)
+    hidden = inner["up"](inputs)
     if layer.gated:
-        hidden = ops.multiply(inner["gate"](of_experts), hidden)
+        hidden = ops.multiply(inner["gate"](inputs), hidden)
     outputs = inner["down"](hidden)
     _, experts = ops.top_k(inner["selection"](scores) if "selection" in inner else scores, layer.top_k)
     weights = ops.multiply(scores, ops.sum(ops.one_hot(experts, layer.num_experts, dtype="float32"), axis=-2))

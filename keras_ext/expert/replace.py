@@ -8,7 +8,8 @@ import keras
 
 from keras_ext.cloning import Copies, copy_state, copy_training, copy_values
 from keras_ext.expert import plain_form
-from keras_ext.expert.hub_blocks import BLOCKS, is_dense_block, make_sparse
+from keras_ext.expert.bank import check_banks
+from keras_ext.expert.hub_blocks import BLOCKS, bank_of, is_dense_block, make_sparse
 from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.tensor.custom_layers import is_graph
 from strategies import layer_api
@@ -50,7 +51,10 @@ def replace_experts(model: Any) -> Any:
         return new
 
     with layer_api.global_state_kept():
-        new = Copies(instead).graph(model)
+        banks = [bank_of(layer) for layer in model._flatten_layers() if is_dense_block(layer)]
+        for bank in banks:
+            check_banks(int(bank[0].shape[0]), [each.regularizer for each in bank], bank[0].path)
+        new = Copies(instead, rows_of_experts={id(each) for bank in banks for each in bank}).graph(model)
         copy_state(model, new)
         for plain, mixture in made:
             copy_values(plain.weights, mixture.weights)
@@ -80,7 +84,9 @@ def _mixture_of(layer: Any) -> Any:
         return None
     inner = {each.name: each for each in layer.layers}
     up, first = inner["up"], inner.get("gate", inner["up"])
-    kinds = [f"{weight}_{kind}" for weight in ("kernel", "bias") for kind in ("initializer", "regularizer", "constraint")]
+    kinds = [
+        f"{weight}_{kind}" for weight in ("kernel", "bias") for kind in ("initializer", "regularizer", "constraint")
+    ]
     return MixtureOfExperts(
         inner["router"].units,
         int(up.kernel.shape[-1]),

@@ -20,6 +20,7 @@ from strategies._tf_internals import UpdateContext
 from strategies.collectives.descriptions import listed
 from strategies.engine.dealt_weights import DealtWeights
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.engine.sharded_updates import ShardedUpdates
 from strategies.engine.slice_slots import Announced, making_slot_of
 from strategies.replica.splitting import weight_of
@@ -47,7 +48,7 @@ def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any
     """Returns the slices of an optimizer's variables, as which they are dealt out; None if they are not.
 
     Raises:
-        ValueError: the optimizer needs whole weights, of which there are only shards.
+        ValueError: the optimizer needs whole weights, of which there are only shards or some rows.
     """
     updates = sharded_updates()
     if updates is None:
@@ -55,20 +56,27 @@ def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any
     if not variables or isinstance(variables[0], WeightSlice):
         # Those of an optimizer that wraps this one.
         return variables
-    whole = _some_need_whole(optimizer)
+    whole = some_need_whole(optimizer)
     if whole and (split := [each.path for each in variables if weight_of(each) is not None]):
         raise ValueError(
             f"{type(optimizer).__name__} looks at whole weights, which cannot be dealt out among devices where layers "
             "are split over the axis 'tensor'. Leave shard out, or use an optimizer that updates number by number, "
             f"such as Adam. Received: the split weights {listed(split)}."
         )
+    if whole and (rows := [each.path for each in variables if is_row_sharded(each)]):
+        raise ValueError(
+            f"{type(optimizer).__name__} looks at whole weights, and of those of experts, and of a ShardedEmbedding, a "
+            "replica has some rows. Use an optimizer that updates number by number, such as Adam, or plain layers on a "
+            f"mesh without 'expert'. Received: {listed(rows)}."
+        )
     return Announced(updates.deal(variables, whole=whole).slices)
 
 
-def _some_need_whole(optimizer: keras.Optimizer) -> bool:
+def some_need_whole(optimizer: keras.Optimizer) -> bool:
+    """True if an optimizer, or one that it wraps, gets whole weights where updates are dealt out."""
     inner = inner_optimizers(optimizer)
     if inner:
-        return any(map(_some_need_whole, inner))
+        return any(map(some_need_whole, inner))
     # One that wraps others, but chooses them by the variables, shows none before it is built.
     return isinstance(optimizer, WRAPPING_OPTIMIZERS) or needs_whole(optimizer) or has_own_way(optimizer)
 

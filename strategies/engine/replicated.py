@@ -130,6 +130,8 @@ class ReplicatedExtended(MirroredExtended):
         self.sharded_updates: ShardedUpdates | None = None
         #: Joins replicas that compute with rows of weights of their own; None if each holds whole weights.
         self.row_exchange: RowExchange | None = None
+        #: The groups of replicas over which updates are dealt out; None if each device makes all of them.
+        self.sharding = sharding
         #: Makes weights in shards; None if each device holds all.
         self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:

@@ -17,15 +17,13 @@ from strategies.engine.sharded_variables import ShardedVariable, bounds, own_ran
 from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.engine.weight_gathers import WeightGathers
+from strategies.planning import UNIT_BYTES
 from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
 from strategies.replica.holders import first_holder, note_holder, note_place
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import makes_sharded_rows
 from strategies.replica.weight_slices import range_shape
 from strategies.topology.sharding import ShardingGroups
-
-#: The bytes that are gathered at a time where no message has a size of its own.
-_UNIT_BYTES = 4 * 2**20
 
 
 class ShardedWeights:
@@ -43,7 +41,7 @@ class ShardedWeights:
         self._groups = groups
         self._parts = parts
         self._processes = parts.groups.sharding
-        bucket_bytes = layout.process_group.bucket_bytes if layout.process_group is not None else _UNIT_BYTES
+        bucket_bytes = layout.process_group.bucket_bytes if layout.process_group is not None else UNIT_BYTES
         #: Gathers them.
         self.gathers = WeightGathers(layout, steps, groups, self._processes, bucket_bytes)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies import planning
 from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
 from strategies.collectives.bucket_slices import Slice, SlicedBucket
 from strategies.collectives.descriptions import carrying, listed
@@ -34,10 +35,6 @@ from strategies.replica.driving import current_driver
 from strategies.replica.holders import place_of
 from strategies.replica.refused_gradients import unrecorded
 from strategies.topology.sharding import ShardingGroups
-
-#: Of a bucket: weights that take no more are in units of their own. A kernel that travels without its bias is copied
-#: neither into a message nor out of it.
-_SMALL = 1 / 64
 
 
 class _Gone:
@@ -116,9 +113,9 @@ class WeightGathers:
             # Steps do not gather it.
             Unit(devices, is_small=False).add(variable, num_bytes)
             return
-        is_small = num_bytes <= _SMALL * self._bucket_bytes
+        is_small = planning.is_small(num_bytes, self._bucket_bytes)
         unit = self._last.get((key, is_small))
-        if unit is None or unit.num_bytes + num_bytes > self._bucket_bytes:
+        if unit is None or not planning.has_room(unit.num_bytes, num_bytes, self._bucket_bytes):
             unit = self._last[key, is_small] = Unit(devices, is_small=is_small)
         unit.add(variable, num_bytes)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies import planning
 from strategies._tf_internals import DistributedVariable
 from strategies.replica.deferred import RemoteVariable
 from strategies.topology.devices import list_own_devices, short_name
@@ -31,6 +32,23 @@ def bytes_per_device(variables: Iterable[Any]) -> dict[str, int]:
             device = short_name(component.device).removeprefix("/device:")
             counts[device] = counts.get(device, 0) + component.shape.num_elements() * component.dtype.size
     return dict(sorted(counts.items()))
+
+
+def gathered_bytes_per_device(variables: Iterable[Any], *, all_stay: bool = False) -> dict[str, int]:
+    """Counts the most bytes of whole weights that are on each device of this process at once, beside their shards.
+
+    Args:
+        variables: of Keras, in the order of their use; those that are not gathered count nothing.
+        all_stay: whether weights, once gathered, stay until the step's end.
+    """
+    values = [each.value for each in variables if not getattr(each.value, "has_own_rows", False)]
+    units = {id(unit): unit for value in values if (unit := getattr(value, "unit", None)) is not None}
+    on_device: dict[str, list[planning.Unit]] = {}
+    for unit in units.values():
+        for device in unit.devices:
+            name = short_name(device).removeprefix("/device:")
+            on_device.setdefault(name, []).append(planning.Unit(unit.num_bytes, unit.is_small))
+    return {name: planning.gathered_bytes(own, all_stay=all_stay) for name, own in sorted(on_device.items())}
 
 
 def peak_bytes_per_device(*, reset: bool = False) -> dict[str, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -251,6 +251,11 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
     """
     found: RowExchange | None = getattr(tf.distribute.get_strategy().extended, "row_exchange", None)
     return found if found is None or axis == "data" or found.is_of_experts else None
+
+
+def lie_on_replicas(variables: Iterable[Any]) -> bool:
+    """True if replicas have rows of their own of some of these Keras variables, for which they meet as they compute."""
+    return any(getattr(getattr(each, "value", None), "has_own_rows", False) for each in variables)
 
 
 def num_replicas() -> int:

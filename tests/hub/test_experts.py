@@ -20,6 +20,7 @@ pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 NAMES = ("MixtralBackbone", "QwenMoeBackbone", "Qwen3MoeBackbone", "Qwen3_5MoeBackbone", "GptOssBackbone")
+ALL = [NAMES[0], *(pytest.param(name, marks=pytest.mark.parity_all) for name in NAMES[1:])]
 
 
 def assert_close(one: list[Any], other: list[Any], limit: float = 2e-6) -> None:
@@ -35,7 +36,7 @@ def trained(model: Any, inputs: Any, targets: Any) -> list[Any]:
     return [np.asarray(logs), *model.get_weights()]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_equals_the_dense_banks(name: str, tmp_path: pathlib.Path) -> None:
     model = backbones.build(name)
     sparse = keras_ext.replace_experts(model)
@@ -52,17 +53,16 @@ def test_equals_the_dense_banks(name: str, tmp_path: pathlib.Path) -> None:
     assert_close(trained(sparse, inputs, targets), trained(model, inputs, targets))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [NAMES[0], *(pytest.param(name, marks=pytest.mark.parity_all) for name in NAMES[1:])],
-)
-def test_two_replicas_equal_one_device(name: str) -> None:
+@pytest.mark.parametrize("name", ALL)
+def test_two_replicas_and_experts_on_them_equal_one_device(name: str) -> None:
     found = []
-    for strategy in (None, strategies.MirroredStrategy(["CPU:0", "CPU:1"])):
+    spread = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"expert": 2})
+    for strategy in (None, strategies.MirroredStrategy(["CPU:0", "CPU:1"]), spread):
         with contextlib.nullcontext() if strategy is None else strategy.scope():
             model = backbones.build(name)
             # One device computes what KerasHub does.
             model = model if strategy is None else keras_ext.replace_experts(model)
             inputs = backbones.inputs_of(model)
             found.append(trained(model, inputs, backbones.targets_of(model, inputs)))
-    assert_close(found[1], found[0])
+    for each in found[1:]:
+        assert_close(each, found[0])

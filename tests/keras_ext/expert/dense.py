@@ -65,9 +65,7 @@ class DenseMixture(keras.Layer):
             counts = ops.sum(is_of * counted[..., None, None], axis=tuple(range(len(inputs.shape))))
             number = ops.sum(counted)
             if self.balance:
-                mean = ops.sum(
-                    scores * counted[..., None] / number, axis=tuple(range(len(inputs.shape) - 1))
-                )
+                mean = ops.sum(scores * counted[..., None] / number, axis=tuple(range(len(inputs.shape) - 1)))
                 self.add_loss(self.balance * experts * ops.sum(counts / (number * top_k) * mean))
             if self.z:
                 self.add_loss(self.z * ops.sum(ops.logsumexp(logits, axis=-1) ** 2 * counted) / number)
@@ -106,6 +104,8 @@ def skewed(num_tokens: int, features: int, num_experts: int, load: str, seed: in
         # Two experts have no tokens.
         "empty": np.where(np.arange(num_experts) % 2, -20.0, 0.0),
         # All tokens have the same experts.
-        "one": np.where(np.arange(num_experts) == num_experts - 1, 40.0, np.where(np.arange(num_experts) == 0, 20.0, 0)),
+        "one": np.where(
+            np.arange(num_experts) == num_experts - 1, 40.0, np.where(np.arange(num_experts) == 0, 20.0, 0)
+        ),
     }[load]
     return tokens, kernel

@@ -50,7 +50,10 @@ def computed(layer: Any, inputs: Any, mask: Any = None) -> list[Any]:
         losses = list(layer.losses)
         total = ops.sum(ops.sin(output)) + sum(losses)
     gradients = tape.gradient(total, [inputs, *(v.value for v in layer.trainable_variables)])
-    return [np.asarray(tf.convert_to_tensor(value)) for value in (output, *losses, *gradients, *layer.trainable_variables, *layer.non_trainable_variables)]
+    return [
+        np.asarray(tf.convert_to_tensor(value))
+        for value in (output, *losses, *gradients, *layer.trainable_variables, *layer.non_trainable_variables)
+    ]
 
 
 def assert_equal(one: list[Any], other: list[Any]) -> None:
@@ -92,7 +95,8 @@ def test_work_is_that_of_the_chosen_experts() -> None:
         patch.setattr("keras_ext.expert.layer.ops.matmul", counted)
         sparse(inputs)
     # Of three matrices.
-    assert sum(sizes) == 3 * 24 * 2 and len(sizes) == 3 * EXPERTS
+    assert sum(sizes) == 3 * 24 * 2
+    assert len(sizes) == 3 * EXPERTS
 
 
 def test_any_rank_and_unknown_sizes() -> None:
@@ -137,7 +141,14 @@ def test_xla_is_left_out_with_a_warning() -> None:
 
 def test_config() -> None:
     layer = keras_ext.MixtureOfExperts(
-        EXPERTS, HIDDEN, 3, activation="relu", gated=False, kernel_regularizer="l2", kernel_constraint="max_norm", name="x"
+        EXPERTS,
+        HIDDEN,
+        3,
+        activation="relu",
+        gated=False,
+        kernel_regularizer="l2",
+        kernel_constraint="max_norm",
+        name="x",
     )
     layer.build((None, FEATURES))
     again = keras_ext.MixtureOfExperts.from_config(layer.get_config())

@@ -132,8 +132,8 @@ def test_each_device_holds_its_part_to_the_byte() -> None:
     # The iteration, of 8 bytes, and the learning rate, of 4, are on the first device of each replica.
     assert report.slots == {f"CPU:{i}": 2 * whole // 4 + (12 if i % 4 == 0 else 0) for i in range(8)}
     lines = str(report).splitlines()
-    assert lines[0].split() == ["device", "weights", "optimizer", "together"]
-    assert lines[1].split() == ["CPU:0", "800", "1,612", "2,412"]
+    assert lines[0].split() == ["device", "weights", "gradients", "optimizer", "together"]
+    assert lines[1].split() == ["CPU:0", "800", "800", "1,612", "3,212"]
 
 
 def test_a_whole_weight_is_never_on_a_device_that_holds_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:

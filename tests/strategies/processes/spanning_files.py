@@ -155,6 +155,10 @@ class TestArrays:
         whole = sum(strategies.bytes_per_device(plain_model().weights).values())
         assert all(own < whole for own in report.weights.values())
         assert report.slots["rank 0 CPU:0"] < 2 * whole
+        assert all(0 < report.gradients[rank] <= own for rank, own in report.weights.items())
+        assert set(report.processes) <= {"rank 0", "rank 1"}
+        # A replica that spans processes is not one of the formula's.
+        assert report.formula is None
 
 
 @pytest.mark.parametrize("axes", MESHES)

@@ -34,6 +34,20 @@ def test_no_axes_means_data() -> None:
     assert DeviceMesh.from_devices(["one"], {}).axes == {"data": 1}
 
 
+def test_experts_are_a_part_of_data() -> None:
+    mesh = DeviceMesh.from_devices(NAMES, {"data": 2, "expert": 2, "tensor": 2})
+    assert mesh.num_replicas == 4
+    merged = mesh.with_experts_as_data()
+    assert merged.axes == {"data": 4, "tensor": 2}
+    assert merged.devices == mesh.devices
+    # Those that share experts are next to each other.
+    assert [merged.position(i, "data") for i in mesh.group(0, "expert")] == [0, 1]
+    assert DeviceMesh.from_devices(NAMES, {"expert": 8}).with_experts_as_data().axes == {"data": 8}
+    assert merged.with_experts_as_data() is merged
+    with pytest.raises(ValueError, match=r"name it right behind 'data'.*Received: \{'expert': 2, 'data': 4\}"):
+        DeviceMesh.from_devices(NAMES, {"expert": 2, "data": 4}).with_experts_as_data()
+
+
 def test_axes_in_words() -> None:
     assert DeviceMesh.axes_of("data=-1, pipe=2,tensor=4") == {"data": -1, "pipe": 2, "tensor": 4}
     with pytest.raises(ValueError, match=r"expected axes of .* received 'rows=2'"):
@@ -108,7 +122,7 @@ def test_mesh_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"date": 8}, r"axes are \['data', 'pipe', 'tensor'\]. Received: 'date'"),
+        ({"date": 8}, r"axes are \['data', 'expert', 'pipe', 'tensor'\]. Received: 'date'"),
         ({"data": 0}, "Received: 0 in"),
         ({"data": -2}, "Received: -2 in"),
         ({"data": 2.0}, "Received: 2.0 in"),

@@ -75,7 +75,7 @@ def test_axes_of_one_position_are_none() -> None:
     ("num_processes", "axes", "num_local", "words"),
     [
         (2, {"data": 3, "pipe": 2}, 2, "Nearest sizes that fit"),
-        (2, {"data": 2, "expert": 2}, 2, "Unknown mesh axis"),
+        (2, {"data": 2, "rows": 2}, 2, "Unknown mesh axis"),
         (2, {"data": 2, "pipe": 0}, 2, "must be a positive integer"),
         (2, {"pipe": 3, "tensor": 2}, 3, "own no box of the mesh"),
     ],

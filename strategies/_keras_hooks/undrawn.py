@@ -1,0 +1,52 @@
+"""Models that are made for their shapes: their variables are not drawn, and take no memory.
+
+``keras.StatelessScope(initialize_variables=False)`` does not do it: in it, Keras refuses variables that are made of a
+value, and so the making of every optimizer (its iteration), and what is made there is on a list of those that the next
+such scope initializes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from strategies import _keras_hooks
+from strategies._keras_hooks.global_state import global_state_kept
+from strategies.engine.placed_variables import form_of
+from strategies.replica.deferred import DeferredVariable
+
+
+@contextlib.contextmanager
+def variables_undrawn() -> Iterator[list[tf.Variable]]:
+    """Inside, what Keras makes by an initializer takes no memory until it is read or assigned.
+
+    Yields the variables of TensorFlow, in the order in which they are made. The global state of Keras, and random
+    generators, are as they were afterwards.
+
+    Raises:
+        ValueError: a strategy's scope, in which variables are its own to make.
+    """
+    _keras_hooks.install()
+    made: list[tf.Variable] = []
+
+    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        if tf.distribute.has_strategy():
+            raise ValueError(
+                "A model of which only sizes are wanted is made without a strategy. Leave the scope out. "
+                f"Received: {kwargs.get('name')!r} under {type(tf.distribute.get_strategy()).__name__}."
+            )
+        initial_value = kwargs.get("initial_value")
+        if callable(initial_value):
+            # The host's handles are enough.
+            with tf.device("CPU:0"):
+                variable: tf.Variable = DeferredVariable(initial_value, **form_of(kwargs))
+        else:
+            variable = next_creator(**kwargs)
+        made.append(variable)
+        return variable
+
+    with global_state_kept(), tf.variable_creator_scope(create):
+        yield made

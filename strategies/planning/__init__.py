@@ -1,0 +1,31 @@
+"""Plans of what a strategy will need, as plain values: the bytes of devices, from sizes alone."""
+
+from strategies.planning.memory import (
+    UNIT_BYTES,
+    HeldBytes,
+    ModelSizes,
+    Sharing,
+    Unit,
+    Weight,
+    bytes_per_parameter,
+    gathered_bytes,
+    has_room,
+    held_bytes,
+    is_small,
+    units_of,
+)
+
+__all__ = [
+    "UNIT_BYTES",
+    "HeldBytes",
+    "ModelSizes",
+    "Sharing",
+    "Unit",
+    "Weight",
+    "bytes_per_parameter",
+    "gathered_bytes",
+    "has_room",
+    "held_bytes",
+    "is_small",
+    "units_of",
+]

@@ -1,0 +1,240 @@
+"""The bytes that a device holds in a training step, from the sizes of a model's variables. Pure: standard library only.
+
+| shard | weights | gradients | slots | gathered |
+|---|---|---|---|---|
+| None | P | P | S | |
+| "optimizer", "gradients" | P | P | S / s | |
+| "weights" | P / s | P / s | S / s | two units, and small ones |
+
+P are the bytes of the trained weights, S those of their slots, s the replicas that share. Weights that are not trained,
+and what an optimizer has once, such as its step, are whole on each device.
+
+Source: stages 1 to 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054), section 5.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: The bytes that are gathered at a time where no message has a size of its own.
+UNIT_BYTES = 4 * 2**20
+#: Of a unit: weights that take no more are in units of their own. A kernel that travels without its bias is copied
+#: neither into a message nor out of it.
+_SMALL = 1 / 64
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The replicas of a job, and what of a model they share.
+
+    Attributes:
+        num_replicas: of the job.
+        shard: "optimizer", "gradients", "weights", or None if each replica holds all.
+        size: the replicas that share, a divisor of their number; of no meaning without `shard`.
+    """
+
+    num_replicas: int = 1
+    shard: str | None = None
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.shard not in (None, "optimizer", "gradients", "weights"):
+            raise ValueError(f"shard must be 'optimizer', 'gradients', 'weights' or None. Received: {self.shard!r}.")
+        if self.size < 1 or self.num_replicas % self.size:
+            raise ValueError(
+                "The number of replicas that share divides the number of all. "
+                f"Received: size={self.size}, num_replicas={self.num_replicas}."
+            )
+
+    @property
+    def of_slots(self) -> int:
+        """The number of devices by which the bytes of slots are divided."""
+        return 1 if self.shard is None else self.size
+
+    @property
+    def of_weights(self) -> int:
+        """The number of devices by which the bytes of weights and gradients are divided."""
+        return self.size if self.shard == "weights" else 1
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight.
+
+    Attributes:
+        num_bytes: of the whole weight.
+        dtype: its name.
+        is_trained: whether it has a gradient.
+        may_shard: whether ``shard="weights"`` cuts it: it was made as one to be trained.
+    """
+
+    num_bytes: int
+    dtype: str = "float32"
+    is_trained: bool = True
+    may_shard: bool = True
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a model and of its optimizer.
+
+    Attributes:
+        weights: in the order in which they were made.
+        slot_bytes: of the optimizer, which are dealt out.
+        undealt_bytes: of the optimizer's variables that each device has, such as the step's number.
+        whole_slots: whether each weight's slots have one owner, because the optimizer looks at whole weights.
+    """
+
+    weights: tuple[Weight, ...]
+    slot_bytes: int = 0
+    undealt_bytes: int = 0
+    whole_slots: bool = False
+
+    @property
+    def trained_bytes(self) -> int:
+        """Of the weights that have gradients."""
+        return sum(each.num_bytes for each in self.weights if each.is_trained)
+
+
+@dataclass(frozen=True)
+class HeldBytes:
+    """Bytes of one device by kind.
+
+    Attributes:
+        weights: trained ones or their shards, and others.
+        gradients: when the update begins.
+        optimizer: slots, averages, accumulated gradients.
+        gathered: whole weights that are there for a part of the step, beside shards.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    gathered: int = 0
+
+    @property
+    def together(self) -> int:
+        """Of all kinds."""
+        return self.weights + self.gradients + self.optimizer + self.gathered
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Weights that are gathered together.
+
+    Attributes:
+        num_bytes: of all.
+        is_small: whether they stay, once gathered, until the step's end.
+    """
+
+    num_bytes: int
+    is_small: bool = False
+
+
+def held_bytes(sizes: ModelSizes, sharing: Sharing) -> HeldBytes:
+    """Returns what the device holds that holds most.
+
+    Args:
+        sizes: of the model.
+        sharing: of its replicas.
+
+    Example:
+
+        sizes = ModelSizes((Weight(4000),), slot_bytes=8000)
+        assert held_bytes(sizes, Sharing(4, "optimizer", 4)) == HeldBytes(4000, 4000, 2000)
+    """
+    cut = [each for each in sizes.weights if each.may_shard] if sharing.of_weights > 1 else []
+    whole = [each for each in sizes.weights if not each.may_shard] if cut else sizes.weights
+    gradients = math.ceil(sum(each.num_bytes for each in cut if each.is_trained) / sharing.of_weights)
+    slots = sizes.slot_bytes / sharing.of_slots
+    if sizes.whole_slots and sizes.trained_bytes:
+        trained = [each.num_bytes for each in sizes.weights if each.is_trained]
+        slots = sizes.slot_bytes * _largest_load(trained, sharing.of_slots) / sizes.trained_bytes
+    return HeldBytes(
+        math.ceil(sum(each.num_bytes for each in cut) / sharing.of_weights) + sum(each.num_bytes for each in whole),
+        gradients + sum(each.num_bytes for each in whole if each.is_trained),
+        math.ceil(slots) + sizes.undealt_bytes,
+        gathered_bytes(units_of(cut)),
+    )
+
+
+def _largest_load(num_bytes: Sequence[int], num_owners: int) -> int:
+    """Returns the bytes of the owner that has most if whole weights are dealt out, the largest first."""
+    loads = [0] * num_owners
+    for size in sorted(num_bytes, reverse=True):
+        loads[loads.index(min(loads))] += size
+    return max(loads)
+
+
+# ---- units
+
+
+def is_small(num_bytes: int, unit_bytes: int) -> bool:
+    """True for a weight that is gathered together with other small ones, and stays."""
+    return num_bytes <= _SMALL * unit_bytes
+
+
+def has_room(held: int, num_bytes: int, unit_bytes: int) -> bool:
+    """True if a unit that holds some bytes takes a weight of some more."""
+    return held + num_bytes <= unit_bytes
+
+
+def units_of(weights: Sequence[Weight], unit_bytes: int = UNIT_BYTES) -> tuple[Unit, ...]:
+    """Returns the units of weights on one device, in the order in which they were begun."""
+    units: list[Unit] = []
+    last: dict[tuple[str, bool], int] = {}
+    for each in weights:
+        key = (each.dtype, is_small(each.num_bytes, unit_bytes))
+        at = last.get(key)
+        if at is None or not has_room(units[at].num_bytes, each.num_bytes, unit_bytes):
+            at = last[key] = len(units)
+            units.append(Unit(0, key[1]))
+        units[at] = Unit(units[at].num_bytes + each.num_bytes, key[1])
+    return tuple(units)
+
+
+def gathered_bytes(units: Sequence[Unit], *, all_stay: bool = False) -> int:
+    """Returns the most bytes of whole weights that are on a device at once.
+
+    Args:
+        units: those of the device, in the order of their use. Two large ones that follow each other are there at a
+            time: one computes, the next is on its way.
+        all_stay: whether all do, once gathered, until the step's end, as in a pipeline.
+
+    Example:
+
+        assert gathered_bytes([Unit(5), Unit(1, is_small=True), Unit(7), Unit(2)]) == 13
+    """
+    large = [each.num_bytes for each in units if all_stay or not each.is_small]
+    small = sum(each.num_bytes for each in units if each.is_small and not all_stay)
+    if all_stay or len(large) < 2:
+        return sum(large) + small
+    return max(first + second for first, second in itertools.pairwise(large)) + small
+
+
+# ---- by parameter
+
+
+def bytes_per_parameter(num_slots: int, sharing: Sharing) -> tuple[str, float]:
+    """Returns the formula for float32 weights, and its value; without gathered units.
+
+    Args:
+        num_slots: variables of the optimizer of a weight's shape, for each weight.
+        sharing: of the replicas.
+
+    Example:
+
+        assert bytes_per_parameter(2, Sharing(4, "optimizer", 4)) == ("4 + 4 + 8 / 4 = 10", 10.0)
+    """
+    slots = 4 * num_slots
+    value = 8 / sharing.of_weights + slots / sharing.of_slots
+    if sharing.of_weights > 1:
+        text = f"(4 + 4 + {slots}) / {sharing.of_weights}"
+    elif sharing.of_slots > 1:
+        text = f"4 + 4 + {slots} / {sharing.of_slots}"
+    else:
+        text = f"4 + 4 + {slots}"
+    return f"{text} = {value:.4g}", value

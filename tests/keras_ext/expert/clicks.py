@@ -1,0 +1,75 @@
+"""A model with experts and a table, trained on one device and on any strategy: for tests in one process and in many."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_ext
+from strategies import layer_api
+from tests.strategies.parity.harness import TOLERANCE
+
+ROWS, FEATURES, EXPERTS, LENGTH = 13, 8, 4, 4
+L: Any = keras.layers
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Indices and labels in three batches of 16, of which the last has 3 rows, fewer than there may be replicas.
+
+    In the first one all are the same: two experts get all tokens, and one row of the table all lookups.
+    """
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, ROWS, (35, LENGTH)).astype("int32")
+    x[:16] = 1
+    x[16:24] = draw.integers(0, 3, (8, LENGTH))
+    return x, draw.integers(0, 3, 35)
+
+
+def model(strategy: Any, axes: Mapping[str, int], optimizer: str, seed: int = 3) -> Any:
+    """Compiled; plain where there is no strategy."""
+    table = L.Embedding if strategy is None else keras_ext.ShardedEmbedding
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        keras.utils.set_random_seed(seed)
+        mixture = keras_ext.MixtureOfExperts(
+            EXPERTS, 10, router_bias=0.01, load_balancing_loss=0.1, z_loss=1e-3, use_bias=True, shared_hidden_dim=3
+        )
+        tokens = keras.Input((LENGTH,), dtype="int32")
+        x = mixture(L.Dense(FEATURES, "tanh", name="before")(table(ROWS, FEATURES, name="table")(tokens)))
+        made = keras.Model(tokens, L.Dense(3, "softmax", name="after")(L.Flatten()(x)))
+        if strategy is not None and "tensor" in axes:
+            made = keras_ext.parallelize(made, {"before": "column"})
+        if strategy is not None and "pipe" in axes:
+            made = keras_ext.PipelineModel(made, num_microbatches=1, partition="uniform")
+        chosen = {
+            "adam": lambda: keras.optimizers.Adam(1e-2, epsilon=1e-3, global_clipnorm=0.5),
+            "adagrad": lambda: keras.optimizers.Adagrad(0.1, clipnorm=0.1),
+            "accumulation": lambda: keras.optimizers.Adam(1e-2, epsilon=1e-3, gradient_accumulation_steps=2),
+        }[optimizer]()
+        made.compile(chosen, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        made.optimizer.build(made.trainable_variables)
+    return made
+
+
+def found(made: Any, epochs: int = 3) -> list[Any]:
+    """Logs, what evaluate and predict return, weights and slots."""
+    x, y = data()
+    logs = made.fit(x, y, batch_size=16, epochs=epochs, shuffle=False, verbose=0).history
+    slots = layer_api.values_of(made, layer_api.joined(made.optimizer.variables))
+    evaluated = made.evaluate(x, y, batch_size=16, verbose=0)
+    return [*logs.values(), evaluated, made.predict(x, batch_size=16, verbose=0), *made.get_weights(), *slots]
+
+
+def assert_same(one: list[Any], other: list[Any]) -> None:
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def own_rows(made: Any) -> list[tuple[int, ...]]:
+    """The shapes of what this process' first replica holds of each weight whose rows lie on several."""
+    values = [variable.value for variable in made.weights]
+    return [tuple(each.values[0].shape) for each in values if getattr(each, "has_own_rows", False)]

@@ -1,0 +1,83 @@
+"""The mesh axis "expert" in one process: weights, slots and logs of one device, and experts on their replicas only."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ext
+import strategies
+from strategies.engine.strategy import sharding_of
+from tests.keras_ext.expert import clicks
+
+
+@functools.cache
+def plain(optimizer: str) -> list[Any]:
+    return clicks.found(clicks.model(None, {}, optimizer))
+
+
+def spread(axes: Mapping[str, int], **options: Any) -> strategies.MirroredStrategy:
+    size = int(np.prod(list(axes.values())))
+    return strategies.MirroredStrategy([f"CPU:{k}" for k in range(size)], mesh=axes, **options)
+
+
+@pytest.mark.parametrize(
+    ("axes", "optimizer", "options"),
+    [
+        ({"expert": 2}, "accumulation", {}),
+        ({"data": 2, "expert": 2}, "adam", {}),
+        ({"expert": 2, "tensor": 2}, "adam", {}),
+        ({"expert": 2, "pipe": 2}, "adam", {}),
+        pytest.param({"expert": 4}, "adam", {}, marks=pytest.mark.parity_all),
+        pytest.param({"data": 2, "expert": 2}, "adagrad", {}, marks=pytest.mark.parity_all),
+        pytest.param({"data": 1, "expert": 2}, "adam", {"shard": "weights"}, marks=pytest.mark.parity_all),
+    ],
+    ids=str,
+)
+def test_the_numbers_of_one_device(
+    axes: Mapping[str, int], optimizer: str, options: dict[str, Any], tmp_path: Any
+) -> None:
+    strategy = spread(axes, **options)
+    assert strategy.mesh.axes == axes
+    assert strategy.num_replicas_in_sync == axes.get("data", 1) * axes["expert"]
+    model = clicks.model(strategy, axes, optimizer)
+    clicks.assert_same(clicks.found(model), plain(optimizer))
+    held = clicks.own_rows(model)
+    # Six of the experts, and the table.
+    assert len(held) == 7
+    assert all(shape[0] == clicks.EXPERTS // axes["expert"] for shape in held if len(shape) > 2)
+    if optimizer != "accumulation":
+        return
+    model.save(tmp_path / "clicks.keras")
+    opened = keras.models.load_model(tmp_path / "clicks.keras")
+    x, _ = clicks.data()
+    np.testing.assert_allclose(opened.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
+    with strategy.scope():
+        again = keras_ext.replace_experts(opened)
+    np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
+    assert len(clicks.own_rows(again)) == 6
+
+
+def test_refusals() -> None:
+    with spread({"expert": 2}).scope():
+        with pytest.raises(ValueError, match=r"use a number of experts that 2 divides\. Received: num_experts=3"):
+            keras_ext.MixtureOfExperts(3, 4).build((None, 4))
+        with pytest.raises(ValueError, match=r"Regularizers of experts read.*mesh without 'expert'"):
+            keras_ext.MixtureOfExperts(4, 4, kernel_regularizer="l2").build((None, 4))
+        mixture = keras_ext.MixtureOfExperts(4, 4)
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, mixture(inputs))
+        model.compile(keras.optimizers.Lamb(), "mse")
+    with pytest.raises(ValueError, match=r"Lamb looks at whole weights.*experts"):
+        model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
+    with pytest.raises(ValueError, match=r"Give 'expert' a size that divides 2, or start a process for each"):
+        sharding_of(None, None, strategies.DeviceMesh.from_processes(2, {"expert": 4}, local_devices=["a", "b"]))
+    with pytest.raises(ValueError, match="name it right behind 'data'"):
+        spread({"data": 2, "tensor": 2, "expert": 1})
+    with pytest.raises(ValueError, match=r"leave shard_size out\. Received: shard_size=4"):
+        spread({"data": 2, "expert": 2}, shard="optimizer", shard_size=4)
