@@ -87,6 +87,8 @@ class ShardedEmbedding(keras.layers.Embedding):
             )
         with layer_api.sharded_rows("data"):
             super().build(input_shape)
+        # The sizes of what is sent depend on the indices.
+        self.supports_jit = not self.synchronized
 
     def call(self, inputs: Any) -> Any:
         """Returns the rows of indices: ``[...] -> [..., output_dim]``, of this replica's part of the batch."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import core
 
 from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies.replica.row_exchange import lie_on_replicas
 
 
 def install() -> None:
@@ -31,6 +32,12 @@ def _remat(original: Callable[..., Any], function: Callable[..., Any]) -> Callab
     changing = [v for v in layer.variables if id(v) not in trained] if isinstance(layer, keras.Layer) else []
 
     def computed(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(layer, keras.Layer) and lie_on_replicas(layer.variables):
+            raise ValueError(
+                "A layer in which replicas meet cannot be computed again for the backward pass: its weights are those "
+                "of experts, or of a ShardedEmbedding. Make it outside of the RematScope, or use a mesh without "
+                f"'expert'. Received: {layer.name!r}."
+            )
         before = [(variable, tf.stop_gradient(variable.value)) for variable in changing]
         is_again = False
 

@@ -73,6 +73,11 @@ def test_refusals() -> None:
         inputs = keras.Input((4,))
         model = keras.Model(inputs, mixture(inputs))
         model.compile(keras.optimizers.Lamb(), "mse")
+        with keras.RematScope("full"):
+            again = keras.Sequential([inputs, keras_ext.MixtureOfExperts(4, 4)])
+        again.compile("adam", "mse")
+    with pytest.raises(ValueError, match=r"replicas meet cannot be computed again.*outside of the RematScope"):
+        again.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
     with pytest.raises(ValueError, match=r"Lamb looks at whole weights.*experts"):
         model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
     with pytest.raises(ValueError, match=r"Give 'expert' a size that divides 2, or start a process for each"):
