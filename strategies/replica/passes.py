@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from strategies.batches import shares
 from strategies.replica.slices import accumulated
-from strategies.replica.splitting import SHARDED
-from strategies.replica.stand_ins import StandIns
+from strategies.replica.stand_ins import SHARDED, StandIns
 from strategies.replica.traced_passes import TracedPasses, is_floating
 
 #: Takes a gradient, or None, for each output, tensors that are to be there before, and totals, to which the gradients

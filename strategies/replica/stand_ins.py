@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+#: On a variable of TensorFlow of which each device holds a shard: the weight of these.
+SHARDED = "_keras_strategies_shards"
 #: Operations between a weight and its use that are cheap enough to be computed twice.
 CHEAP = frozenset(["Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"])
 
