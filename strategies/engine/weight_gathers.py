@@ -170,7 +170,7 @@ class WeightGathers:
                 "(shard='weights'): its gradient would be lost. Leave run_eagerly out, or have functions run eagerly "
                 f"as well (tf.config.run_functions_eagerly). Received: {variable.name!r}."
             )
-        if replica is None or not self.in_step() or not is_inside:
+        if replica is None or not self.in_step() or not is_inside or in_shapes_only():
             return self.now([variable], replica or 0)[0]
         key = (id(variable), replica)
         stand_ins = None if variable.unit.is_small or context.graph is None else current_stand_ins()
