@@ -45,6 +45,8 @@ class Run:
         penalties: for each stage a function that returns the penalties of its weights, which are variables of it.
         inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
         remat: stages that are computed again for their backward pass, and hold only their inputs until then.
+        reshard: weights that the strategy shards are gathered for each pass of a stage, once the one before it on its
+            device has ended, and dropped behind it.
         on_action: called when actions start and end, if given.
     """
 
@@ -56,6 +58,7 @@ class Run:
         penalties: Sequence[Callable[[], list[Any]]],
         inputs: Sequence[Mapping[int, Any]],
         remat: Collection[int] = (),
+        reshard: bool = False,
         on_action: ActionCallback | None = None,
     ) -> None:
         self._placed = placed
@@ -64,13 +67,16 @@ class Run:
         self._parts = placed.parts
         self._variables = variables
         self._remat = remat
+        self._reshard = reshard
         self._on_action = on_action
         #: Scalars, one for each call of `on_action`, that are ready when the call has returned.
         self.recorded: list[Any] = []
         self._from_outside = set(inputs[0])
         self._ledger = Ledger([dict(each) for each in inputs])
+        # Of each device, what its first action waits for.
+        self._first_gates: dict[int, list[Any]] = {}
         self._own_penalties = {
-            k: placed.parts.passes(part, penalties[k], variables[k])([])
+            k: self._penalties(part, penalties[k], variables[k])
             for k, part in enumerate(placed.devices)
             if part is not None
         }
@@ -107,8 +113,20 @@ class Run:
             self._exchange.gradients_of_penalties()
         for k, (values, vjp) in self._own_penalties.items():
             upstream = [self._gathered(self._placed.part(k), ("penalty", k, n)) for n in range(len(values))]
-            _, self._totals[k] = vjp(upstream, (), self._totals[k])
+            part = self._placed.part(k)
+            _, self._totals[k] = vjp(upstream, self._gates.last(part) if self._reshard else (), self._totals[k])
+            if self._reshard and not_none(upstream):
+                self._gates.note(part, not_none(self._totals[k]))
         return self._totals
+
+    def _penalties(self, part: int, penalties: Callable[[], list[Any]], variables: Sequence[Any]) -> tuple[Any, Any]:
+        """The penalties of a stage's weights, and what gives their gradients."""
+        values, vjp = self._parts.passes(part, penalties, variables, reshard=self._reshard)(
+            [], self._first_gates.get(part, ())
+        )
+        if self._reshard and values:
+            self._first_gates[part] = values
+        return values, vjp
 
     def _compute(self, action: Action, loss_of: LossOf | None) -> None:
         if action.kind is Kind.BACKWARD:
@@ -176,6 +194,8 @@ class Run:
                 recompute=(stage.state, recompute) if k in self._remat else None,
                 # In line, TensorFlow would find that the recomputation is the same computation, and run it once.
                 in_line=(self._in_line or stage.sums_over_replicas) and k not in self._remat,
+                # A function cannot run its collective.
+                reshard=self._reshard and not stage.sums_over_replicas,
             )
             self._passes[key] = passes, made_of
         return self._passes[key]
@@ -237,7 +257,7 @@ class Run:
     def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:
         """Returns the tensors that an action waits for, beside its inputs; its start is reported to `on_action`."""
         part = self._placed.part(action.stage)
-        gate = self._gates.last(part)
+        gate = self._gates.last(part) or self._first_gates.get(part, [])
         if self._on_action is None:
             return gate
         on_action = self._on_action

@@ -56,6 +56,10 @@ class PipelineModel(keras.Model):
             sample of one's own, or a limit of memory. Without meaning where stages are given.
         remat: stages that hold only their inputs for the backward pass, and compute the rest again: ``"all"``,
             ``"all_but_last"``, or their numbers. Single layers can be made under a ``keras.RematScope`` instead.
+        reshard_after_pass: under a strategy with ``shard="weights"``, a device gathers a stage's weights for each pass of
+            a micro-batch, forward and backward, and drops them behind it, so that it holds those of one stage and one
+            pass at a time, for as many more messages. Else it gathers them once a step and keeps them to its end. A
+            stage with a layer that runs a collective over replicas (``synchronized=True``) keeps them at any rate.
         name: of the model.
 
     Example:
@@ -81,6 +85,7 @@ class PipelineModel(keras.Model):
         schedule: str = "1f1b",
         partition: Wanted = "time",
         remat: str | Sequence[int] | None = None,
+        reshard_after_pass: bool = False,
         name: str | None = None,
     ) -> None:
         arguments.check(schedule, num_microbatches=num_microbatches, num_stages=num_stages)
@@ -114,6 +119,7 @@ class PipelineModel(keras.Model):
         self._num_devices = len(along)
         self._schedule_name = schedule
         self._remat = again
+        self._reshard = reshard_after_pass
         # Called at the start and end of each action, while a timeline is measured.
         self._on_action: ActionCallback | None = None
         # Replicas run in threads of their own.
@@ -134,6 +140,7 @@ class PipelineModel(keras.Model):
             "schedule": self._schedule_name,
             "partition": [stage[0].name for stage in self.partition.stages[1:]],
             "remat": sorted(self._remat),
+            "reshard_after_pass": self._reshard,
         }
 
     @classmethod
@@ -281,6 +288,7 @@ class PipelineModel(keras.Model):
             penalties_of(self._stages),
             inputs,
             self._remat,
+            self._reshard,
             self._on_action if self._parts.replica == 0 else None,
         )
         gradients = run.train(None if loss is None else loss.of)

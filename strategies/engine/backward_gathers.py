@@ -16,8 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-#: Operations between a weight and its use that are cheap enough to be computed twice.
-_CHEAP = frozenset(["Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"])
+from strategies.replica.stand_ins import CHEAP
+
 #: Units that are there at a time: one that is computed with, and the next.
 _NUM_KEPT = 2
 #: Operations that read no elements.
@@ -85,7 +85,7 @@ class BackwardGathers:
                 if op.name not in self._forward:
                     if op.type not in _OF_SHAPE:
                         found += [(op, i, tensor) for i, each in enumerate(op.inputs) if each is tensor]
-                elif op.type in _CHEAP and op.inputs[0] is tensor:
+                elif op.type in CHEAP and op.inputs[0] is tensor:
                     waiting.append(op.outputs[0])
         return found
 

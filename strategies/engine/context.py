@@ -37,16 +37,18 @@ class GatheredWeights:
         units: by local replica the units that were gathered, in the order of their use, with the tensors of each.
         forward: by local replica the names of the operations that were there when its first gradient was taken; None if
             more forward passes come behind it.
+        anew: by local replica what was gathered for single passes of a pipeline, in order: the weights with the tensors.
     """
 
     tensors: dict[tuple[int, int], Any] = field(default_factory=dict)
     assigned: dict[tuple[int, int | None], Any] = field(default_factory=dict)
     units: dict[int, list[tuple[Any, list[Any]]]] = field(default_factory=dict)
     forward: dict[int, frozenset[str] | None] = field(default_factory=dict)
+    anew: dict[int, list[tuple[list[Any], list[Any]]]] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Has weights gathered again: they have changed."""
-        for collected in (self.tensors, self.assigned, self.units, self.forward):
+        for collected in (self.tensors, self.assigned, self.units, self.forward, self.anew):
             collected.clear()
 
 

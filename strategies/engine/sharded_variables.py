@@ -20,7 +20,8 @@ import tensorflow as tf
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.deferred import is_remote
 from strategies.replica.driving import current_driver
-from strategies.replica.splitting import SHARDED, sharded_weight
+from strategies.replica.splitting import sharded_weight
+from strategies.replica.stand_ins import SHARDED
 from strategies.replica.stored_array import StoredArray
 from strategies.replica.weight_slices import SlicedWeight
 

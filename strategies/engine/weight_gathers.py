@@ -20,6 +20,8 @@ import tensorflow as tf
 
 from strategies import planning
 from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
 from strategies.collectives.bucket_slices import Slice, SlicedBucket
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
@@ -34,6 +36,7 @@ from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.holders import place_of
 from strategies.replica.refused_gradients import unrecorded
+from strategies.replica.stand_ins import current_stand_ins
 from strategies.topology.sharding import ShardingGroups
 
 
@@ -142,6 +145,11 @@ class WeightGathers:
                 "(shard='weights' with shard_size). Leave shard_size out, or use shard='optimizer'. "
                 f"Received: {variable.name!r}."
             )
+        if current_stand_ins() is not None:
+            raise ValueError(
+                "A layer sets a trainable weight of its own in a step, in a stage whose weights are gathered for each "
+                f"pass. Leave reshard_after_pass of PipelineModel out. Received: {variable.name!r}."
+            )
         replica, weights = get_current_replica_id_as_int(), self._steps.context.weights
         before = self.handle_of(variable)
 
@@ -164,13 +172,19 @@ class WeightGathers:
                 "(shard='weights'): its gradient would be lost. Leave run_eagerly out, or have functions run eagerly "
                 f"as well (tf.config.run_functions_eagerly). Received: {variable.name!r}."
             )
-        if replica is None or not self.in_step() or not is_inside:
+        if replica is None or not self.in_step() or not is_inside or in_shapes_only():
             return self.now([variable], replica or 0)[0]
         key = (id(variable), replica)
-        if key not in context.weights.tensors:
+        stand_ins = None if variable.unit.is_small or context.graph is None else current_stand_ins()
+        if stand_ins is not None:
             with unrecorded(), _in_graph(context.graph):
-                self._gather(variable.unit, replica, context)
-        tensor = context.weights.tensors[key]
+                tensor = stand_ins.of(variable, variable.unit, functools.partial(self._gather_anew, replica, context))
+                mark(tensor, Kind.SAME)
+        else:
+            if key not in context.weights.tensors:
+                with unrecorded(), _in_graph(context.graph):
+                    self._gather(variable.unit, replica, context)
+            tensor = context.weights.tensors[key]
         pywrap_tfe.TFE_Py_TapeVariableAccessed(_Watched(tensor, trainable=variable.trainable))
         return tensor
 
@@ -188,6 +202,19 @@ class WeightGathers:
         before.append((unit, values))
         for variable, value in zip(members, values, strict=True):
             context.weights.tensors[id(variable), replica] = value
+
+    def _gather_anew(self, replica: int, context: StepContext, variables: Sequence[ShardedVariable]) -> list[Any]:
+        """Gathers weights of a unit for one pass of a stage."""
+        before = context.weights.anew.setdefault(replica, [])
+        # Replicas pass through one program: where they share a process, the first of them gathers from the others.
+        others = [context.weights.anew.get(other, []) for other in range(self._layout.num_local)]
+        known = [own[len(before)] for own in others if len(own) > len(before)] if self._processes else []
+        if known and all(one is other for one, other in zip(known[0][0], variables, strict=True)):
+            values = self._copied(known[0][1], variables[0].unit.devices[replica])
+        else:
+            values = self.now(variables, replica)
+        before.append((list(variables), values))
+        return values
 
     def _of_process(self, members: Sequence[Any], unit: Unit, replica: int, context: StepContext) -> list[Any] | None:
         """Returns what another local replica has gathered from other processes; None if none has."""

@@ -229,6 +229,7 @@ class ReplicaParts:
         *,
         recompute: Recompute | tuple[Callable[[], list[Any]], Callable[..., Sequence[Any]]] | None = None,
         in_line: bool = True,
+        reshard: bool = False,
     ) -> Passes:
         """Returns the forward pass of `function` in `part`, which gives its backward pass there with its outputs.
 
@@ -241,8 +242,11 @@ class ReplicaParts:
                 draws, called before the computation; and one that takes these as a list, and the inputs, returns the
                 outputs, and changes nothing.
             in_line: else both passes stay functions in the graph, whose ops are there once, however often called.
+            reshard: weights in shards are gathered for each pass, and dropped behind it. Both passes are functions
+                then; without such weights it is nothing.
         """
-        return Passes(lambda: self.on(part), function, variables, Recompute(*recompute) if recompute else None, in_line)
+        again = Recompute(*recompute) if recompute else None
+        return Passes(lambda: self.on(part), function, variables, again, in_line, reshard)
 
     def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, of tensors, as one function in a graph, traced once for each set of shapes.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from strategies.batches import shares
 from strategies.replica.slices import accumulated
+from strategies.replica.stand_ins import SHARDED, StandIns
 from strategies.replica.traced_passes import TracedPasses, is_floating
 
 #: Takes a gradient, or None, for each output, tensors that are to be there before, and totals, to which the gradients
@@ -43,8 +44,9 @@ class Recompute(NamedTuple):
     hold: Callable[[Sequence[Any]], Callable[[Sequence[Any]], Sequence[Any]]] | None = None
 
 
-#: Takes gradients of outputs, None for those not wanted, and totals. Gives gradients of inputs, and the totals.
-_Differentiate = Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
+#: Takes gradients of outputs, None for those not wanted, totals, and tensors that are to be there before weights are
+#: gathered. Gives gradients of inputs, and the totals.
+_Differentiate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
 
 
 class Passes:
@@ -57,6 +59,8 @@ class Passes:
         recompute: without it, what the backward pass takes is held.
         in_line: else both passes are functions in the graph, traced once for each set of shapes. Where ops run as they
             are called, there is no graph, and both are in line.
+        reshard: weights in shards are gathered for each pass, once the tensors are there for which it waits, and
+            dropped behind it. Both passes are functions then; without such weights it is nothing.
     """
 
     def __init__(
@@ -66,12 +70,14 @@ class Passes:
         variables: Sequence[Any],
         recompute: Recompute | None = None,
         in_line: bool = True,
+        reshard: bool = False,
     ) -> None:
         self._place = place
         self._function = function
         self._variables = list(variables)
         self._recompute = recompute
-        self._in_line = in_line
+        self._stand_ins = StandIns() if reshard and any(SHARDED in vars(each) for each in variables) else None
+        self._in_line = in_line and self._stand_ins is None
         self._traced: dict[Any, TracedPasses] = {}
 
     def __call__(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], Vjp]:
@@ -87,7 +93,7 @@ class Passes:
             if self._in_line or tf.executing_eagerly():
                 outputs, differentiate = self._forward(own)
             else:
-                outputs, differentiate = self._call(own)
+                outputs, differentiate = self._call(own, after)
 
         def vjp(
             upstream: Sequence[Any], after: Sequence[Any] = (), totals: Sequence[Any] | None = None
@@ -99,7 +105,7 @@ class Passes:
             with self._place():
                 with tf.control_dependencies(list(after)):
                     above = [None if dy is None else tf.identity(dy) for dy in given]
-                return differentiate(above, totals)
+                return differentiate(above, totals, after)
 
         return outputs, vjp
 
@@ -114,7 +120,10 @@ class Passes:
         """The outputs, and what gives gradients, of those of the outputs, None for those not wanted."""
         outputs, gradients_of = self._recorded(inputs)
 
-        def differentiate(upstream: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def differentiate(
+            upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]
+        ) -> tuple[list[Any], list[Any]]:
+            del after
             found = gradients_of(upstream)
             number = len(inputs)
             dependence = shares.dependence_here()
@@ -159,21 +168,23 @@ class Passes:
             _differentiates.reset(token)
         return [*(next(found) if is_floating(value) else None for value in inputs), *found]
 
-    def _call(self, inputs: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
+    def _call(self, inputs: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
         """As `_forward`, by functions."""
         specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
         traced = self._trace(specs)
-        outputs, kept = traced.call(inputs)
+        outputs, kept = traced.call(inputs, after)
         hold = None if self._recompute is None else self._recompute.hold
         held = None if hold is None else hold(inputs)
 
-        def differentiate(upstream: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def differentiate(
+            upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]
+        ) -> tuple[list[Any], list[Any]]:
             given = inputs if held is None else held([dy for dy in upstream if dy is not None])
-            return traced.call_back(given, kept, upstream, totals)
+            return traced.call_back(given, kept, upstream, totals, after)
 
         return outputs, differentiate
 
     def _trace(self, specs: tuple[tf.TensorSpec, ...]) -> TracedPasses:
         if specs not in self._traced:
-            self._traced[specs] = TracedPasses(self._place, self._recorded, self._variables, specs)
+            self._traced[specs] = TracedPasses(self._place, self._recorded, self._variables, specs, self._stand_ins)
         return self._traced[specs]

@@ -18,11 +18,10 @@ from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.deferred import is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import fetched
+from strategies.replica.stand_ins import SHARDED
 from strategies.replica.stored_array import StoredArray
 
 _ATTRIBUTE = "_keras_strategies_weight"
-#: On a variable of TensorFlow of which each device holds a shard: the weight of these.
-SHARDED = "_keras_strategies_shards"
 
 
 class SplitWeight:

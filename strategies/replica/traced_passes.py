@@ -18,6 +18,7 @@ from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.replica.refused_gradients import recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
+from strategies.replica.stand_ins import MadeOfCapture, StandIns
 
 #: Takes inputs. Gives the outputs, and what gives gradients of inputs and variables, of those of the outputs, None for
 #: those not wanted; may be asked several times.
@@ -48,6 +49,7 @@ class TracedPasses:
         record: computes.
         variables: TensorFlow's, of which there are gradients.
         specs: of the inputs.
+        stand_ins: for weights that are gathered for each call; None if there are none.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class TracedPasses:
         record: Record,
         variables: Sequence[Any],
         specs: Sequence[tf.TensorSpec],
+        stand_ins: StandIns | None = None,
     ) -> None:
         self._place = place
+        self._stand_ins = stand_ins
         self._variables = variables
         # By which outputs have gradients: outputs that nothing is computed of have none, and pass none on.
         self._backward: dict[tuple[bool, ...], _Backward] = {}
@@ -69,12 +73,14 @@ class TracedPasses:
                 self._outputs, self._gradients_of = record(inputs)
             # Traced inside, so that what it takes of the forward pass shows as what it captures.
             captured = self._trace_back(tuple(map(is_floating, self._outputs))).captured
-            self._kept = [value for value in captured if _is_made_in_graph(value)]
+            self._from_outside = _from_outside(tf.compat.v1.get_default_graph())
+            self._kept = [value for value in captured if _is_made_in_graph(value) and self._made_of(value) is None]
             self._places = {id(value): place for place, value in enumerate((*inputs, *self._kept))}
             return [*self._outputs, *self._kept]
 
-        self._forward = _function(forward).get_concrete_function(*specs)
-        self._from_outside = {id(inner): outer for outer, inner in self._forward.graph.captures}
+        with self._capturing():
+            self._forward = _function(forward).get_concrete_function(*specs)
+        self._from_outside = _from_outside(self._forward.graph)
 
     @property
     def held_bytes(self) -> int:
@@ -82,13 +88,26 @@ class TracedPasses:
         held = {id(value): value for value in (*self._outputs, *self._kept) if _has_own_memory(value)}
         return sum((value.shape.num_elements() or 0) * value.dtype.size for value in held.values())
 
-    def call(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns the outputs, and what is kept for the backward pass."""
+    def call(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
+        """Returns the outputs, and what is kept for the backward pass.
+
+        Args:
+            inputs: of the call.
+            after: tensors that are to be there before weights are gathered for it.
+        """
+        if self._stand_ins is not None:
+            captured = [outer for outer, _ in self._forward.graph.captures]
+            self._forward.set_external_captures(self._with_weights(captured, after))
         made = self._forward(*inputs)
         return made[: len(self._outputs)], made[len(self._outputs) :]
 
     def call_back(
-        self, inputs: Sequence[Any], kept: Sequence[Any], upstream: Sequence[Any], totals: Sequence[Any]
+        self,
+        inputs: Sequence[Any],
+        kept: Sequence[Any],
+        upstream: Sequence[Any],
+        totals: Sequence[Any],
+        after: Sequence[Any] = (),
     ) -> tuple[list[Any], list[Any]]:
         """Returns the gradients of inputs, and the totals, to which those of variables are added.
 
@@ -97,10 +116,11 @@ class TracedPasses:
             kept: by the call.
             upstream: gradients of the outputs, or None.
             totals: for each variable a tensor, slices of rows, or None.
+            after: tensors that are to be there before weights are gathered for the backward pass.
         """
         pattern = tuple(dy is not None for dy in upstream)
         if pattern not in self._backward:
-            with self._forward.graph.as_default():
+            with self._forward.graph.as_default(), self._capturing():
                 self._trace_back(pattern)
         function, has_gradient, is_dense, captured = self._backward[pattern]
         # Sums are made in it: one op for a pass, where each variable would have its own.
@@ -112,7 +132,9 @@ class TracedPasses:
             else total
             for variable, total, dense in zip(self._variables, totals, is_dense, strict=True)
         ]
-        function.set_external_captures([self._found(value, inputs, kept) for value in captured])
+        function.set_external_captures(
+            self._with_weights([self._found(value, inputs, kept) for value in captured], after)
+        )
         made = iter(function(*(dy for dy in upstream if dy is not None), *given))
         gradients = [next(made) if has_one else None for has_one in has_gradient]
         new = [
@@ -165,10 +187,39 @@ class TracedPasses:
         return self._backward[pattern]
 
     def _found(self, value: Any, inputs: Sequence[Any], kept: Sequence[Any]) -> Any:
-        """Returns the tensor that a call of the backward pass captures: an input, a kept one, or one from outside."""
+        """Returns the tensor that a call of the backward pass captures: an input, a kept one, or one from outside.
+
+        Or what is to be made of that, where it is a stand-in.
+        """
         if id(value) in self._places:
             return (*inputs, *kept)[self._places[id(value)]]
-        return self._from_outside.get(id(value), value)
+        outer = self._from_outside.get(id(value))
+        return (self._made_of(value) or value) if outer is None else outer
+
+    def _capturing(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._stand_ins is None else self._stand_ins.captured()
+
+    def _made_of(self, value: Any) -> MadeOfCapture | None:
+        """The way in which a tensor is made of a stand-in, if that is cheap."""
+        found = None if self._stand_ins is None else MadeOfCapture.of(value, self._from_outside)
+        return found if found is not None and self._stand_ins.includes(found.captured) else None
+
+    def _with_weights(self, captured: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+        """Returns what a call captures, with weights that are gathered for it in the place of their stand-ins."""
+        if self._stand_ins is None:
+            return list(captured)
+        sources = [value.captured if isinstance(value, MadeOfCapture) else value for value in captured]
+        weights = self._stand_ins.gathered(sources, after)
+        found = [weights.get(id(source), source) for source in sources]
+        return [
+            value.made_of(weight) if isinstance(value, MadeOfCapture) else weight
+            for value, weight in zip(captured, found, strict=True)
+        ]
+
+
+def _from_outside(graph: Any) -> dict[int, Any]:
+    """The tensors that the body of a function captures, by the `id` of what stands for them in it."""
+    return {id(inner): outer for outer, inner in graph.captures}
 
 
 def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,56 @@ def test_a_pipeline_gathers_once_for_all_micro_batches() -> None:
         model = keras_ext.PipelineModel(layers, num_microbatches=2, partition="uniform")
     whole = gathered_in_a_step(strategy, model)
     assert sorted(op.device[-1] for op in whole) == list("00112233")
+
+
+@pytest.mark.parametrize(
+    ("axes", "arguments", "policy"),
+    [
+        ({"data": 2, "pipe": 2}, {}, "float32"),
+        ({"data": 2, "pipe": 2}, {"schedule": "interleaved_1f1b", "remat": [1]}, "mixed_bfloat16"),
+        ({"data": 2}, {"num_stages": 4}, "mixed_bfloat16"),
+    ],
+    ids=["a stage on each device", "two, one of them computed again", "four"],
+)
+def test_a_pipeline_that_drops_weights_gathers_them_for_each_pass(
+    axes: dict[str, int], arguments: dict[str, Any], policy: str
+) -> None:
+    strategy = strategies.MirroredStrategy(FOUR[: 2 * axes.get("pipe", 1)], mesh=axes, shard="weights")
+    with strategy.scope():
+        layers = [keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False, dtype=policy) for _ in range(4))]
+        model = keras_ext.PipelineModel(
+            layers, num_microbatches=2, partition="uniform", reshard_after_pass=True, **arguments
+        )
+    assert model.get_config()["reshard_after_pass"]
+    gathered: dict[str, dict[tf.Operation, list[tf.Operation]]] = {}
+    for op in gathered_in_a_step(strategy, model):
+        # A weight is taken by one pass, which a call of a function computes.
+        gathered.setdefault(op.device, {}).setdefault(_pass_of(op), []).append(op)
+    assert len(gathered) == 2 * axes.get("pipe", 1)
+    for passes in gathered.values():
+        # Of each kernel here two for each micro-batch: 4 kernels over the devices along "pipe".
+        assert sum(map(len, passes.values())) == 16 // axes.get("pipe", 1)
+        assert len(passes) == 4 * model.schedule().num_stages // axes.get("pipe", 1)
+        kept = [[each.dtype for each in call.outputs if each.shape == (6, 6)] for call in passes]
+        # What a pass leaves behind is of rows, but for the sums of gradients: no weight, and no weight that was cast.
+        sums = [[tf.float32] * len(whole) for whole in passes.values()]
+        assert sum(each == own for each, own in zip(kept, sums, strict=True)) == len(passes) // 2
+        assert sum(each == [] for each in kept) == len(passes) // 2
+        before: set[tf.Operation] = set()
+        for call, whole in passes.items():
+            reads = [each for op in whole for tensor in op.inputs[:-1] for each in _ancestors(tensor.op)]
+            # All reads, those on other devices, too, wait for the pass before on the device for which they are.
+            for read in reads:
+                assert read.type != "ReadVariableOp" or set(read.control_inputs) == before
+            assert sum(op.type == "ReadVariableOp" for op in reads) == 2 * len(whole)
+            before = {call}
+
+
+def _pass_of(op: tf.Operation) -> tf.Operation:
+    """Returns the call that takes what an operation makes."""
+    while op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        [op] = {each for tensor in op.outputs for each in tensor.consumers()}
+    return op
 
 
 def _ancestors(op: tf.Operation) -> list[tf.Operation]:

@@ -1,0 +1,91 @@
+"""Stages whose weights are gathered for each pass of a micro-batch, and dropped behind it (``reshard_after_pass``).
+
+The graph, with what waits for what, is tested in ``tests/strategies/engine/test_backward_gathers.py``; stages in several
+processes in ``tests/strategies/processes/spanning_sharded.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ext
+import strategies
+from strategies import layer_api
+from strategies.engine import sharded_weights
+from tests.strategies.parity.harness import TOLERANCE
+
+L: Any = keras.layers
+FOUR = [f"CPU:{i}" for i in range(4)]
+MESH = {"data": 2, "pipe": 2}
+#: With these, a kernel of 8 x 8 is a unit of its own; several are, over the borders of stages, and biases are small.
+ALONE, TOGETHER = 1, 2560
+
+
+def language_model(*, draws: bool) -> keras.Model:
+    """Its table is used in the first stage and in the last; there are penalties, and kernels that are reshaped."""
+    words, table = keras.Input((7,), dtype="int32"), L.ReversibleEmbedding(50, 8)
+    x = L.MultiHeadAttention(2, 4)(table(words), table(words))
+    for k in range(3):
+        x = L.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.01) if k % 2 else None)(x)
+        x = L.LayerNormalization()(L.Dropout(0.3, seed=k)(x) if draws else x)
+    return keras.Model(words, table(x, reverse=True))
+
+
+def trained(model: str, arguments: dict[str, Any] | None) -> list[np.ndarray]:
+    """Returns losses, weights and slots: on one device, or in stages that are made with the arguments."""
+    keras.utils.set_random_seed(3)
+    strategy: Any = tf.distribute.get_strategy()
+    if arguments is not None:
+        strategy = strategies.MirroredStrategy(FOUR, mesh=MESH, shard="weights")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16" if model == "cast" else "float32")
+    try:
+        with strategy.scope():
+            made = language_model(draws=model == "draws")
+            if arguments is not None:
+                made = keras_ext.PipelineModel(made, num_microbatches=2, partition="uniform", **arguments)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            made.compile(keras.optimizers.Adam(1e-2, epsilon=1e-2), loss)
+    finally:
+        keras.config.set_dtype_policy(before)
+    words = np.random.default_rng(0).integers(0, 50, (2, 22, 7))
+    logs = made.fit(words[0], words[1], batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+    slots = layer_api.values_of(made, layer_api.joined(made.optimizer.variables))
+    return [np.array(logs), *made.get_weights(), *slots]
+
+
+@functools.cache
+def trained_once(model: str, in_stages: bool) -> list[np.ndarray]:
+    """Trains once for all cases: schedules give the same numbers to the bit."""
+    return trained(model, {} if in_stages else None)
+
+
+@pytest.mark.usefixtures("without_rewriting")
+@pytest.mark.parametrize(
+    ("model", "schedule", "remat", "bytes_of_unit"),
+    [
+        ("cast", "gpipe", None, TOGETHER),
+        ("draws", "gpipe", "all", ALONE),
+        ("plain", "1f1b", None, ALONE),
+        ("draws", "1f1b", "all", TOGETHER),
+        ("plain", "interleaved_1f1b", None, TOGETHER),
+        ("plain", "interleaved_1f1b", "all", ALONE),
+    ],
+)
+def test_equals_weights_that_stay_and_one_device(
+    model: str, schedule: str, remat: str | None, bytes_of_unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stayed = trained_once(model, True)
+    monkeypatch.setattr(sharded_weights, "_UNIT_BYTES", bytes_of_unit)
+    found = trained(model, {"schedule": schedule, "remat": remat, "reshard_after_pass": True})
+    for mine, theirs in zip(found, stayed, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    # Draws and roundings are those of micro-batches.
+    for mine, theirs in zip(found, trained_once(model, False), strict=True) if model == "plain" else ():
+        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
