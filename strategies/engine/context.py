@@ -37,7 +37,7 @@ class GatheredWeights:
         units: by local replica the units that were gathered, in the order of their use, with the tensors of each.
         forward: by local replica the names of the operations that were there when its first gradient was taken; None if
             more forward passes come behind it.
-        anew: by local replica what was gathered for single passes of a pipeline, in order: the weights with the tensors.
+        anew: by local replica what was gathered for single passes of a pipeline, in order: weights with the tensors.
     """
 
     tensors: dict[tuple[int, int], Any] = field(default_factory=dict)

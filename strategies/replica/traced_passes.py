@@ -201,7 +201,9 @@ class TracedPasses:
 
     def _made_of(self, value: Any) -> MadeOfCapture | None:
         """The way in which a tensor is made of a stand-in, if that is cheap."""
-        found = None if self._stand_ins is None else MadeOfCapture.of(value, self._from_outside)
+        if self._stand_ins is None:
+            return None
+        found = MadeOfCapture.of(value, self._from_outside)
         return found if found is not None and self._stand_ins.includes(found.captured) else None
 
     def _with_weights(self, captured: Sequence[Any], after: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Stages whose weights are gathered for each pass of a micro-batch, and dropped behind it (``reshard_after_pass``).
 
-The graph, with what waits for what, is tested in ``tests/strategies/engine/test_backward_gathers.py``; stages in several
-processes in ``tests/strategies/processes/spanning_sharded.py``.
+The graph, with what waits for what, is tested in ``tests/strategies/engine/test_backward_gathers.py``; stages in
+several processes in ``tests/strategies/processes/spanning_sharded.py``.
 """
 
 from __future__ import annotations

@@ -46,13 +46,13 @@ def compiled(model: keras.Model) -> keras.Model:
     return model
 
 
-def spread(axes: Mapping[str, int], seed: int = 1) -> tuple[keras.Model, keras.Model]:
-    """The model split, or in stages, and the one of which it was made."""
+def spread(axes: Mapping[str, int], seed: int = 1, **options: Any) -> tuple[keras.Model, keras.Model]:
+    """The model split, or in stages with options, and the one of which it was made."""
     with STRATEGIES[str(axes)].scope():
         model = language_model(seed)
         made = keras_ext.parallelize(model) if "tensor" in axes else model
         if "pipe" in axes:
-            made = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
+            made = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform", **options)
         compiled(made).optimizer.build(made.trainable_variables)
         return made, model
 
@@ -108,12 +108,18 @@ def test_trained_saved_and_gone_on(axes: Mapping[str, int]) -> None:
 
 @pytest.mark.parametrize("axes", MESHES[:1], ids=str)
 def test_checkpoints_go_on(axes: Mapping[str, int]) -> None:
-    whole, _ = spread(axes)
+    # Here weights are gathered for each pass of a micro-batch; above, once a step.
+    options = {"reshard_after_pass": True} if "pipe" in axes else {}
+    whole, _ = spread(axes, **options)
     trained(whole, epochs=2)
+    plain = compiled(language_model())
+    trained(plain, epochs=2)
+    for one, other in zip(whole.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
     folder = shared_folder("sharded checkpoints", STRATEGIES[str(axes)].extended.process_group)
-    first, _ = spread(axes)
+    first, _ = spread(axes, **options)
     trained(first, keras_ext.Checkpoints(folder, steps_per_epoch=3))
-    second, _ = spread(axes, seed=2)
+    second, _ = spread(axes, seed=2, **options)
     checkpoints = keras_ext.Checkpoints(folder, steps_per_epoch=3)
     position = checkpoints.restore(second)
     assert (position.epoch, position.step) == (1, 0)
