@@ -82,7 +82,7 @@ def test_equals_weights_that_stay_and_one_device(
     model: str, schedule: str, remat: str | None, bytes_of_unit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stayed = trained_once(model, True)
-    monkeypatch.setattr(sharded_weights, "_UNIT_BYTES", bytes_of_unit)
+    monkeypatch.setattr(sharded_weights, "UNIT_BYTES", bytes_of_unit)
     found = trained(model, {"schedule": schedule, "remat": remat, "reshard_after_pass": True})
     for mine, theirs in zip(found, stayed, strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -26,7 +26,7 @@ FOUR = [f"CPU:{i}" for i in range(4)]
 
 @pytest.fixture(autouse=True)
 def unit_of_each_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded_weights, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(sharded_weights, "UNIT_BYTES", 1)
 
 
 def chain(again: bool = False) -> keras.Model:
