@@ -23,7 +23,7 @@ NAMES = ("MixtralBackbone", "QwenMoeBackbone", "Qwen3MoeBackbone", "Qwen3_5MoeBa
 ALL = [NAMES[0], *(pytest.param(name, marks=pytest.mark.parity_all) for name in NAMES[1:])]
 
 
-def assert_close(one: list[Any], other: list[Any], limit: float = 2e-6) -> None:
+def assert_close(one: list[Any], other: list[Any], limit: float = 1e-6) -> None:
     assert len(one) == len(other)
     for a, b in zip(one, other, strict=True):
         a, b = np.asarray(a), np.asarray(b)

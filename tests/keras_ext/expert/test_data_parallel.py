@@ -71,12 +71,12 @@ def in_one_order(model: Any) -> list[Any]:
 
 def assert_same(one: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> None:
     for a, b in zip(in_one_order(one[0]), in_one_order(other[0]), strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=2e-6)
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-6)
     for a, b in zip(one[0].optimizer.variables, other[0].optimizer.variables, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-6)
     assert one[2].keys() == other[2].keys()
     for name, logs in one[2].items():
-        np.testing.assert_allclose(logs, other[2][name], rtol=2e-6)
+        np.testing.assert_allclose(logs, other[2][name], rtol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)

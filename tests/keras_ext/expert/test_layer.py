@@ -59,7 +59,7 @@ def computed(layer: Any, inputs: Any, mask: Any = None) -> list[Any]:
 def assert_equal(one: list[Any], other: list[Any]) -> None:
     assert len(one) == len(other)
     for a, b in zip(one, other, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("load", LOADS)
