@@ -56,10 +56,10 @@ class PipelineModel(keras.Model):
             sample of one's own, or a limit of memory. Without meaning where stages are given.
         remat: stages that hold only their inputs for the backward pass, and compute the rest again: ``"all"``,
             ``"all_but_last"``, or their numbers. Single layers can be made under a ``keras.RematScope`` instead.
-        reshard_after_pass: under a strategy with ``shard="weights"``, a device gathers a stage's weights for each pass
-            of a micro-batch, forward and backward, and drops them behind it, so that it holds those of one stage and
-            one pass at a time, for as many more messages. Else it gathers them once a step and keeps them to its end. A
-            stage with a layer that runs a collective over replicas (``synchronized=True``) keeps them at any rate.
+        reshard_after_pass: under a strategy with ``shard="weights"``, a stage's weights are gathered for each pass of a
+            micro-batch, forward and backward, and dropped behind it: a device with several stages holds one of them
+            whole at a time, for as many more messages. Else they are gathered once a step, and stay to its end, as
+            do those of a stage with a layer that runs a collective over replicas (``synchronized=True``) at any rate.
         name: of the model.
 
     Example:

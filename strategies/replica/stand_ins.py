@@ -4,6 +4,8 @@ A function in a graph captures the tensors that it reads, once, when it is trace
 captures stand-ins, which nothing computes, and each call gives it, in their place, weights that are gathered for that
 call: no two calls hold the same tensors.
 
+Tested in ``tests/keras_ext/pipeline/test_resharding.py`` and ``tests/strategies/engine/test_backward_gathers.py``.
+
 Source: `reshard_after_forward` of torch's FSDP.
 """
 
