@@ -20,7 +20,7 @@ from strategies import layer_api
 
 #: The name of the input begins so.
 TITLE = "keras_ext.MixtureOfExperts"
-#: What is behind it: arguments of the layer that the model's layers do not tell.
+#: The arguments behind it: those of the layer that the model's layers do not tell.
 NOTED = (
     "top_k",
     "router_activation",

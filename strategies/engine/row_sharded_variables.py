@@ -1,4 +1,4 @@
-"""Weights of experts: each replica of a group holds, and computes with, its own experts."""
+"""Weights of experts and tables: each replica of a group holds, and computes with, its own rows."""
 
 from __future__ import annotations
 
@@ -45,6 +45,14 @@ class RowShardedVariable(ShardedVariable):
     def value(self) -> tf.Tensor:
         """Returns the weights of all experts."""
         return self._whole()
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Returns rows of all experts."""
+        return tf.gather(self._whole(), indices, name=name)
+
+    def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Returns slices of all experts."""
+        return tf.gather_nd(self._whole(), indices, name=name)
 
     def _get(self) -> tf.Tensor:
         return self._whole()
