@@ -5,24 +5,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import time
 from pathlib import Path
 from typing import Any, Literal
 
 from absl import flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `experts`, and what it shares is `harness`.
+    # Seen from the folder above, the benchmark is the package `experts`, and what it shares is beside it.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import clusters, environment, horovod_slots, program, rounds
 from harness.ratios import Comparison
+from harness.turns import by_case, row_of
 from harness.workers import Contender, Report
+from sharded.cases import MEASURES, SENT, STEP
+from sharded.tables import medians
 
-from experts.workload import Workload
+from experts.workload import Table, Workload
 
-#: One process with the batch of two: a step of these takes at most so much of its time.
-TARGET = 1 / 1.7
+#: A step of two processes takes at most so much of the time of a step of one process with the same global batch.
+TARGET_OF_EXPERTS = 1 / 1.7
+#: A step of a table on two processes takes at most so much of the time of one with the table on each.
+TARGET_OF_TABLES = 1 / 10
+NUM_SKIPPED = 2
 
 Kind = Literal["experts", "table"]
 
@@ -30,15 +35,25 @@ FLAGS = flags.FLAGS
 flags.DEFINE_enum("kind", "experts", ["experts", "table"], "A block of experts, or an embedding.")
 flags.DEFINE_integer("table_rows", 10_000_000, "Rows of the table.", lower_bound=2)
 flags.DEFINE_integer("columns", 64, "Columns of the table.", lower_bound=1)
-flags.DEFINE_integer("lookups", 4096, "Lookups of a global batch.", lower_bound=2)
-flags.DEFINE_enum("optimizer", "sgd", ["sgd", "adagrad"], "Of the table.")
+flags.DEFINE_integer("lookups", 4096, "Lookups of a global batch.", lower_bound=16)
+flags.DEFINE_enum("optimizer", "adagrad", ["sgd", "adagrad", "adam"], "Of the table.")
+flags.DEFINE_integer("features", 512, "Of each token.", lower_bound=1)
+flags.DEFINE_integer("hidden_dim", 1792, "Of each expert.", lower_bound=1)
+flags.DEFINE_integer("tokens", 1024, "Tokens of a global batch.", lower_bound=16)
 flags.DEFINE_integer("steps", 10, "Measured steps in each round.", lower_bound=1)
 flags.DEFINE_integer("rounds", 9, "Measurements of each contender.", lower_bound=1)
 program.define_timeout()
 
 
-def run_experts(cluster: str, workload: Workload, report: Report) -> None:
-    """Reports milliseconds of a step of a block until nobody asks any more; `cluster` as of `contender`."""
+def run_experts(cluster: str, num_parts: int, workload: Workload, report: Report) -> None:
+    """Reports what steps of a block take until nobody asks any more.
+
+    Args:
+        cluster: as of `clusters.contender`.
+        num_parts: a process by itself has such a part of the global batch.
+        workload: of the global batch.
+        report: takes a measurement.
+    """
     import keras
     import numpy as np
 
@@ -55,15 +70,13 @@ def run_experts(cluster: str, workload: Workload, report: Report) -> None:
         block = keras_ext.MixtureOfExperts(workload.num_experts, workload.hidden_dim, workload.top_k)
         model = keras.Sequential([keras.Input((workload.length, workload.features)), block])
         model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=False)
-    shape = (workload.rows, workload.length, workload.features)
+    shape = (workload.rows // num_parts, workload.length, workload.features)
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
-    _measure(model, x, x, workload.num_steps, report)
+    _train(model, x, x, workload.num_steps, report)
 
 
-def run_table(
-    is_sharded: bool, rows: int, columns: int, lookups: int, optimizer: str, num_steps: int, report: Report
-) -> None:
-    """Reports milliseconds of a step of an embedding until nobody asks any more."""
+def run_table(is_sharded: bool, table: Table, report: Report) -> None:
+    """Reports what steps of an embedding take until nobody asks any more."""
     import keras
     import numpy as np
 
@@ -72,73 +85,94 @@ def run_table(
 
     strategy = strategies.MultiWorkerMirroredStrategy(shard="optimizer" if is_sharded else None)
     keras.utils.set_random_seed(0)
-    table = keras_ext.ShardedEmbedding if is_sharded else keras.layers.Embedding
+    make = keras_ext.ShardedEmbedding if is_sharded else keras.layers.Embedding
     with strategy.scope():
-        made = [keras.Input((8,), dtype="int32"), table(rows, columns, embeddings_initializer="zeros")]
+        made = [keras.Input((8,), dtype="int32"), make(table.rows, table.columns, embeddings_initializer="zeros")]
         model = keras.Sequential([*made, keras.layers.Flatten(), keras.layers.Dense(1)])
-        model.compile(optimizer, "mse", jit_compile=False)
-    x = np.random.default_rng(0).integers(0, rows, (lookups // 8, 8)).astype("int32")
-    _measure(model, x, np.zeros((len(x), 1), "float32"), num_steps, report)
+        model.compile(table.optimizer, "mse", jit_compile=False)
+    x = np.random.default_rng(0).integers(0, table.rows, (table.lookups // 8, 8)).astype("int32")
+    _train(model, x, np.zeros((len(x), 1), "float32"), table.num_steps, report)
 
 
-def _measure(model: Any, x: Any, y: Any, num_steps: int, report: Report) -> None:
-    """Reports milliseconds of a step of ``fit``, whose batches are all the same."""
-    import numpy as np
+def _train(model: Any, x: Any, y: Any, num_steps: int, report: Report) -> None:
+    """Trains in one `fit`, an epoch per turn, on batches that are all the same."""
+    import tensorflow as tf
+    from sharded.keras_training import StepClock
 
-    rows = len(x)
-    x, y = (np.concatenate([each] * num_steps) for each in (x, y))
-    while True:
-        # Warms up what has cooled down while waiting.
-        model.fit(x[:rows], y[:rows], batch_size=rows, verbose=0)
-        start = time.perf_counter()
-        model.fit(x, y, batch_size=rows, shuffle=False, verbose=0)
-        report((time.perf_counter() - start) / num_steps * 1e3)
+    options = tf.data.Options()
+    # It has a core of its own in mind, and a process here has one in all.
+    options.autotune.enabled = False
+    batches = tf.data.Dataset.from_tensors((x, y)).repeat().with_options(options)
+    model.fit(
+        batches,
+        epochs=sys.maxsize,
+        steps_per_epoch=NUM_SKIPPED + num_steps,
+        callbacks=[StepClock(NUM_SKIPPED, num_steps, report)],
+        verbose=0,
+        shuffle=False,
+    )
 
 
-def contenders(kind: Kind, horovod_slots: clusters.Slots) -> list[Contender]:
+def contenders(kind: Kind, workload: Workload, table: Table, horovod_slots: clusters.Slots) -> list[Contender]:
     """All contenders of one kind.
 
     Args:
         kind: of what is measured.
+        workload: of experts.
+        table: of tables.
         horovod_slots: makes the environments of one Horovod job.
     """
     if kind == "experts":
-        # As much for each of two processes as `main.py` has for one.
-        workload = Workload(8, 2, 512, 1792, 8, 128, FLAGS.steps)
-        found = [("one process", "none", 1), ("MultiWorkerMirrored, expert=2", "tensorflow", 2)]
-        found.append(("Horovod, expert=2", "horovod", 2))
+        rows = [("one process", "none", 1, 1), (HALVES, "none", 2, 2)]
+        rows += [("MultiWorkerMirrored, expert=2", "tensorflow", 2, 1), ("Horovod, expert=2", "horovod", 2, 1)]
         return [
-            clusters.contender(row, functools.partial(run_experts, cluster, workload), cluster, count, horovod_slots)
-            for row, cluster, count in found
+            clusters.contender(
+                row, functools.partial(run_experts, cluster, parts, workload), cluster, count, horovod_slots
+            )
+            for row, cluster, count, parts in rows
         ]
-    sizes = (FLAGS.table_rows, FLAGS.columns, FLAGS.lookups, FLAGS.optimizer, FLAGS.steps)
     return [
-        clusters.contender(row, functools.partial(run_table, is_sharded, *sizes), "tensorflow", 2, horovod_slots)
+        clusters.contender(row, functools.partial(run_table, is_sharded, table), "tensorflow", 2, horovod_slots)
         for row, is_sharded in (("keras.layers.Embedding", False), ("ShardedEmbedding", True))
     ]
 
 
+HALVES = "two processes, half of the batch each, nothing between them"
+
+
 def comparisons(kind: Kind) -> list[Comparison]:
-    """Returns the comparisons."""
+    """Returns the comparisons of times."""
     if kind == "table":
-        return [Comparison("ShardedEmbedding / a table on each", "ShardedEmbedding", "keras.layers.Embedding")]
+        tables = ("ShardedEmbedding", "keras.layers.Embedding")
+        return [Comparison("ShardedEmbedding / a table on each", *tables, TARGET_OF_TABLES, at_most=True)]
+    ours = ("MultiWorkerMirrored, expert=2", "Horovod, expert=2")
     return [
-        Comparison(f"{row} / one process", row, "one process", TARGET, at_most=True)
-        for row in ("MultiWorkerMirrored, expert=2", "Horovod, expert=2")
+        *(Comparison(f"{row} / one process", row, "one process", TARGET_OF_EXPERTS, at_most=True) for row in ours),
+        Comparison("half of the batch / one process", HALVES, "one process"),
+        *(Comparison(f"{row} / half of the batch", row, HALVES) for row in ours),
     ]
 
 
 def main() -> None:
     """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
-    print(environment.describe(("tensorflow", "keras", "numpy")), flush=True)
+    print(environment.describe(("tensorflow", "keras", "numpy", "horovod")), flush=True)
+    kind, steps = FLAGS.kind, FLAGS.steps
+    workload = Workload(8, 2, FLAGS.features, FLAGS.hidden_dim, 8, FLAGS.tokens // 8, steps)
+    table = Table(FLAGS.table_rows, FLAGS.columns, FLAGS.lookups, FLAGS.optimizer, steps)
     with horovod_slots.rendezvous_of_each() as slots:
-        measured = rounds.measure_in_turn(contenders(FLAGS.kind, slots), FLAGS.rounds, FLAGS.timeout_seconds)
-    title = "8 experts, top 2, 512 x 1792, 1024 tokens"
-    if FLAGS.kind == "table":
-        title = f"{FLAGS.table_rows:,} x {FLAGS.columns}, {FLAGS.lookups} lookups, {FLAGS.optimizer}"
-    program.print_tables(
-        f"{title}, {FLAGS.steps} steps, {FLAGS.rounds} rounds", comparisons(FLAGS.kind), measured, "ms a step"
-    )
+        turns = rounds.measure_in_turn(
+            contenders(kind, workload, table, slots),
+            FLAGS.rounds * len(MEASURES),
+            FLAGS.timeout_seconds,
+            # A step has ended when it has ended everywhere.
+            combine=max,
+        )
+    measured = by_case(turns, MEASURES)
+    times = {row: measured[row_of(row, STEP)] for row in turns}
+    what = workload if kind == "experts" else table
+    program.print_tables(f"{what.label}, {steps} steps, {FLAGS.rounds} rounds", comparisons(kind), times, "ms/step")
+    print(f"\n{medians(measured, turns)}", flush=True)
+    print(f"\n{SENT.label} by the formula, of two: {what.sent(2) / 1e6:.4g}", flush=True)
 
 
 if __name__ == "__main__":

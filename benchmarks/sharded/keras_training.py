@@ -17,13 +17,19 @@ from sharded.cases import Workload
 from sharded.clock import Clock
 
 
-class _StepClock(keras.callbacks.Callback):
-    """Measures the last steps of each epoch: one epoch is one turn."""
+class StepClock(keras.callbacks.Callback):
+    """Measures the last steps of each epoch: one epoch is one turn.
 
-    def __init__(self, workload: Workload, report: Report) -> None:
+    Args:
+        num_skipped: steps before them, at least 1.
+        num_steps: that are measured.
+        report: takes a measurement; returns when it is this process' turn again.
+    """
+
+    def __init__(self, num_skipped: int, num_steps: int, report: Report) -> None:
         super().__init__()
-        self._first, self._last = workload.num_skipped - 1, workload.num_skipped + workload.num_steps - 1
-        self._clock = Clock(workload.num_steps, report)
+        self._first, self._last = num_skipped - 1, num_skipped + num_steps - 1
+        self._clock = Clock(num_steps, report)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts and stops; on CPU devices a step has been computed when this is called."""
@@ -78,7 +84,7 @@ def run(name: str, shard: Any, workload: Workload, report: Report) -> None:
         models.dataset(trained, workload.batch_size * strategy.num_replicas_in_sync),
         epochs=sys.maxsize,
         steps_per_epoch=workload.num_skipped + workload.num_steps,
-        callbacks=[_StepClock(workload, report)],
+        callbacks=[StepClock(workload.num_skipped, workload.num_steps, report)],
         verbose=0,
         shuffle=False,
     )

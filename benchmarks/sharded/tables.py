@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from harness import ratios
 from harness.ratios import Comparison
@@ -85,8 +85,10 @@ def _target_of(name: str, peer: str) -> float | None:
 
 def all_measured(measured: Measured, names: Sequence[str]) -> str:
     """One row for each contender: the medians of all that was measured."""
-    rows = [
-        [KINDS[name].row, *(f"{statistics.median(measured[row_of(KINDS[name].row, each)]):.4g}" for each in MEASURES)]
-        for name in names
-    ]
-    return ratios.markdown(("medians", *(each.label for each in MEASURES)), rows)
+    return medians(measured, [KINDS[name].row for name in names])
+
+
+def medians(measured: Measured, rows: Iterable[str]) -> str:
+    """A table of the medians of all that was measured, with a row for each of these."""
+    found = [[row, *(f"{statistics.median(measured[row_of(row, each)]):.4g}" for each in MEASURES)] for row in rows]
+    return ratios.markdown(("medians", *(each.label for each in MEASURES)), found)
