@@ -29,6 +29,7 @@ from strategies._keras_hooks import (
     random,
     remat,
     replica_attributes,
+    row_updates,
     sharded_optimizers,
     stored_values,
     synchronized_norms,
@@ -60,6 +61,7 @@ def install() -> None:
     random.install()
     remat.install()
     replica_attributes.install()
+    row_updates.install()
     sharded_optimizers.install()
     stored_values.install()
     synchronized_norms.install()

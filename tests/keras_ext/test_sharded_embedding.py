@@ -97,15 +97,16 @@ def test_the_numbers_of_the_plain_layer(optimizer: str, options: dict[str, Any],
         np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_no_step_has_the_table() -> None:
-    """Of a step's tensors none has all rows, and none of a gradient has all rows of a part."""
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad])
+def test_no_step_computes_with_the_table(optimizer: type[keras.Optimizer]) -> None:
+    """Of a step's tensors none has all rows, and none that is computed has all rows of a part."""
     rows = 1024
     with strategy().scope():
         keras.utils.set_random_seed(0)
         wide = keras.Sequential(
             [keras.Input((4,), dtype="int32"), keras_ext.ShardedEmbedding(rows, COLUMNS), L.Flatten(), L.Dense(3)]
         )
-        wide.compile(keras.optimizers.SGD(0.1), "mse")
+        wide.compile(optimizer(0.1), "mse")
         wide.optimizer.build(wide.trainable_variables)
 
     @tf.function

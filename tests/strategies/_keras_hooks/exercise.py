@@ -166,7 +166,7 @@ def own_step() -> None:
     """Trains with a step of the model's own, and two optimizers."""
     model = OwnStep()
     opt = keras.optimizers
-    optimizer = opt.SGD(0.1, weight_decay=0.1)
+    optimizer = opt.Adagrad(0.1, weight_decay=0.1)
     if is_there("MultiOptimizer"):
         optimizer = opt.MultiOptimizer(opt.OptimizerMap(optimizer, {".*bias": opt.SGD(0.2)}))
     model.compile(optimizer, "mse")

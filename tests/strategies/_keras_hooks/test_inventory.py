@@ -141,6 +141,7 @@ def _objects() -> dict[str, Any]:
         tf.numpy_function(np.ones, [2], tf.float64)
     return {
         "optimizer": optimizer,
+        "adagrad": _adagrad(),
         "loss scale optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
         "model": model,
         "compiled loss": model._compile_loss,
@@ -177,6 +178,12 @@ def _objects() -> dict[str, Any]:
         "mirrored variable": _tf_internals.MirroredVariable,
         "extended strategy": tf.distribute.MirroredStrategy(["CPU:0"]).extended,
     }
+
+
+def _adagrad() -> keras.optimizers.Adagrad:
+    optimizer = keras.optimizers.Adagrad()
+    optimizer.build([])
+    return optimizer
 
 
 def _normalization() -> keras.layers.Layer:
