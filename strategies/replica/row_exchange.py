@@ -83,7 +83,11 @@ class RowExchange:
         Args:
             variable: of Keras, made inside of :func:`sharded_rows`.
         """
-        return tf.convert_to_tensor(variable.value.values[get_current_replica_id_as_int() or 0])
+        return tf.convert_to_tensor(self.part(variable))
+
+    def part(self, variable: Any) -> tf.Variable:
+        """Returns the variable of TensorFlow with the rows of a weight that the running replica has."""
+        return variable.value.values[get_current_replica_id_as_int() or 0]
 
     @property
     def position(self) -> int:

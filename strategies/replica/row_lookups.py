@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies._tf_internals import gradient_tape
 from strategies.replica.axis_mappings import like_in_rows
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.row_exchange import Route, RowExchange
@@ -25,6 +26,7 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
         indices: int32, of rows of the whole table.
     """
     distributed = variable.value
+    part = exchange.part(variable)
     columns = int(distributed.shape[1])
     ends = tf.constant([end // columns for _, end in distributed.bounds], tf.int32)
     begin = distributed.bounds[exchange.position][0] // columns
@@ -40,16 +42,21 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
         asked = route.exchanged(route.parts(ids[:, tf.newaxis]))
         return tf.concat(asked, 0)[:, 0] - begin
 
+    def rows_of(handle: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        found = tf.raw_ops.ResourceGather(resource=handle, indices=rows, dtype=distributed.dtype)
+        return tf.ensure_shape(found, [None, columns])
+
+    # Of the variable's handle, not of its value: behind a sparse update, reading a variable is copying it.
     @tf.custom_gradient
-    def lookup(table: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], tf.IndexedSlices]]:
+    def lookup(handle: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], tf.IndexedSlices]]:
         if in_shapes_only():
-            return tf.gather(table, indices), lambda upstream: upstream
+            return rows_of(handle, indices), lambda upstream: upstream
         is_there = tf.reduce_all((indices >= 0) & (indices < ends[-1]))
         what = f"An index is not one of the rows of {variable.path!r}, of shape {tuple(distributed.shape)}. Received:"
         with tf.control_dependencies([tf.debugging.Assert(is_there, [what, indices], summarize=20)]):
             ids, places = tf.unique(indices)
         route, order = sent_to(ids)
-        rows = tf.gather(table, asked_for(route, tf.gather(ids, order)))
+        rows = rows_of(handle, asked_for(route, tf.gather(ids, order)))
         back = route.back()
         rows = tf.concat(back.exchanged(back.parts(rows)), 0)
         found = tf.gather(tf.gather(rows, tf.math.invert_permutation(order)), places)
@@ -58,8 +65,10 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
             route, order = sent_to(indices)
             own_rows = asked_for(route, tf.gather(indices, order))
             values = route.exchanged(route.parts(tf.gather(tf.convert_to_tensor(upstream), order)))
-            return tf.IndexedSlices(tf.concat(values, 0), own_rows, tf.shape(table))
+            return tf.IndexedSlices(tf.concat(values, 0), own_rows, tf.constant(part.shape.as_list()))
 
         return found, gradient
 
-    return like_in_rows(indices, lookup(exchange.own(variable)))
+    # As each of a variable's own methods does for the tapes that are recording.
+    gradient_tape.variable_accessed(part)
+    return like_in_rows(indices, lookup(part.handle))

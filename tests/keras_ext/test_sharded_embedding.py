@@ -99,7 +99,7 @@ def test_the_numbers_of_the_plain_layer(optimizer: str, options: dict[str, Any],
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad])
 def test_no_step_computes_with_the_table(optimizer: type[keras.Optimizer]) -> None:
-    """Of a step's tensors none has all rows, and none that is computed has all rows of a part."""
+    """Of a step's tensors none has all rows of a part. Behind a sparse update to read a variable is to copy it."""
     rows = 1024
     with strategy().scope():
         keras.utils.set_random_seed(0)
@@ -121,7 +121,7 @@ def test_no_step_computes_with_the_table(optimizer: type[keras.Optimizer]) -> No
         # TensorFlow's custom gradients make zeros that nobody takes, and that never run.
         if output.consumers() and output.dtype.is_floating and (output.shape.num_elements() or 0) >= rows // 4 * COLUMNS
     ]
-    assert set(large) <= {"ReadVariableOp", "Identity", "IdentityN"}, sorted(set(large))
+    assert not large
 
 
 def test_refusals() -> None:
