@@ -28,8 +28,8 @@ class ShardedEmbedding(keras.layers.Embedding):
     padded to the longest. With the plain layer each replica gets the gradients of all others, and holds the table and
     its slots.
 
-    What an update costs is up to the optimizer: SGD without momentum and Adagrad touch the rows that were looked up, Adam and
-    others all rows of a part, as in plain Keras. There, Adagrad computes with all rows as well, to the same numbers.
+    What an update costs is up to the optimizer: SGD without momentum and Adagrad touch the rows that were looked up,
+    Adam and others all rows of a part, as in plain Keras. There, Adagrad computes with all rows, to the same numbers.
 
     Args:
         input_dim: rows of the whole table.

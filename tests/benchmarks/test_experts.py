@@ -1,4 +1,4 @@
-"""`python benchmarks/experts/main.py` and `across.py` at tiny sizes: they run and print their tables. Nothing is timed."""
+"""Programs of `benchmarks/experts` at tiny sizes: they run and print their tables. Nothing is timed."""
 
 import functools
 
