@@ -19,6 +19,7 @@ BOTH = [{"expert": 2}, {"data": 2}]
         ("HorovodStrategy", 2, 1, BOTH[:1]),
         pytest.param("MultiWorkerMirroredStrategy", 4, 1, MANY, marks=pytest.mark.parity_all),
         pytest.param("HorovodStrategy", 4, 1, MANY, marks=pytest.mark.parity_all),
+        ("MultiWorkerMirroredStrategy", 2, 2, MANY[1:]),
         pytest.param("MultiWorkerMirroredStrategy", 2, 2, MANY[:1], marks=pytest.mark.parity_all),
     ],
     ids=str,
