@@ -21,6 +21,7 @@ BOTH = [{"expert": 2}, {"data": 2}]
         pytest.param("MultiWorkerMirroredStrategy", 4, 1, MANY, marks=pytest.mark.parity_all),
         pytest.param("HorovodStrategy", 4, 1, MANY, marks=pytest.mark.parity_all),
         pytest.param("MultiWorkerMirroredStrategy", 2, 2, MANY[:1], marks=pytest.mark.parity_all),
+        pytest.param("MultiWorkerMirroredStrategy", 4, 2, [{"data": 2, "expert": 4}], marks=pytest.mark.parity_all),
     ],
     ids=str,
 )
