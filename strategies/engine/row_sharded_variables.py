@@ -36,31 +36,7 @@ class RowShardedVariable(ShardedVariable):
                 "does. Use the weights of experts in their layer only, without a regularizer, or leave the axis "
                 "'expert' out of the mesh."
             )
-        return self._gathers.of(self)
-
-    def read_value(self) -> tf.Tensor:
-        """Returns the weights of all experts."""
-        return tf.identity(self._whole())
-
-    def value(self) -> tf.Tensor:
-        """Returns the weights of all experts."""
-        return self._whole()
-
-    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Returns rows of all experts."""
-        return tf.gather(self._whole(), indices, name=name)
-
-    def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Returns slices of all experts."""
-        return tf.gather_nd(self._whole(), indices, name=name)
-
-    def _get(self) -> tf.Tensor:
-        return self._whole()
-
-    def _dense_var_to_tensor(self, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
-        del name, as_ref
-        value = self._whole()
-        return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
+        return super()._whole()
 
 
 def is_row_sharded(variable: Any) -> bool:

@@ -29,14 +29,13 @@ from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGr
 from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions
+from strategies.engine.row_sharded_gradients import RowShardedGradients
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.engine.sharded_variables import ShardedVariable, own_range
-from strategies.engine.slices_across import slices_across
 from strategies.engine.step import Steps
 from strategies.engine.weight_gathers import WeightGathers, bucket_of
 from strategies.replica.holders import first_holder, is_held, place_of
 from strategies.replica.parts import ReplicaParts
-from strategies.replica.slices import Lookups, side_by_side
 from strategies.replica.weight_slices import MasterSlice, StoredSlice, WeightSlice, beside_weights
 from strategies.topology.sharding import ShardingGroups
 
@@ -73,6 +72,7 @@ class ShardedUpdates:
         self.weights = weights
         # For each part that this process owns; none if each group is inside of one process.
         self._processes = parts.groups.sharding
+        self._row_sharded = RowShardedGradients(layout, self._processes, self._part_of)
 
     @property
     def process_group(self) -> ProcessGroup | None:
@@ -225,38 +225,10 @@ class ShardedUpdates:
     def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:
         """Returns for each slice that this process owns the sum of its gradient, on its device; None for others."""
         values = self._layout.per_replica(gradients)
-        experts = self._of_experts(dealt, values)
+        rows = self._row_sharded.sums(dealt, values)
         others = [None if is_row_sharded(v) else value for v, value in zip(dealt.variables, values, strict=True)]
         found = self._scattered_of_rows(dealt, others)
-        return [experts.get(id(each), value) for each, value in zip(dealt.slices, found, strict=True)]
-
-    def _of_experts(self, dealt: DealtWeights, values: Sequence[Any]) -> dict[int, tf.Tensor]:
-        """Returns the gradients of experts here by the ids of their slices, summed over groups.
-
-        Those of a replica are of all rows of its group, and so count whether it has rows of its own or not.
-        """
-        found: dict[int, dict[int, tf.Tensor]] = {}
-        for each, position in zip(dealt.slices, dealt.positions, strict=True):
-            variable, value = dealt.variables[position], values[position]
-            if value is not None and each.is_held and is_row_sharded(variable):
-                with tf.device(each.device):
-                    terms = [local_values(value)[r] for r in each.replicas]
-                    are_slices = all(isinstance(term, tf.IndexedSlices) for term in terms)
-                    total = side_by_side(terms) if are_slices else sum_in_order(map(tf.convert_to_tensor, terms))
-                    found.setdefault(self._part_of(variable) or 0, {})[id(each)] = total
-        for part, own in found.items():
-            between = self._between(part)
-            if between is not None:
-                with tf.device(self._layout.groups[part].devices[0]):
-                    slices = {key: each for key, each in own.items() if isinstance(each, tf.IndexedSlices)}
-                    own |= {key: slices_across(between, Lookups((), (each,)), True) for key, each in slices.items()}
-                    dense = {key: each for key, each in own.items() if key not in slices}
-                    own |= dict(zip(dense, between.sum(list(dense.values())), strict=True))
-        return {key: total for own in found.values() for key, total in own.items()}
-
-    def _between(self, part: int) -> ProcessGroup | None:
-        """Returns the processes of other groups that hold the same slices of a part; None if there are none."""
-        return self._processes[part].between if self._processes else self._layout.groups[part].process_group
+        return [rows.get(id(each), value) for each, value in zip(dealt.slices, found, strict=True)]
 
     def _scattered_of_rows(self, dealt: DealtWeights, values: Sequence[Any]) -> list[Any]:
         """As :meth:`_scattered`, of per-replica values, each of the replica's rows."""

@@ -141,36 +141,40 @@ class ShardedVariable(ReplicaStateVariable):
             return self.values[0].handle
         return self._gathers.handle_of(self)
 
+    def _whole(self) -> tf.Tensor:
+        """Returns the whole weight where it is read. All that read it do so here."""
+        return self._gathers.of(self)
+
     def read_value(self) -> tf.Tensor:
         """Returns the whole weight."""
-        return tf.identity(self._gathers.of(self))
+        return tf.identity(self._whole())
 
     def value(self) -> tf.Tensor:
         """Returns the whole weight."""
-        return self._gathers.of(self)
+        return self._whole()
 
     def _get(self) -> tf.Tensor:
-        return self._gathers.of(self)
+        return self._whole()
 
     def _get_cross_replica(self) -> tf.Tensor:
-        return self._gathers.of(self)
+        return self._whole()
 
     def _dense_var_to_tensor(self, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
         del name, as_ref
-        value = self._gathers.of(self)
+        value = self._whole()
         return value if dtype is None or dtype == value.dtype else tf.cast(value, dtype)
 
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Returns rows of the whole weight."""
-        return tf.gather(self._gathers.of(self), indices, name=name)
+        return tf.gather(self._whole(), indices, name=name)
 
     def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Returns slices of the whole weight."""
-        return tf.gather_nd(self._gathers.of(self), indices, name=name)
+        return tf.gather_nd(self._whole(), indices, name=name)
 
     def numpy(self) -> np.ndarray:
         """Returns the whole weight; where processes hold its shards, all of them call it."""
-        return np.asarray(self._gathers.of(self))
+        return np.asarray(self._whole())
 
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
         """Sets the weight: each replica takes its shard of the value, which is the same on all of them."""
@@ -197,13 +201,13 @@ class ShardedVariable(ReplicaStateVariable):
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Adds a value of the whole weight's shape."""
-        return self.assign(self._gathers.of(self) + tf.cast(value, self.dtype), use_locking, name, read_value)
+        return self.assign(self._whole() + tf.cast(value, self.dtype), use_locking, name, read_value)
 
     def assign_sub(
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Subtracts a value of the whole weight's shape."""
-        return self.assign(self._gathers.of(self) - tf.cast(value, self.dtype), use_locking, name, read_value)
+        return self.assign(self._whole() - tf.cast(value, self.dtype), use_locking, name, read_value)
 
     def _serialize_to_tensors(self) -> Any:
         # Keras then takes the whole.

@@ -54,13 +54,6 @@ def sharding_of(
                 "On a mesh with the axis 'expert', its replicas are those that share the optimizer, too: leave "
                 f"shard_size out. Received: shard_size={shard_size!r}, and 'expert' of size {num_experts}."
             )
-        num_local = max(mesh.axis_size("data") // mesh.num_processes, 1)
-        if num_experts % num_local == 0 and num_experts > num_local > 1:
-            raise ValueError(
-                "Replicas that share experts are those of one process, or of several processes with one replica each. "
-                f"Give 'expert' a size that divides {num_local}, or start a process for each of its devices. Received: "
-                f"'expert' of size {num_experts}, and {num_local} replicas in each process."
-            )
         shard_size = num_experts
     if shard is None and num_experts == 1:
         if shard_size is not None:

@@ -4,7 +4,7 @@ Replicas of a group have rows of the batch of their own, as along "data", and so
 replica has for a row of the weight, such as a token for its expert, goes to the replica that has the row, which
 computes; what it makes goes back. Both ways are an all-to-all, whose gradient is the way back.
 
-Within a process the parts are as long as they are. Between processes they are padded to the longest of them.
+Within a process the parts are as long as they are. Between processes they are padded (see `row_blocks`).
 
 Source: Lepikhin et al., arXiv:2006.16668; experts in groups of the data axis: Rajbhandari et al., arXiv:2201.05596.
 """
@@ -23,10 +23,14 @@ from strategies.batches import shares
 from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.axis_mappings import like_in_rows
 from strategies.replica.deferred import in_shapes_only
+from strategies.replica.row_blocks import swapped_between
 from strategies.topology.sharding import ShardingGroups
 
 #: Computes with the experts that a replica has: takes tokens sorted by expert, and the number of those of each.
 Compute = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+#: For each local replica of a group some tensors, as many for each.
+_OfReplicas = Sequence[Sequence[tf.Tensor]]
 
 #: The axis along which rows of new weights lie.
 _making: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_sharded_rows", default=None)
@@ -56,7 +60,7 @@ class RowExchange:
     Args:
         groups: of replicas, each of which has all rows.
         devices: full names, one for each local replica.
-        processes: joins those of a group, of one replica each; None if a group is inside of one process.
+        processes: joins those of a group, of as many replicas each; None if a group is inside of one process.
     """
 
     def __init__(self, groups: ShardingGroups, devices: Sequence[str], processes: ProcessGroup | None) -> None:
@@ -141,65 +145,74 @@ class RowExchange:
                 "recomputed blocks, a pipeline of many passes). Leave out that function, or what shards rows of "
                 f"weights: the mesh axis 'expert', or shard. Received: replicas in groups of {self.size}."
             )
-        sent = tf.ensure_shape(tf.reduce_sum(own_counts, 1), [self.size])
-        if self._processes is None:
-            counts = tf.stack(self._meet(tf.unstack(own_counts, self.size)))
-            return Route(self._meet, sent, tf.reduce_sum(counts, 1), counts)
-        every = self._processes.gather(own_counts[tf.newaxis], equal_sizes=True)
-        longest = tf.reduce_max(tf.reduce_sum(every, 2))
-        counts = every[:, self._processes.rank]
         processes = self._processes
 
-        def exchange(parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            padded = [tf.pad(part, [[0, longest - tf.shape(part)[0]], [0, 0]]) for part in parts]
-            return tf.split(processes.all_to_all(tf.concat(padded, 0)), len(parts))
+        def gathered(own: _OfReplicas) -> _OfReplicas:
+            counts = tf.stack([each for [each] in own])
+            every = counts if processes is None else processes.gather(counts, equal_sizes=True)
+            return [[every]] * len(own)
 
-        return Route(exchange, sent, tf.reduce_sum(counts, 1), counts)
+        # From each replica of the group to each.
+        [counts] = self._meet(gathered, [own_counts])
+        counts = tf.reshape(counts, [self.size, self.size, -1])
+        return Route(self._swap, tf.reduce_sum(counts, 2), counts[:, self.position], self.position)
 
-    def _meet(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns for each replica of the group what it has for this one."""
+    def _swap(self, parts: Sequence[tf.Tensor], sizes: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what each replica of the group has for this one; takes its own parts, and the sizes of all."""
+        processes = self._processes
+        if processes is None:
+            return self._meet(lambda own: list(map(list, zip(*own, strict=True))), parts)
+        # Sizes are the same on all replicas.
+        return self._meet(lambda own: swapped_between(processes, [own for *own, _ in own], own[0][-1]), [*parts, sizes])
 
-        def swap(_: Any, *parts: Any) -> list[Any]:
+    def _meet(self, function: Callable[[_OfReplicas], _OfReplicas], own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what a function makes for this replica of what all local replicas of its group have."""
+        if len(self._devices) == 1:
+            return list(function([own])[0])
+
+        def meet(_: Any, *own: Any) -> list[Any]:
             found = []
             for group in range(self._groups.num_here):
                 members = self._groups.replicas(group)
-                for position, replica in enumerate(members):
+                with tf.device(self._devices[members[0]]):
+                    made = function([[each.values[replica] for each in own] for replica in members])
+                for replica, its in zip(members, made, strict=True):
                     with tf.device(self._devices[replica]):
-                        found.append([tf.identity(parts[position].values[source]) for source in members])
-            return [regroup(tuple(own[source] for own in found)) for source in range(self.size)]
+                        found.append([tf.identity(each) for each in its])
+            return [regroup(values) for values in zip(*found, strict=True)]
 
-        return list(tf.distribute.get_replica_context().merge_call(swap, args=tuple(parts)))
+        return list(tf.distribute.get_replica_context().merge_call(meet, args=tuple(own)))
 
 
 class Route:
-    """The numbers of rows that a replica sends to and gets from each of its group.
+    """The numbers of rows that the replicas of a group send to each other, as one of them sees it.
 
     Args:
-        exchange: takes a tensor for each, perhaps padded, and returns the tensors from each, perhaps with more rows.
-        sent: rows to each.
-        received: rows from each.
-        counts: of those that are received, by source and by expert.
+        swap: takes a tensor for each, and the sizes of all, and returns the tensors from each.
+        sizes: ``[size, size]``: the rows from each replica to each.
+        counts: of the rows that this one gets, by source and by expert.
+        position: of this one.
     """
 
     def __init__(
         self,
-        exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-        sent: tf.Tensor,
-        received: tf.Tensor,
+        swap: Callable[[Sequence[tf.Tensor], tf.Tensor], list[tf.Tensor]],
+        sizes: tf.Tensor,
         counts: tf.Tensor,
+        position: int,
     ) -> None:
-        self._exchange = exchange
-        self.sent = sent
-        self.received = received
+        self._swap = swap
+        self._sizes = sizes
+        self._position = position
         self.counts = counts
 
     def parts(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns rows, which lie in the order of where they go, as a tensor for each."""
-        return list(tf.split(rows, self.sent))
+        return list(tf.split(rows, self._sizes[self._position]))
 
     def back(self) -> Route:
         """Returns the way back."""
-        return Route(self._exchange, self.received, self.sent, self.counts)
+        return Route(self._swap, tf.transpose(self._sizes), self.counts, self._position)
 
     def swapped(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the parts for this replica, one from each. Gradient: the way back."""
@@ -215,11 +228,7 @@ class Route:
 
     def exchanged(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """As :meth:`swapped`, without a gradient, of any dtype."""
-        return self._cut(self._exchange(parts), self.received)
-
-    @staticmethod
-    def _cut(parts: Sequence[tf.Tensor], sizes: tf.Tensor) -> list[tf.Tensor]:
-        return [part[:size] for part, size in zip(parts, tf.unstack(sizes, len(parts)), strict=True)]
+        return self._swap(parts, self._sizes)
 
 
 def permuted(value: tf.Tensor, order: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,6 @@ import pytest
 
 import keras_ext
 import strategies
-from strategies.engine.strategy import sharding_of
 from tests.keras_ext.expert import clicks
 
 
@@ -80,8 +79,6 @@ def test_refusals() -> None:
         again.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
     with pytest.raises(ValueError, match=r"Lamb looks at whole weights.*experts"):
         model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
-    with pytest.raises(ValueError, match=r"Give 'expert' a size that divides 2, or start a process for each"):
-        sharding_of(None, None, strategies.DeviceMesh.from_processes(2, {"expert": 4}, local_devices=["a", "b"]))
     with pytest.raises(ValueError, match="name it right behind 'data'"):
         spread({"data": 2, "tensor": 2, "expert": 1})
     with pytest.raises(ValueError, match=r"leave shard_size out\. Received: shard_size=4"):

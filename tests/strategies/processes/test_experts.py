@@ -1,4 +1,4 @@
-"""Starts `experts.py` in two processes, and in four."""
+"""Starts `experts.py` in two processes, of a device or more each, and in four."""
 
 from pathlib import Path
 
@@ -15,11 +15,13 @@ BOTH = [{"expert": 2}, {"data": 2}]
 @pytest.mark.parametrize(
     ("engine", "num_ranks", "num_local", "axes"),
     [
-        ("MultiWorkerMirroredStrategy", 2, 1, BOTH),
+        ("MultiWorkerMirroredStrategy", 2, 2, MANY[1:]),
         ("HorovodStrategy", 2, 1, BOTH[:1]),
+        pytest.param("MultiWorkerMirroredStrategy", 2, 1, BOTH, marks=pytest.mark.parity_all),
         pytest.param("MultiWorkerMirroredStrategy", 4, 1, MANY, marks=pytest.mark.parity_all),
         pytest.param("HorovodStrategy", 4, 1, MANY, marks=pytest.mark.parity_all),
         pytest.param("MultiWorkerMirroredStrategy", 2, 2, MANY[:1], marks=pytest.mark.parity_all),
+        pytest.param("MultiWorkerMirroredStrategy", 4, 2, [{"data": 2, "expert": 4}], marks=pytest.mark.parity_all),
     ],
     ids=str,
 )

@@ -1,0 +1,83 @@
+"""Gradients of weights whose rows lie on several replicas: of experts, and of tables.
+
+The exchange of rows has brought a replica what all replicas of its group have for its rows. So the replica's gradient
+is the group's, whether the replica has rows of the batch or not, and only sums between groups are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.collectives.fixed_order import sum_in_order
+from strategies.collectives.process_group import ProcessGroup
+from strategies.collectives.process_groups import ShardingProcessGroups
+from strategies.engine.dealt_weights import DealtWeights
+from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.row_sharded_variables import is_row_sharded
+from strategies.engine.slices_across import slices_across
+from strategies.replica.slices import Lookups, side_by_side
+from strategies.replica.weight_slices import WeightSlice
+
+
+class RowShardedGradients:
+    """Sums the gradients of the rows that each replica has over the groups of replicas.
+
+    Args:
+        layout: the replicas.
+        processes: for each part of a replica that this process owns, those with which it shares weights; empty if each
+            group is inside of one process.
+        part_of: returns which of these parts holds a Keras variable; None if other processes hold it.
+    """
+
+    def __init__(
+        self,
+        layout: ReplicaLayout,
+        processes: Sequence[ShardingProcessGroups],
+        part_of: Callable[[Any], int | None],
+    ) -> None:
+        self._layout = layout
+        self._processes = processes
+        self._part_of = part_of
+
+    def sums(self, dealt: DealtWeights, values: Sequence[Any]) -> dict[int, Any]:
+        """Returns the sums over all groups by the ids of their slices, which are those that this process owns.
+
+        Args:
+            dealt: all weights, those of which each replica has its rows and others.
+            values: their gradients; see `ShardedUpdates.run`.
+        """
+        found: dict[int, dict[int, Any]] = {}
+        for part, each, total in self._sums_here(dealt, values):
+            found.setdefault(part, {})[id(each)] = total
+        for part, own in found.items():
+            between = self._between(part)
+            if between is not None:
+                with tf.device(self._layout.groups[part].devices[0]):
+                    own |= _summed(between, own)
+        return {key: total for own in found.values() for key, total in own.items()}
+
+    def _sums_here(self, dealt: DealtWeights, values: Sequence[Any]) -> Iterator[tuple[int, WeightSlice, Any]]:
+        """Yields the sum over the groups of this process for each slice, behind its part and the slice."""
+        for each, position in zip(dealt.slices, dealt.positions, strict=True):
+            variable, value = dealt.variables[position], values[position]
+            if value is not None and each.is_held and is_row_sharded(variable):
+                with tf.device(each.device):
+                    terms = [local_values(value)[replica] for replica in each.replicas]
+                    are_slices = all(isinstance(term, tf.IndexedSlices) for term in terms)
+                    total = side_by_side(terms) if are_slices else sum_in_order(map(tf.convert_to_tensor, terms))
+                yield self._part_of(variable) or 0, each, total
+
+    def _between(self, part: int) -> ProcessGroup | None:
+        """Returns the processes of other groups that hold the same slices of a part; None if there are none."""
+        return self._processes[part].between if self._processes else self._layout.groups[part].process_group
+
+
+def _summed(between: ProcessGroup, totals: dict[int, Any]) -> dict[int, Any]:
+    """Returns sums over processes, tensors or slices, by the keys of their terms."""
+    slices = {key: each for key, each in totals.items() if isinstance(each, tf.IndexedSlices)}
+    dense = {key: each for key, each in totals.items() if key not in slices}
+    found: dict[int, Any] = {key: slices_across(between, Lookups((), (each,)), True) for key, each in slices.items()}
+    return found | dict(zip(dense, between.sum(list(dense.values())), strict=True))

@@ -1,0 +1,50 @@
+"""Rows that the replicas of several processes have for each other: one all-to-all between the processes.
+
+What a process has for another is one block: the parts of all of its replicas for all of those there, side by side, by
+source, then by target. Blocks are padded to the longest. What replicas of one process have for each other stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from strategies.collectives.process_group import ProcessGroup
+
+
+def swapped_between(
+    processes: ProcessGroup, parts: Sequence[Sequence[tf.Tensor]], sizes: tf.Tensor
+) -> list[list[tf.Tensor]]:
+    """Returns for each local replica what each replica of the group has for it. All processes of the group call it.
+
+    Args:
+        processes: those of the group, with as many replicas each.
+        parts: for each local replica its part ``[rows, ...]`` for each replica of the group.
+        sizes: ``[replicas, replicas]``, int32: the rows from each to each, the same on all processes.
+    """
+    num_local, num_processes = len(parts), processes.num_processes
+    own = [range(process * num_local, (process + 1) * num_local) for process in range(num_processes)]
+    here = own[processes.rank]
+    blocks = tf.reduce_sum(tf.reshape(sizes, [num_processes, num_local, num_processes, num_local]), [1, 3])
+    between = tf.linalg.set_diag(blocks, tf.zeros([num_processes], blocks.dtype))
+    # A row more than none: not all implementations carry a message without elements.
+    longest = tf.maximum(tf.reduce_max(between), 1)
+    sent = []
+    for process, targets in enumerate(own):
+        if targets != here:
+            sent += [each[target] for each in parts for target in targets]
+        missing = tf.reshape(longest - between[processes.rank, process], [1])
+        sent.append(tf.zeros(tf.concat([missing, tf.shape(parts[0][0])[1:]], 0), parts[0][0].dtype))
+    arrived = tf.split(processes.all_to_all(tf.concat(sent, 0)), num_processes)
+    found: list[list[tf.Tensor]] = [[] for _ in here]
+    for sources, block in zip(own, arrived, strict=True):
+        if sources == here:
+            pieces = [each[target] for each in parts for target in here]
+        else:
+            rows = tf.reshape(sizes[sources.start : sources.stop, here.start : here.stop], [-1])
+            padding = tf.shape(block)[:1] - tf.reduce_sum(rows, keepdims=True)
+            pieces = tf.split(block, tf.concat([rows, padding], 0), num=num_local**2 + 1)[:-1]
+        for target, its in enumerate(found):
+            its += pieces[target::num_local]
+    return found
