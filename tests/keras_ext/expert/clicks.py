@@ -37,12 +37,17 @@ def model(strategy: Any, axes: Mapping[str, int], optimizer: str, seed: int = 3)
     mixture: in a pipeline that is the micro-batch.
     """
     is_cut = optimizer == "adam, micro-batches"
-    of_batch = {} if is_cut else {"router_bias": 0.01, "load_balancing_loss": 0.1, "z_loss": 1e-3}
     table = L.Embedding if strategy is None else keras_ext.ShardedEmbedding
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         keras.utils.set_random_seed(seed)
         mixture = keras_ext.MixtureOfExperts(
-            EXPERTS, 10, use_bias=True, shared_hidden_dim=3, **({"load_balancing_loss": 0.0} | of_batch)
+            EXPERTS,
+            10,
+            router_bias=None if is_cut else 0.01,
+            load_balancing_loss=0.0 if is_cut else 0.1,
+            z_loss=0.0 if is_cut else 1e-3,
+            use_bias=True,
+            shared_hidden_dim=3,
         )
         tokens = keras.Input((LENGTH,), dtype="int32")
         x = mixture(L.Dense(FEATURES, "tanh", name="before")(table(ROWS, FEATURES, name="table")(tokens)))
