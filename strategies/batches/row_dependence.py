@@ -27,6 +27,8 @@ _PARTS = "_keras_strategies_parts"
 _marking: contextvars.ContextVar[Collection[int] | None] = contextvars.ContextVar(
     "keras_strategies_marking", default=None
 )
+# Elements up to which TensorFlow makes `tf.ones` and the like constants, while it traces.
+_LARGEST_FOLDED_FILL = 999
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -150,7 +152,7 @@ class RowDependence:
             return kinds[0]
         return kind_of(
             Op(
-                op.type,
+                "Fill" if _is_filled(op) else op.type,
                 kinds,
                 [each.shape.as_list() if each.shape.rank is not None else None for each in op.inputs],
                 place.tensor.shape.rank,
@@ -224,6 +226,14 @@ def _constant(tensor: Any) -> Any:
     if op.type in ("Cast", "Identity"):
         return _constant(op.inputs[0])
     return None
+
+
+def _is_filled(op: Any) -> bool:
+    """True for a constant that TensorFlow has put in the place of a small `Fill`: ones in a shape that is known."""
+    if op.type != "Const" or (op.outputs[0].shape.num_elements() or 0) > _LARGEST_FOLDED_FILL:
+        return False
+    value = tf.get_static_value(op.outputs[0])
+    return value is not None and value.ndim > 1 and value.size > 0 and bool(np.all(value == value.flat[0]))
 
 
 def _attribute(op: Any, name: str) -> Any:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import keras_ext
 from keras_ext.pipeline import executor
-from tests.keras_ext.tensor.harness import assert_parity
+from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
 from tests.strategies.parity.cases_losses import AddedLosses, Positions, tokens
 from tests.strategies.parity.harness import targets, vectors
 
@@ -65,6 +67,29 @@ def test_batches_of_known_size_and_steps_that_run_as_they_are_called() -> None:
             model = keras_ext.PipelineModel(model, 2, num_microbatches=3, partition="uniform")
         model.compile(keras.optimizers.Adam(0.02), "mse", run_eagerly=split)
         losses = [model.train_on_batch(tokens()[:8], targets()[:8]) for _ in range(2)]
+        return [*losses, *model.get_weights()]
+
+    for plain, received in zip(train(False), train(True), strict=True):
+        np.testing.assert_allclose(plain, received, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("axes", [{"pipe": 2}, {"data": 2}], ids=str)
+def test_positions_counted_in_batches_of_known_size(axes: Any) -> None:
+    """As `examples/gpt` counts them; of ones in the shape of a batch that is known a graph has a constant only."""
+
+    def train(split: bool) -> Any:
+        keras.utils.set_random_seed(3)
+        with mesh_strategy(axes).scope() if split else contextlib.nullcontext():
+            x = keras.Input((5,), dtype="int32")
+            positions = ops.cumsum(ops.ones_like(x), axis=1) - 1
+            hidden = L.Dense(4, "tanh")(L.Embedding(7, 4)(x) + L.Embedding(5, 4)(positions))
+            model = keras.Model(x, L.Dense(1)(L.Flatten()(hidden)))
+            if split and "pipe" in axes:
+                model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
+            model.compile(keras.optimizers.Adam(0.02, epsilon=1e-3), "mse")
+        # Three rows, two and one of which are together: then two and two, of which sums would go unnoticed.
+        losses = [model.train_on_batch(tokens()[:rows], targets()[:rows]) for rows in (3, 4, 3, 4)]
         return [*losses, *model.get_weights()]
 
     for plain, received in zip(train(False), train(True), strict=True):
