@@ -185,8 +185,10 @@ class MixtureOfExperts(keras.Layer):
         counted = _counted(mask, shape)
         is_kept = self._learn_of_load(logits, scores, routes.experts, counted, training=bool(training))
         banks, feed_forward = self._experts()
+        # Of banks that are cut.
+        shards = getattr(inner["down"], "shards", None)
         outputs = weighted_sum_over_experts(
-            tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept
+            tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept, shards
         )
         outputs = ops.reshape(outputs, shape)
         return outputs if self.shared_hidden_dim is None else outputs + plain_form.shared_output(inner, inputs)

@@ -1,0 +1,79 @@
+"""The mesh axis "tensor" in one process: experts cut along `hidden_dim`, with the numbers of one device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ext
+import strategies
+from strategies import layer_api
+from tests.keras_ext.expert import clicks
+
+HIDDEN = 10
+_UP, _DOWN = (clicks.EXPERTS, clicks.FEATURES, HIDDEN), (clicks.EXPERTS, HIDDEN, clicks.FEATURES)
+SHAPES = {
+    **{f"{name}_kernel": shape for name, shape in (("gate", _UP), ("up", _UP), ("down", _DOWN))},
+    **{f"{name}_bias": (clicks.EXPERTS, size) for name, size in (("gate", HIDDEN), ("up", HIDDEN), ("down", 8))},
+}
+
+
+@functools.cache
+def plain(optimizer: str) -> list[Any]:
+    return clicks.found(clicks.model(None, {}, optimizer))
+
+
+def spread(axes: Mapping[str, int], **options: Any) -> strategies.MirroredStrategy:
+    size = int(np.prod(list(axes.values())))
+    return strategies.MirroredStrategy([f"CPU:{k}" for k in range(size)], mesh=axes, **options)
+
+
+def banks_of(model: Any) -> dict[str, Any]:
+    [mixture] = [layer for layer in model._flatten_layers() if isinstance(layer, keras_ext.MixtureOfExperts)]
+    inner = mixture.by_name()
+    return {f"{name}_{kind}": getattr(inner[name], kind) for name in ("gate", "up", "down") for kind in ("kernel", "bias")}
+
+
+@pytest.mark.parametrize(
+    ("axes", "optimizer", "options"),
+    [
+        ({"tensor": 2}, "accumulation", {}),
+        ({"data": 2, "tensor": 2}, "adam", {"shard": "optimizer"}),
+        ({"expert": 2, "tensor": 2}, "adam", {}),
+        pytest.param({"data": 2, "tensor": 2}, "adam", {}, marks=pytest.mark.parity_all),
+        pytest.param({"data": 2, "tensor": 2}, "adagrad", {"shard": "weights"}, marks=pytest.mark.parity_all),
+        pytest.param({"pipe": 2, "tensor": 2}, "adam", {}, marks=pytest.mark.parity_all),
+    ],
+    ids=str,
+)
+def test_the_numbers_of_one_device(
+    axes: Mapping[str, int], optimizer: str, options: dict[str, Any], tmp_path: Any
+) -> None:
+    strategy = spread(axes, **options)
+    model = clicks.model(strategy, axes, optimizer)
+    clicks.assert_same(clicks.found(model), plain(optimizer))
+    for name, bank in banks_of(model).items():
+        assert tuple(bank.shape) == SHAPES[name]
+        # The bias that is added to the sum is not cut.
+        assert isinstance(bank, layer_api.SplitWeight) == (name != "down_bias")
+        for index, shard in enumerate(bank.shards if name != "down_bias" else ()):
+            assert shard.shape[bank.dim] == HIDDEN // 2
+            held = shard.value.values
+            assert all(each.shape[0] == clicks.EXPERTS // axes.get("expert", 1) for each in held if name == "up_kernel")
+            if "pipe" not in axes:
+                assert [int(each.device[-1]) for each in held] == [index + 2 * replica for replica in range(len(held))]
+    if optimizer != "accumulation":
+        return
+    model.save(tmp_path / "clicks.keras")
+    opened = keras.models.load_model(tmp_path / "clicks.keras")
+    x, _ = clicks.data()
+    np.testing.assert_allclose(opened.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
+    with strategy.scope():
+        again = keras_ext.replace_experts(opened)
+    assert isinstance(banks_of(again)["up_kernel"], layer_api.SplitWeight)
+    np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
