@@ -47,7 +47,9 @@ def compute_experts(
 def _exchange_of(banks: Sequence[Any]) -> layer_api.RowExchange | None:
     """Returns what takes tokens to the experts of banks; None where the running replica has all experts."""
     exchange = layer_api.row_exchange("expert")
-    variables = [each for bank in banks for each in (bank.shards if isinstance(bank, layer_api.SplitWeight) else [bank])]
+    variables = [
+        each for bank in banks for each in (bank.shards if isinstance(bank, layer_api.SplitWeight) else [bank])
+    ]
     return exchange if exchange is not None and exchange.has_rows_of(variables) else None
 
 

@@ -4,8 +4,8 @@
 
 Each shard has a part of every expert. The pair of projections needs one all_reduce forward, and one backward.
 
-Source: Shoeybi et al., arXiv:1909.08053, section 3, here for each expert; with experts on several replicas: Singh et al.,
-arXiv:2303.06318.
+Source: Shoeybi et al., arXiv:1909.08053, section 3, here for each expert; beside experts on several replicas: Singh et
+al., arXiv:2303.06318.
 """
 
 from __future__ import annotations
@@ -49,15 +49,27 @@ def bank_class(layer: Any) -> Any:
     """Returns the class of the layers that hold the banks of a mixture of experts which is built here.
 
     Raises:
-        ValueError: the shards along the mesh axis "tensor" cannot have equal parts of `hidden_dim`, or the activation
-            has to see all of it.
+        ValueError: as of :func:`check_split`.
     """
     count = Shards.present().count
-    if count == 1:
-        return keras.layers.EinsumDense
-    equal_sizes(layer.hidden_dim, count, f"hidden_dim of the experts of {layer.name!r}")
+    check_split(layer, count)
+    return keras.layers.EinsumDense if count == 1 else SplitBank
+
+
+def check_split(layer: Any, num_shards: int) -> None:
+    """Refuses experts that cannot be cut along `hidden_dim`.
+
+    Args:
+        layer: the mixture.
+        num_shards: size of the mesh axis "tensor".
+
+    Raises:
+        ValueError: the shards cannot have equal parts of it, or the activation has to see all of it.
+    """
+    if num_shards == 1:
+        return
+    equal_sizes(layer.hidden_dim, num_shards, f"hidden_dim of the experts of {layer.name!r}")
     check_elementwise(layer.activation, "experts that are cut along hidden_dim, on a mesh with the axis 'tensor',")
-    return SplitBank
 
 
 def summed_over_shards(

@@ -31,8 +31,10 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 def model(strategy: Any, axes: Mapping[str, int], optimizer: str, seed: int = 3) -> Any:
     """Compiled; plain where there is no strategy."""
-    table = L.Embedding if strategy is None else keras_ext.ShardedEmbedding
     with contextlib.nullcontext() if strategy is None else strategy.scope():
+        # Its rows lie on the replicas that share the optimizer: where none do, there is no such layer.
+        is_shared = layer_api.row_exchange("data") is not None or layer_api.num_replicas() == 1
+        table = keras_ext.ShardedEmbedding if strategy is not None and is_shared else L.Embedding
         keras.utils.set_random_seed(seed)
         mixture = keras_ext.MixtureOfExperts(
             EXPERTS, 10, router_bias=0.01, load_balancing_loss=0.1, z_loss=1e-3, use_bias=True, shared_hidden_dim=3
