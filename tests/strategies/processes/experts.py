@@ -24,7 +24,7 @@ STRATEGIES: dict[str, Any] = {}
 def _made_first() -> None:
     for axes in MESHES:
         # Without experts the table lies on the replicas that share the optimizer.
-        STRATEGIES[str(axes)] = new_strategy(axes, shard=None if "expert" in axes else "optimizer")
+        STRATEGIES[str(axes)] = new_strategy(axes, shard="optimizer" if set(axes) == {"data"} else None)
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
@@ -34,7 +34,9 @@ def test_the_numbers_of_one_device(axes: Mapping[str, int]) -> None:
     model = clicks.model(strategy, axes, optimizer)
     clicks.assert_same(clicks.found(model), clicks.found(clicks.model(None, {}, optimizer)))
     held = clicks.own_rows(model)
-    assert len(held) == (7 if "expert" in axes else 1)
+    # The table, and the experts' weights, all but one of them in two shards each along "tensor".
+    num_weights = (11 if "tensor" in axes else 6) + 1 if "expert" in axes else int("data" in axes)
+    assert len(held) == num_weights
     assert all(shape[0] == clicks.EXPERTS // axes.get("expert", 1) for shape in held if len(shape) > 2)
     if axes != MESHES[0]:
         return
