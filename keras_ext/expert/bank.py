@@ -80,11 +80,9 @@ def check_banks(num_experts: int, regularizers: Sequence[Any], name: str) -> Non
 
 
 def _computed_with(feed_forward: FeedForward, banks: Sequence[Any], tokens: Any, counts: Any) -> Any:
-    """Returns what experts make of their tokens, with banks of which some may be None."""
-    num_experts = int(next(bank for bank in banks if bank is not None).shape[0])
-    banks = [None if bank is None else ops.cast(bank, tokens.dtype) for bank in banks]
+    num_experts = int(banks[0].shape[0])
     # Unstacked: the gradient of a bank is then one stack, and not a sum of as many banks as there are experts.
-    parts = [[None] * num_experts if bank is None else ops.unstack(bank, num_experts, axis=0) for bank in banks]
+    parts = [ops.unstack(ops.cast(bank, tokens.dtype), num_experts, axis=0) for bank in banks]
     groups = groups_of(tokens, counts, num_experts)
     outputs = [feed_forward(group, *own) for group, *own in zip(groups, *parts, strict=True)]
     return ops.concatenate(outputs, axis=0)

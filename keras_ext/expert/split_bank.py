@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_ext.tensor.activations import check_elementwise
 from keras_ext.tensor.layer import SplitLayer, equal_sizes
@@ -83,25 +84,31 @@ def summed_over_shards(
 
     Args:
         shards: of the banks.
-        banks: `SplitWeight`, or variables that are not cut, which are those of the first shard.
+        banks: `SplitWeight`, or variables that are not cut: biases of the sum, which only the first shard adds.
         value_of: gives the value of a variable where it is, or the variable.
-        function: takes the banks of a shard, as a list with None for those that are another's, and the inputs.
+        function: takes the banks of a shard as a list, and the inputs.
         *inputs: tensors; those of floating point have gradients.
     """
-    is_cut = [isinstance(bank, layer_api.SplitWeight) for bank in banks]
-    # Those that are not cut go to all as well: their gradient is a sum, which all processes have to make.
-    copies = [shards.copy(value_of(bank)) for bank, cut in zip(banks, is_cut, strict=True) if not cut]
-    copies += [shards.copy(each) for each in inputs]
+    are_cut = [isinstance(bank, layer_api.SplitWeight) for bank in banks]
+    whole = [shards.copy(value_of(bank)) for bank, is_cut in zip(banks, are_cut, strict=True) if not is_cut]
+    copies = [shards.copy(each) for each in inputs]
 
     def of_shard(index: int, *tensors: Any) -> Any:
-        cut, rest = list(tensors[: sum(is_cut)]), list(tensors[sum(is_cut) :])
-        own = [cut.pop(0) if each else rest.pop(0) for each in is_cut]
-        return function([bank if each or index == 0 else None for bank, each in zip(own, is_cut, strict=True)], *rest)
+        # Times 0, and not left out: the order of collectives in the backward pass follows the operations here, those
+        # that give no gradient included, and must be that of all processes.
+        factor = 1.0 if index == 0 else 0.0
+        rest = iter(tensors)
+        own = [next(rest) if is_cut else ops.multiply(next(rest), factor) for is_cut in are_cut]
+        return function(own, *rest)
 
     made = []
     for position, index in enumerate(shards.owned):
+        uncut = iter(whole)
         with shards.parts.on(shards.members[index]):
-            cut = [value_of(bank.shards[index]) for bank, each in zip(banks, is_cut, strict=True) if each]
-        tensors = [*cut, *(copy[position] for copy in copies)]
+            own = [
+                value_of(bank.shards[index]) if is_cut else next(uncut)[position]
+                for bank, is_cut in zip(banks, are_cut, strict=True)
+            ]
+        tensors = [*own, *(copy[position] for copy in copies)]
         made.append(shards.run(index, functools.partial(of_shard, index), *tensors))
     return shards.reduce(made)
