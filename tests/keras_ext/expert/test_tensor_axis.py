@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,14 +107,23 @@ def test_parallelize_cuts_the_experts_of_a_plain_model() -> None:
     with spread({"tensor": 2}).scope():
         plan = keras_ext.default_plan(plain)
         assert {path: choice.kind for path, choice in plan.items()} == {"mixture": "hidden", "after": "column"}
-        # Three of four parameters of two matrices and a bias; a router, and the bias of the outputs.
-        assert "mixture  MixtureOfExperts  hidden" in str(plan)
+        # Of 192 + 24 + 192 parameters each device has a half, and all of the router's and of the last bias' 64.
+        assert re.search(r"mixture +MixtureOfExperts +hidden +whole +472 +268\n", str(plan))
         split = keras_ext.parallelize(plain)
         assert keras_ext.default_plan(split)["mixture"].kind == "hidden"
         for kind in (None, "gathered"):
             with pytest.raises(ValueError, match=r"for 'mixture', a MixtureOfExperts, which can be \['hidden'\]"):
                 keras_ext.parallelize(plain, {"mixture": kind})
     clicks.assert_same(trained(split), trained(plain))
+
+
+def test_mixed_precision() -> None:
+    # Where Keras casts the variables that a layer looks at, which reads them.
+    expected = trained(small(dtype="mixed_float16"))
+    with spread({"expert": 2, "tensor": 2}).scope():
+        model = small(dtype="mixed_float16")
+    for one, other in zip(trained(model), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
 
 
 def test_refusals() -> None:
