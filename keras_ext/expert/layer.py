@@ -35,14 +35,18 @@ class MixtureOfExperts(keras.Layer):
     opens without this package; `keras_ext.replace_experts` makes this layer of it again. Plain Keras predicts the same
     with it, but trains it without losses, bias updates, jitter and capacity, and lets masks end there.
 
+    Along the mesh axis "expert" replicas have some of the experts each; along "tensor" each expert is cut along
+    `hidden_dim` over the devices of a replica.
+
     XLA cannot compile it, as the sizes of matrices depend on the router: Keras warns of ``jit_compile=True`` and goes
     on without.
 
     Args:
         num_experts: number of experts.
-        hidden_dim: of each expert, the size between its two projections.
+        hidden_dim: of each expert, the size between its two projections; the mesh axis "tensor" divides it.
         top_k: number of experts that each token takes.
-        activation: of the experts, in the first projection.
+        activation: of the experts, in the first projection; with the mesh axis "tensor" one of Keras' functions of
+            single numbers.
         gated: experts with a third matrix, ``down(activation(gate(x)) * up(x))``; else ``down(activation(up(x)))``.
         router_activation: ``"softmax"`` or ``"sigmoid"``. The router computes in float32.
         normalize_top_k: divide the weights of a token's choices by their sum.
@@ -185,8 +189,10 @@ class MixtureOfExperts(keras.Layer):
         counted = _counted(mask, shape)
         is_kept = self._learn_of_load(logits, scores, routes.experts, counted, training=bool(training))
         banks, feed_forward = self._experts()
+        # Of banks that are cut.
+        shards = getattr(inner["down"], "shards", None)
         outputs = weighted_sum_over_experts(
-            tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept
+            tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept, shards
         )
         outputs = ops.reshape(outputs, shape)
         return outputs if self.shared_hidden_dim is None else outputs + plain_form.shared_output(inner, inputs)

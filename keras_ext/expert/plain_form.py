@@ -16,6 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.expert.split_bank import bank_class
 from strategies import layer_api
 
 #: The name of the input begins so.
@@ -39,6 +40,9 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
     Args:
         layer: the mixture.
         features: of its inputs.
+
+    Raises:
+        ValueError: the banks cannot be cut along the mesh axis "tensor".
     """
     kernel = {"kernel_regularizer": layer.kernel_regularizer, "kernel_initializer": layer.kernel_initializer}
     bias = {"bias_regularizer": layer.bias_regularizer, "bias_initializer": layer.bias_initializer}
@@ -50,8 +54,10 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
     dims = "abcdfghjklmn"[: layer.num_dims - 1]
     of_tokens, of_experts = f"{dims}i,eio->{dims}eo", f"{dims}ei,eio->{dims}eo"
 
+    of_banks = bank_class(layer)
+
     def bank(name: str, equation: str, size: int, activation: Any = None) -> Any:
-        return keras.layers.EinsumDense(
+        return of_banks(
             equation,
             (*[None] * (layer.num_dims - 2), layer.num_experts, size),
             activation=activation,

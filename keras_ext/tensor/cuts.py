@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from keras_ext.expert.layer import MixtureOfExperts
+from keras_ext.expert.split_bank import DIMS, check_split
 from keras_ext.tensor.custom_layers import is_custom, is_keras_class, layers_inside
 from keras_ext.tensor.gathered import output_axis
 
@@ -67,6 +69,18 @@ def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
         else:
             dims.append((weight, dim))
     return Cuts(tuple(dims), "; ".join(reasons))
+
+
+def hidden_cuts(mixture: MixtureOfExperts, num_shards: int) -> Cuts:
+    """Cuts the experts of a mixture along their hidden dim, which the layer itself does where it is built.
+
+    Raises:
+        ValueError: they cannot be.
+    """
+    check_split(mixture, num_shards)
+    inner = mixture.by_name()
+    found = [(getattr(inner[name], kind), dim) for (name, kind), dim in DIMS.items() if name in inner]
+    return Cuts(tuple((weight, dim) for weight, dim in found if weight is not None))
 
 
 def cuts_along(layer: Any, dims: dict[int, int]) -> Cuts:

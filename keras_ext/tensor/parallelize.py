@@ -68,8 +68,8 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
     Args:
         model: a Sequential or Functional model, built; models inside of it are taken apart as well, as are custom
             layers that hold layers. These are copied attribute by attribute, without their constructors.
-        plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"``, ``"gathered"`` or None, for each regular
-            expression over the paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``; or a
+        plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"``, ``"hidden"``, ``"gathered"`` or None, for
+            each regular expression over the paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``; or a
             ``keras.distribution.LayoutMap``, of which the axis that is not the data's is "tensor". None for the
             default, which `default_plan` shows.
         sequence_parallel: whether what is between the split layers of a transformer, normalisation, dropout and
@@ -84,7 +84,9 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
         _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
     with layer_api.global_state_kept():
         instead = _instead_of(chosen, sequence_parallel=sequence_parallel and chosen.num_shards > 1)
-        dims = {id(weight): dim for choice in chosen.values() for weight, dim in choice.dims}
+        # A mixture of experts splits itself when it is made again.
+        cut = [choice for choice in chosen.values() if choice.kind != "hidden"]
+        dims = {id(weight): dim for choice in cut for weight, dim in choice.dims}
         split = Copies(instead, dims).graph(model)
         copy_state(model, split)
         copy_training(model, split)

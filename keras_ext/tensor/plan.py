@@ -10,16 +10,18 @@ from typing import Any
 
 import keras
 
+from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.tensor.activations import is_elementwise
 from keras_ext.tensor.custom_layers import plain_type
-from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, own_weights
+from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts, own_weights
 from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
 from keras_ext.tensor.layout_plan import kinds_and_dims
 from keras_ext.tensor.sequence_plan import in_pieces_of_sequences
 from keras_ext.text_table import text_table
+from strategies import layer_api
 
 #: The kinds of split of a layer. The last splits its weights only, not the computation.
-KINDS = ("column", "row", "vocab", "heads", "gathered")
+KINDS = ("column", "row", "vocab", "heads", "hidden", "gathered")
 #: Weights above this share of a model's parameters are split, or it is said why not.
 LARGE = 0.01
 
@@ -72,8 +74,8 @@ class Choice:
 
     @property
     def class_name(self) -> str:
-        """Of the plain layer."""
-        return type(self.layer).__name__
+        """Of the layer."""
+        return _class_name(self.layer)
 
 
 class Plan(Mapping[str, Choice]):
@@ -138,7 +140,7 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
     """The number of a layer's parameters, and how many of them lie on the device that holds most."""
     whole = part = 0
     dims = {id(weight): dim for weight, dim in choice.dims}
-    for weight in own_weights(choice.layer) if choice.layer.built else ():
+    for weight in layer_api.joined(own_weights(choice.layer)) if choice.layer.built else ():
         size = math.prod(weight.shape)
         whole += size
         if choice.dims:
@@ -201,7 +203,10 @@ def make_plan(
     for path, layer in layers.items():
         cuts = _cuts(kinds[path], layer, num_shards, least_size if wanted is None else math.inf, dims)
         kind = kinds[path]
-        if kind is None or plain_type(layer) is keras.layers.EinsumDense:
+        if isinstance(layer, MixtureOfExperts):
+            # It splits itself, whatever is chosen for others.
+            kind = "hidden" if cuts.dims else None
+        elif kind is None or plain_type(layer) is keras.layers.EinsumDense:
             kind = (kind or "gathered") if cuts.dims else None
         own = (path in passes, path in of_sequences - passes)
         choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason)
@@ -212,6 +217,8 @@ def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims
     """The cuts of weights one by one, of layers that are not split as a whole."""
     if not layer.built or num_shards == 1:
         return Cuts()
+    if isinstance(layer, MixtureOfExperts):
+        return hidden_cuts(layer, num_shards)
     if kind == "column" and plain_type(layer) is keras.layers.EinsumDense:
         return column_cuts(layer, num_shards, dims.get(id(layer._kernel)))
     if dims:
@@ -258,11 +265,12 @@ def _take(kinds: dict[str, str | None], layers: Mapping[str, Any], wanted: Mappi
             continue
         unused.discard(expression)
         kind = wanted[expression]
-        possible = (*_KINDS_OF.get(plain_type(layer), ()), "gathered")
-        if kind is not None and kind not in possible:
+        is_mixture = isinstance(layer, MixtureOfExperts)
+        possible = ("hidden",) if is_mixture else (*_KINDS_OF.get(plain_type(layer), ()), "gathered")
+        if kind not in possible and (kind is not None or is_mixture):
             can = f"can be {list(possible)}" if possible else "cannot be split"
             raise ValueError(
-                f"The plan asks for {kind!r} for {path!r}, a {type(layer).__name__}, which {can}. Make the expression "
+                f"The plan asks for {kind!r} for {path!r}, a {_class_name(layer)}, which {can}. Make the expression "
                 f"{expression!r} narrower, or put one for this layer before it. Received: plan={dict(wanted)}."
             )
         kinds[path] = kind
@@ -305,6 +313,11 @@ def _lets_pieces_pass(layer: Any) -> bool:
     if type(layer) is keras.layers.Dropout:
         return layer.noise_shape is None
     return getattr(layer, "data_format", "channels_last") == "channels_last"
+
+
+def _class_name(layer: Any) -> str:
+    """The name of its own class: what it is in files may have another."""
+    return type(layer).__qualname__.rpartition(".")[2]
 
 
 def _outputs(layer: Any) -> int:

@@ -37,8 +37,10 @@ def model(strategy: Any, axes: Mapping[str, int], optimizer: str, seed: int = 3)
     mixture: in a pipeline that is the micro-batch.
     """
     is_cut = optimizer == "adam, micro-batches"
-    table = L.Embedding if strategy is None else keras_ext.ShardedEmbedding
     with contextlib.nullcontext() if strategy is None else strategy.scope():
+        # Its rows lie on the replicas that share the optimizer: where none do, there is no such layer.
+        is_shared = layer_api.row_exchange("data") is not None or layer_api.num_replicas() == 1
+        table = keras_ext.ShardedEmbedding if strategy is not None and is_shared else L.Embedding
         keras.utils.set_random_seed(seed)
         mixture = keras_ext.MixtureOfExperts(
             EXPERTS,

@@ -24,7 +24,6 @@ def spread(axes: Mapping[str, int], **options: Any) -> strategies.MirroredStrate
     [
         ({"expert": 2}, "accumulation", {}),
         ({"data": 2, "expert": 2}, "adam", {}),
-        ({"expert": 2, "tensor": 2}, "adam", {}),
         ({"expert": 2, "pipe": 2}, "adam", {}),
         pytest.param({"expert": 2, "pipe": 2}, "adam, micro-batches", {}, marks=pytest.mark.parity_all),
         pytest.param({"expert": 4}, "adam", {}, marks=pytest.mark.parity_all),

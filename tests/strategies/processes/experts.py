@@ -26,7 +26,7 @@ STRATEGIES: dict[str, Any] = {}
 def _made_first() -> None:
     for axes in MESHES:
         # Without experts the table lies on the replicas that share the optimizer.
-        STRATEGIES[str(axes)] = new_strategy(axes, shard=None if "expert" in axes else "optimizer")
+        STRATEGIES[str(axes)] = new_strategy(axes, shard="optimizer" if set(axes) == {"data"} else None)
 
 
 @functools.cache
@@ -50,7 +50,9 @@ def test_the_numbers_of_one_device(axes: Mapping[str, int]) -> None:
     expected = on_one_device(clicks.optimizers_of(axes)[0])
     clicks.assert_trained_as(found, expected)
     held = clicks.own_rows(model)
-    assert len(held) == (7 if "expert" in axes else 1)
+    # The table, and the experts' weights, all but one of them in two shards each along "tensor".
+    num_weights = (11 if "tensor" in axes else 6) + 1 if "expert" in axes else int(set(axes) == {"data"})
+    assert len(held) == num_weights
     assert all(shape[0] == clicks.EXPERTS // axes.get("expert", 1) for shape in held if len(shape) > 2)
     if axes == MESHES[0]:
         clicks.assert_same(clicks.inferred(model), expected[-2:])

@@ -13,6 +13,8 @@ MANY = [{"data": 2, "expert": 2}, {"expert": 4}, {"data": 4}]
 BOTH = [{"expert": 2}, {"data": 2}]
 # Replicas that span processes, which share experts between them.
 SPANNING = [{"expert": 2, "pipe": 2}, {"expert": 2, "tensor": 2}]
+# Parts of each expert in one process, and in two.
+WITH_TENSOR = SPANNING[1]
 # Of two processes with two devices each.
 WIDE = [{"expert": 2, "pipe": 4}]
 
@@ -21,9 +23,11 @@ WIDE = [{"expert": 2, "pipe": 4}]
 @pytest.mark.parametrize(
     ("engine", "num_ranks", "num_local", "axes"),
     [
-        ("MultiWorkerMirroredStrategy", 2, 2, MANY[1:]),
+        ("MultiWorkerMirroredStrategy", 2, 2, [*MANY[1:], WITH_TENSOR]),
         ("HorovodStrategy", 2, 1, BOTH[:1]),
         pytest.param("MultiWorkerMirroredStrategy", 2, 1, BOTH, marks=pytest.mark.parity_all),
+        pytest.param("MultiWorkerMirroredStrategy", 2, 1, [{"tensor": 2}], marks=pytest.mark.parity_all),
+        pytest.param("MultiWorkerMirroredStrategy", 2, 2, [{"data": 2, "tensor": 2}], marks=pytest.mark.parity_all),
         pytest.param("MultiWorkerMirroredStrategy", 4, 1, MANY, marks=pytest.mark.parity_all),
         pytest.param("HorovodStrategy", 4, 1, MANY, marks=pytest.mark.parity_all),
         pytest.param("MultiWorkerMirroredStrategy", 2, 2, MANY[:1], marks=pytest.mark.parity_all),
