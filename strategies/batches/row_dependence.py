@@ -75,11 +75,13 @@ class RowDependence:
     Args:
         num_rows: that there are at a time, if known beforehand: a program that asks gets a plain number then.
         is_marked: whether tensors that are not in a graph were made inside :func:`marking`, in any thread.
+        sees_marks: whether what :func:`mark` has said of tensors of a graph counts, or only what made them.
     """
 
-    def __init__(self, num_rows: Collection[int] = (), *, is_marked: bool = False) -> None:
+    def __init__(self, num_rows: Collection[int] = (), *, is_marked: bool = False, sees_marks: bool = True) -> None:
         self._num_rows = num_rows
         self._is_marked = is_marked
+        self._sees_marks = sees_marks
         self._known: dict[tuple[int, int], Kind] = {}
         # One for each call, so that the places in it have one key.
         self._calls: dict[tuple[int, int], _Call] = {}
@@ -128,7 +130,7 @@ class RowDependence:
     def _look(self, place: _Place) -> tuple[Kind | None, list[_Place]]:
         """Returns the kind of a tensor, if it is known by itself, or of what it is made."""
         tensor, call = place
-        kind = getattr(tensor, _MARK, None)
+        kind = getattr(tensor, _MARK, None) if self._sees_marks else None
         if kind is not None or hasattr(tensor, "numpy"):
             return kind or Kind.SAME, []
         op = tensor.op
