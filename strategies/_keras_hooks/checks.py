@@ -18,6 +18,7 @@ from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_warnings import is_fault
 from strategies.engine.findings import Finding
 from strategies.engine.strategy import MeshStrategy
+from strategies.replica.parts import current_parts
 
 _DIFFERENCE = (
     "A loss that it adds is neither a mean nor a sum over rows: {where}, and training takes their mean, which is not "
@@ -103,7 +104,8 @@ def _layers_with_faults(model: Any, inputs: Any, *, sees_marks: bool) -> list[An
         return ()
 
     try:
-        with global_state_kept():
+        # Metrics are read as a replica has them: their totals are sums over processes, which would wait for each other.
+        with global_state_kept(), current_parts().as_first_replica():
             shapes_of(call, inputs)
     finally:
         for layer, losses, ids in before:

@@ -36,7 +36,7 @@ class Adds(keras.layers.Layer):
     def call(self, x: Any, training: bool = False) -> Any:
         if training:
             self.mean.update_state(ops.mean(x))
-            x = x + 0 * keras.random.uniform(ops.shape(x), seed=self.seeds)
+            x = x + 0 * keras.random.uniform(ops.shape(x), seed=self.seeds, dtype=self.compute_dtype)
             self.add_loss(LOSSES[self.loss](x))
         return x
 
