@@ -73,8 +73,7 @@ class KerasStrategy(MeshStrategy):
         symbolic = _symbolic_inputs(model, inputs)
         with self.scope():
             try:
-                # Of what is summed over replicas, marks say so. Over micro-batches, nobody sums.
-                layers = _layers_with_faults(model, symbolic, sees_marks=num_microbatches == 1)
+                layers = _layers_with_faults(model, symbolic, of_microbatches=num_microbatches > 1)
             except Exception as error:
                 if inputs is not None or not _has_open_sizes(symbolic):
                     raise
@@ -86,12 +85,12 @@ class KerasStrategy(MeshStrategy):
         return tuple(Finding(getattr(layer, "path", None) or layer.name, difference, fix) for layer in layers)
 
 
-def _layers_with_faults(model: Any, inputs: Any, *, sees_marks: bool) -> list[Any]:
+def _layers_with_faults(model: Any, inputs: Any, *, of_microbatches: bool) -> list[Any]:
     """Returns the layers that add a loss which cannot be put together of those of replicas, each once."""
     layers = model._flatten_layers()
     # Each call of a model forgets the losses of the one before, and in here notes which are whose.
     before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in layers]
-    dependence = RowDependence(_static_rows(inputs), sees_marks=sees_marks)
+    dependence = RowDependence(_static_rows(inputs), of_microbatches=of_microbatches)
     found: list[Any] = []
 
     def call(inputs: Any) -> tuple[()]:
