@@ -2,7 +2,7 @@
 
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition
-from keras_ext.expert import MixtureOfExperts, replace_experts, track_expert_load
+from keras_ext.expert import ExpertLoadHistory, MixtureOfExperts, replace_experts, track_expert_load
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.memory_plan import MemoryPlan, memory_plan
 from keras_ext.pipeline.graph_partition import PartitionByTime
@@ -35,6 +35,7 @@ __all__ = [
     "ColumnParallelConv2D",
     "ColumnParallelDense",
     "Commits",
+    "ExpertLoadHistory",
     "LearningRateWarmup",
     "MemoryPlan",
     "MemoryReport",

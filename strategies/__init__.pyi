@@ -6,6 +6,7 @@ This is their only list: `__init__.py` reads it.
 from strategies import elastic as elastic
 from strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from strategies.control_plane import DistributedError as DistributedError
+from strategies.engine.findings import Finding as Finding
 from strategies.engine.waiting import SecondsWaited as SecondsWaited
 from strategies.engine.waiting import measure_communication as measure_communication
 from strategies.engine.waiting import seconds_waited as seconds_waited

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies import _keras_hooks
+from strategies._keras_hooks.checks import KerasStrategy
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import MeshStrategy, next_collective_key_base
+from strategies.engine.strategy import next_collective_key_base
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.devices import checked_devices, default_reduction, full_name, list_own_devices
 from strategies.topology.mesh import DeviceMesh
 
 
-class CentralStorageStrategy(MeshStrategy, tf.distribute.experimental.CentralStorageStrategy):
+class CentralStorageStrategy(KerasStrategy, tf.distribute.experimental.CentralStorageStrategy):
     """Synchronous data parallelism with all weights once, on a parameter device, and the numbers of one device.
 
     For models of which the weights and the optimizer's slots do not fit into a GPU, as large embedding tables do not:

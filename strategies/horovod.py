@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from strategies import _keras_hooks, versions
+from strategies._keras_hooks.checks import KerasStrategy
 from strategies._tf_internals import eager_context
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import join, meshes_between
 from strategies.control_plane import this_process
 from strategies.control_plane.this_process import say
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import MeshStrategy, Sharded, num_sharing, sharding_of
+from strategies.engine.strategy import Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.agreement import Request, agreed_nodes, claims
 from strategies.topology.cluster import Cluster
@@ -26,7 +27,7 @@ from strategies.topology.threads import deal_threads
 _SHARDED_BUCKET_BYTES = 16 * 2**20
 
 
-class HorovodStrategy(MeshStrategy):
+class HorovodStrategy(KerasStrategy):
     """Synchronous data parallelism over processes that Horovod joins, with the numbers of one device.
 
     Every process runs the same program on one device (a GPU by its local rank, else the CPU) unless ``mesh`` has it

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from strategies import _keras_hooks
+from strategies._keras_hooks.checks import KerasStrategy
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import MeshStrategy, Sharded, next_collective_key_base, sharding_of
+from strategies.engine.strategy import Sharded, next_collective_key_base, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.devices import checked_devices, default_reduction, own_devices
 from strategies.topology.mesh import DeviceMesh
 
 
-class MirroredStrategy(MeshStrategy, tf.distribute.MirroredStrategy):
+class MirroredStrategy(KerasStrategy, tf.distribute.MirroredStrategy):
     """Synchronous data parallelism over the devices of one process, with the numbers of one device.
 
     Each device holds a copy of the variables and takes an equal run of the rows of every global batch. Weights,

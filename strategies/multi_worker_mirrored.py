@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from strategies import _keras_hooks, versions
+from strategies._keras_hooks.checks import KerasStrategy
 from strategies._tf_internals import eager_context
 from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
@@ -17,7 +18,7 @@ from strategies.collectives.tf_runtime import TensorFlowCollectives, bound_waits
 from strategies.control_plane import Member, Seat, join_job, port_problem, this_process
 from strategies.control_plane.this_process import say
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import MeshStrategy, Sharded, num_sharing, sharding_of
+from strategies.engine.strategy import Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.agreement import Request, agreed_nodes, claims
 from strategies.topology.cluster import Cluster
@@ -33,7 +34,7 @@ TIMEOUT_SECONDS = 600.0
 BUCKET_BYTES_ON_GPUS = 32 * 2**20
 
 
-class MultiWorkerMirroredStrategy(MeshStrategy, tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous data parallelism over the devices of many processes, with the numbers of one device.
 
     Every process runs the same program; each of its devices holds a copy of the variables and takes its rows of every

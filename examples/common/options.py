@@ -33,6 +33,15 @@ class RunOptions:
     verbose: int = 1
 
 
+@dataclass(frozen=True)
+class EpochOptions(RunOptions):
+    """The options of a run whose epochs are the rows of a data set; the examples have defaults of their own."""
+
+    epochs: int = 1
+    batch_size: int = 64
+    save: str | None = None
+
+
 def define_run_flags() -> None:
     """Defines the flags of `RunOptions`."""
     flags.DEFINE_enum(

@@ -26,6 +26,8 @@ def reports_for(
     batches_from: Callable[[int, int], tf.data.Dataset],
     options: RunOptions,
     num_steps: int,
+    *,
+    tracks_experts: bool = False,
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that write TensorBoard logs to `folder`; only a log line, if it is not installed.
 
@@ -37,6 +39,7 @@ def reports_for(
         batches_from: as for `common.training.train`.
         options: `profile` asks for a profile.
         num_steps: number of steps of the next `fit`, which is the one profiled.
+        tracks_experts: the model has layers of which `keras_ext.track_expert_load` keeps the load.
     """
     writes: bool = model.distribute_strategy.is_chief
     if writes and importlib.util.find_spec("tensorboard") is None:
@@ -46,8 +49,12 @@ def reports_for(
     last = min(num_steps, _FIRST_PROFILED + _NUM_PROFILED - 1)
     profiled = (max(1, last - _NUM_PROFILED + 1), last) if options.profile and num_steps else 0
     reports: list[keras.callbacks.Callback] = []
+    board = None
     if writes:
-        reports.append(keras.callbacks.TensorBoard(str(folder), write_graph=False, profile_batch=profiled))
+        board = keras.callbacks.TensorBoard(str(folder), write_graph=False, profile_batch=profiled)
+        reports.append(board)
+    if tracks_experts:
+        reports.append(keras_ext.ExpertLoadHistory(board))
     reports.append(DeviceMemory(devices))
     if isinstance(model, keras_ext.PipelineModel):
         measured = options.profile and options.strategy == "mirrored"

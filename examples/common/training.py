@@ -88,6 +88,7 @@ def train(
     options: RunOptions,
     data_digest: str,
     validation_data: tf.data.Dataset | None = None,
+    tracks_experts: bool = False,
 ) -> Outcome:
     """Fits a compiled model, from its last checkpoint in `folder` if there is one.
 
@@ -103,6 +104,7 @@ def train(
         options: checkpoint interval, profile, verbosity.
         data_digest: a digest of the data; a run is resumed with the same data only, which all processes must have.
         validation_data: evaluated after each epoch.
+        tracks_experts: the model has layers of which `keras_ext.track_expert_load` keeps the load, for TensorBoard.
 
     Raises:
         OptionError: `folder` has a run of another model or other data, or the data of this process differ from those of
@@ -121,7 +123,7 @@ def train(
     num_steps = (steps_per_epoch - at.step) if at.step else max(0, epochs - at.epoch) * steps_per_epoch
     every = [
         throughput,
-        *reports_for(model, folder / "tensorboard", batches_from, options, num_steps),
+        *reports_for(model, folder / "tensorboard", batches_from, options, num_steps, tracks_experts=tracks_experts),
         checkpoints,
         *([CurveFile(checkpoints, folder / CURVE_FILE)] if is_chief else []),
     ]

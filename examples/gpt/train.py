@@ -88,7 +88,10 @@ def run(options: Options, text: Text) -> Result:
     with strategy.scope():
         model = compiled(place(lambda: _plain_model(sizes, options), strategy, options), options)
         # Stages of several processes keep no metrics.
-        if sizes.num_experts and (options.strategy == "mirrored" or strategy.mesh.axis_size("pipe") == 1):
+        tracks_experts = bool(sizes.num_experts) and (
+            options.strategy == "mirrored" or strategy.mesh.axis_size("pipe") == 1
+        )
+        if tracks_experts:
             keras_ext.track_expert_load(model)
     as_inputs: Any = (lambda batches: batches) if options.backbone is None else backbone.as_inputs
     outcome = training.train(
@@ -104,6 +107,7 @@ def run(options: Options, text: Text) -> Result:
         options=options,
         data_digest=hashlib.sha256(packed.tobytes()).hexdigest(),
         validation_data=None if held_out is None else as_inputs(rows.in_order(held_out, options.batch_size)),
+        tracks_experts=tracks_experts,
     )
     if options.save is not None:
         # Without optimizer and metric, whose custom classes plain Keras does not know.

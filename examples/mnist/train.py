@@ -1,26 +1,22 @@
 """Trains the digit classifier under a strategy: model, input, training, result."""
 
-import hashlib
-import logging
-import math
 from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
 from common.devices import make_strategy, mesh_of
+from common.epochs import digest_of, steps_per_epoch, train_and_save
 from common.folders import check_saved_model, run_folder
-from common.options import PlacingOptions, RunOptions
+from common.options import EpochOptions, PlacingOptions
 from common.placing import place
-from common.training import Outcome, prepare, train
+from common.training import Outcome, prepare
 
 from mnist import data
 from mnist.model import build_model
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
-class Options(PlacingOptions, RunOptions):
+class Options(PlacingOptions, EpochOptions):
     """The options of a run; `main.py` has a flag for each, with the same name and default."""
 
     data_dir: str | None = None
@@ -28,7 +24,6 @@ class Options(PlacingOptions, RunOptions):
     batch_size: int = 64
     learning_rate: float = 2e-3
     dropout: float = 0.25
-    save: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,34 +67,25 @@ def run(options: Options, digits: data.Digits) -> Result:
     strategy = make_strategy(options.strategy, options.devices, mesh_of(options.mesh))
     prepare(options)
     num_images = len(digits.train.labels)
-    steps_per_epoch = math.ceil(num_images / options.batch_size)
+    num_steps = options.epochs * steps_per_epoch(num_images, options)
     with strategy.scope():
         model = place(lambda: build_model(options.dropout), strategy, options)
         model.compile(
-            optimizer=keras.optimizers.Adam(
-                keras.optimizers.schedules.CosineDecay(options.learning_rate, options.epochs * steps_per_epoch)
-            ),
+            optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(options.learning_rate, num_steps)),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
-    outcome = train(
+    outcome = train_and_save(
         model,
-        lambda first_step, num_steps: training_batches(
-            digits.train, options.batch_size, seed=options.seed, first_step=first_step, num_steps=num_steps
-        ),
-        steps_per_epoch=steps_per_epoch,
-        epochs=options.epochs,
-        # A mean: the last batch of an epoch may be smaller.
-        units_per_step=num_images / steps_per_epoch,
+        digits.train,
+        num_images,
+        training_batches=training_batches,
+        validation_data=evaluation_batches(digits.test, options.batch_size),
         unit="images",
         folder=folder,
         options=options,
-        data_digest=_digest(digits),
-        validation_data=evaluation_batches(digits.test, options.batch_size),
+        data_digest=digest_of(part for split in (digits.train, digits.test) for part in (split.images, split.labels)),
     )
-    if options.save is not None:
-        model.save(options.save)  # All processes call it, one writes.
-        _log.info("saved: %s", options.save)
     return Result(outcome)
 
 
@@ -122,12 +108,3 @@ def evaluation_batches(split: data.Split, batch_size: int) -> tf.data.Dataset:
 
 def _dataset(split: data.Split) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((split.images, split.labels))
-
-
-def _digest(digits: data.Digits) -> str:
-    """Returns a digest of all images and labels."""
-    digest = hashlib.sha256()
-    for split in (digits.train, digits.test):
-        digest.update(split.images.tobytes())
-        digest.update(split.labels.tobytes())
-    return digest.hexdigest()

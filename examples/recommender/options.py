@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.options import OptionError, RunOptions
+from common.options import EpochOptions, OptionError
 
 #: Learning rates by optimizer, if none is given.
 LEARNING_RATES = {"adagrad": 0.02, "adam": 0.001}
@@ -12,7 +12,7 @@ SHARDS = ("none", "optimizer", "weights")
 
 
 @dataclass(frozen=True)
-class Options(RunOptions):
+class Options(EpochOptions):
     """The options of a run; `main.py` has a flag for each, with the same name and default."""
 
     data_dir: str | None = None
@@ -23,7 +23,6 @@ class Options(RunOptions):
     optimizer: str = "adagrad"
     learning_rate: float | None = None
     shard: str = "optimizer"
-    save: str | None = None
 
 
 def check(options: Options) -> None:

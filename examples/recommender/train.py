@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,14 +9,13 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 from common.devices import make_strategy, mesh_of
+from common.epochs import digest_of, train_and_save
 from common.folders import check_saved_model, run_folder
-from common.training import Outcome, prepare, train
+from common.training import Outcome, prepare
 
 from recommender.model import build_model
 from recommender.options import LEARNING_RATES, Options
 from recommender.ratings import Ratings, split
-
-_log = logging.getLogger(__name__)
 
 _SHARDS: dict[str, Literal["optimizer", "weights"] | None] = {
     "none": None,
@@ -65,30 +62,22 @@ def run(options: Options, ratings: Ratings) -> Result:
     training, held_out = split(ratings)
     strategy = make_strategy(options.strategy, options.devices, mesh_of(options.mesh), _SHARDS[options.shard])
     prepare(options)
-    steps_per_epoch = math.ceil(len(training) / options.batch_size)
     with strategy.scope():
         towers = build_model(
             ratings.num_users, ratings.num_movies, options.embedding_dim, sharded=options.shard != "none"
         )
         model = compiled(towers, options)
-    outcome = train(
+    outcome = train_and_save(
         model,
-        lambda first_step, num_steps: training_batches(
-            training, options.batch_size, seed=options.seed, first_step=first_step, num_steps=num_steps
-        ),
-        steps_per_epoch=steps_per_epoch,
-        epochs=options.epochs,
-        # A mean: the last batch of an epoch may be smaller.
-        units_per_step=len(training) / steps_per_epoch,
+        training,
+        len(training),
+        training_batches=training_batches,
+        validation_data=evaluation_batches(held_out, options.batch_size),
         unit="ratings",
         folder=folder,
         options=options,
-        data_digest=_digest(ratings),
-        validation_data=evaluation_batches(held_out, options.batch_size),
+        data_digest=digest_of((ratings.users, ratings.movies, ratings.ratings, ratings.timestamps)),
     )
-    if options.save is not None:
-        model.save(options.save)  # All processes call it, one writes.
-        _log.info("saved: %s", options.save)
     return Result(outcome)
 
 
@@ -151,11 +140,3 @@ def _batches(ratings: Ratings, places: Any, first_step: int, num_steps: int) -> 
 
     steps = tf.data.Dataset.range(first_step, first_step + num_steps)
     return steps.map(batch, num_parallel_calls=2).prefetch(2)
-
-
-def _digest(ratings: Ratings) -> str:
-    """Returns a digest of all ratings."""
-    digest = hashlib.sha256()
-    for column in (ratings.users, ratings.movies, ratings.ratings, ratings.timestamps):
-        digest.update(column.tobytes())
-    return digest.hexdigest()

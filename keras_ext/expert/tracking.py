@@ -39,7 +39,8 @@ def track_expert_load(model: Any) -> None:
     It is the number of choices of the most chosen expert over that of an even load, over all replicas and all batches
     since the epoch began: 1 if all experts have as many tokens, ``num_experts / top_k`` if all tokens take the same.
     Progress bar, ``History``, ``CSVLogger`` and ``TensorBoard`` have it as any metric, and ``val_<name>_load`` is that
-    of validation. Tokens that a mask leaves out do not count; those that a capacity drops do.
+    of validation. Tokens that a mask leaves out do not count; those that a capacity drops do. The share of each expert
+    is what `keras_ext.ExpertLoadHistory` keeps and writes.
 
     Each layer then sums as many numbers as it has experts over the replicas in each step; where it has a loss or a
     bias, it does so anyway. Call it in the strategy's scope, before a checkpoint is restored and before `fit`; of a

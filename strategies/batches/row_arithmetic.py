@@ -60,7 +60,16 @@ def addition(op: Op) -> Kind:
         return Kind.OTHER if op.type == "Sub" else Kind.COUNT
     if kinds <= {Kind.MEAN, Kind.SAME}:
         return Kind.MEAN
+    if kinds == {Kind.SUM, Kind.SAME} and all(_is_zero(op, i) for i, kind in enumerate(op.inputs) if kind is Kind.SAME):
+        # Keras' penalties begin so.
+        return Kind.SUM
     return Kind.SUM if kinds <= {Kind.SUM, Kind.COUNT} else Kind.MIXED
+
+
+def _is_zero(op: Op, i: int) -> bool:
+    """True if an input is a constant of which all numbers are 0."""
+    value = op.constant(i)
+    return value is not None and not value.any()
 
 
 def multiplication(op: Op) -> Kind:

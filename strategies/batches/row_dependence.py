@@ -21,6 +21,7 @@ from strategies.batches.row_kinds import Kind, Op
 from strategies.batches.row_rules import kind_of
 
 _MARK = "_keras_strategies_row_kind"
+_SUMMED = "_keras_strategies_summed_over_rows"
 _REDUCED = "_keras_strategies_reduced"
 _PARTS = "_keras_strategies_parts"
 # While tensors that are made in this thread, outside of graphs, are marked: numbers of rows, see `RowDependence`.
@@ -37,6 +38,13 @@ def mark(value: Any, kind: Kind) -> Any:
     if isinstance(value, tf.Tensor):
         setattr(value, _MARK, kind)
     return value
+
+
+def mark_summed(value: Any) -> Any:
+    """Says of a tensor that it is a sum over the rows of all replicas, and so the same on all; returns it."""
+    if isinstance(value, tf.Tensor):
+        setattr(value, _SUMMED, True)
+    return mark(value, Kind.SAME)
 
 
 def mark_reduced(values: Any) -> Any:
@@ -77,11 +85,16 @@ class RowDependence:
     Args:
         num_rows: that there are at a time, if known beforehand: a program that asks gets a plain number then.
         is_marked: whether tensors that are not in a graph were made inside :func:`marking`, in any thread.
+        of_microbatches: whether the rows are some of each replica's: in a graph, a sum over those of all replicas is
+            then no sum over the batch.
     """
 
-    def __init__(self, num_rows: Collection[int] = (), *, is_marked: bool = False) -> None:
+    def __init__(
+        self, num_rows: Collection[int] = (), *, is_marked: bool = False, of_microbatches: bool = False
+    ) -> None:
         self._num_rows = num_rows
         self._is_marked = is_marked
+        self._of_microbatches = of_microbatches
         self._known: dict[tuple[int, int], Kind] = {}
         # One for each call, so that the places in it have one key.
         self._calls: dict[tuple[int, int], _Call] = {}
@@ -130,7 +143,8 @@ class RowDependence:
     def _look(self, place: _Place) -> tuple[Kind | None, list[_Place]]:
         """Returns the kind of a tensor, if it is known by itself, or of what it is made."""
         tensor, call = place
-        kind = getattr(tensor, _MARK, None)
+        is_partial = self._of_microbatches and hasattr(tensor, _SUMMED)
+        kind = None if is_partial else getattr(tensor, _MARK, None)
         if kind is not None or hasattr(tensor, "numpy"):
             return kind or Kind.SAME, []
         op = tensor.op

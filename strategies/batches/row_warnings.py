@@ -22,9 +22,14 @@ _FAULTS = {
 _LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
 
 
+def is_fault(kind: Kind) -> bool:
+    """True of a loss that cannot be put together of those of replicas."""
+    return kind in _FAULTS
+
+
 def warn_of(kind: Kind, subject: str) -> None:
     """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas."""
-    if kind not in _FAULTS:
+    if not is_fault(kind):
         return
     frame: Any = sys._getframe(1)
     program = frame

@@ -285,7 +285,7 @@ class WeightGathers:
             if not self._processes:
                 return [None if isinstance(v, _Gone) else self._whole_here(v, replica) for v in variables]
             if in_shapes_only():
-                return [tf.compat.v1.placeholder(variable.dtype, variable.shape) for variable in variables]
+                return [_of_shape(variable) for variable in variables]
             if current_driver() is not None:
                 return [tf.constant(shards_of(v).numpy()) for v in variables if not isinstance(v, _Gone)]
             return self._whole_across(variables, replica)
@@ -293,7 +293,7 @@ class WeightGathers:
     def _elsewhere(self, variable: Any) -> tf.Tensor:
         """Returns a weight of another process, for its shape, or its value where this process drives the others."""
         if not tf.executing_eagerly():
-            return tf.compat.v1.placeholder(variable.dtype, variable.shape)
+            return _of_shape(variable)
         # Without a driver, an error that says how to read it.
         return tf.constant(shards_of(variable).numpy()) if current_driver() else variable.values[0].read_value()
 
@@ -386,3 +386,9 @@ def _in_graph(graph: Any) -> Iterator[None]:
         return
     with graph.as_default(), tf.control_dependencies(None):
         yield
+
+
+def _of_shape(variable: Any) -> tf.Tensor:
+    """Returns a tensor without a value in the place of a weight; as the weight, it is the same for all rows."""
+    placeholder: tf.Tensor = mark(tf.compat.v1.placeholder(variable.dtype, variable.shape), Kind.SAME)
+    return placeholder

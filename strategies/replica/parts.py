@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
+from strategies.batches.row_dependence import mark, mark_summed
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
 from strategies.collectives.fixed_order import sum_in_order
@@ -336,7 +336,7 @@ class ReplicaParts:
         Args:
             value: counts, or other sums over the replica's rows, in floating point.
         """
-        return mark(tf.identity(self.sum_over_replicas(_of_own_rows(value))), Kind.SAME)
+        return mark_summed(tf.identity(self.sum_over_replicas(_of_own_rows(value))))
 
     def sum_over_rows_before(self, value: Any) -> tf.Tensor:
         """Returns the sum of what the replicas made of rows that come before this one's in the global batch.

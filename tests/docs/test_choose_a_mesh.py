@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import keras
 import pytest
 from gpt.model import Sizes, build_model
 
+import keras_ext
+import strategies
 from strategies.topology.placement import mesh_over_processes, owned_parts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "choose_a_mesh.md").read_text()
@@ -182,3 +185,27 @@ def test_what_a_process_owns(num_processes: int, num_parts: int) -> None:
 def test_a_box_is_refused_where_the_page_says_so() -> None:
     with pytest.raises(ValueError, match="box"):
         mesh_over_processes(3, {"pipe": 2, "tensor": 3}, ["CPU:0", "CPU:1"])
+
+
+def test_bytes_of_experts_and_when_their_axis_stops_paying() -> None:
+    size, hidden = 2, 16
+    strategy = strategies.MirroredStrategy([f"CPU:{index}" for index in range(4)], mesh={"data": 2, "expert": size})
+    with strategy.scope():
+        mixture = keras_ext.MixtureOfExperts(4, hidden, shared_hidden_dim=8, load_balancing_loss=0.0)
+        model = keras.Sequential([keras.Input((8,)), mixture, keras.layers.Dense(8, use_bias=False)])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+    of_experts, others = 3 * 4 * 8 * hidden, 8 * 4 + 3 * 8 * 8 + 8 * 8
+    assert model.count_params() == of_experts + others
+    assert "16 P' / e, and all else with 1 / e of the slots, (8 + 8 / e) (P - P')" in PAGE
+    report = keras_ext.memory_report(model)
+    for device, weights in report.weights.items():
+        # Gradients are as large as weights; beside the slots there are the rate and the count of steps.
+        found = 2 * weights + report.slots[device]
+        expected = 16 * of_experts / size + (8 + 8 / size) * others
+        assert 0 <= found - expected <= 16
+    text = " ".join(PAGE.split())
+    ratio = [4 * 2 * (e - 1) / e / 18 for e in (2, 8)]
+    assert f"0.{round(100 * 8 / 18)} (e - 1) / e" in text
+    bandwidths = [each * FLOPS / 4096 / 0.1 / GB for each in ratio]
+    assert f"at e = 2 if W = {bandwidths[0]:.0f} GB/s, at e = 8 if W = {bandwidths[1]:.0f} GB/s" in text

@@ -66,10 +66,11 @@ def test_the_command_line_trains_saves_and_goes_on(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "devices=2" in done.stdout.splitlines()[-1]
-    # TensorBoard has the load of training and of validation.
+    # TensorBoard has the load of training and of validation, and the share of each expert.
     for part in ("train", "validation"):
         (events,) = (folder / "tensorboard" / part).glob("events.out.tfevents.*")
         assert f"epoch_{LOAD}".encode() in events.read_bytes()
+        assert all(f"expert_load/block_0_ffn/{expert}".encode() in events.read_bytes() for expert in range(4))
     # The file is a model of Keras' own layers, and trains on with sparse ones.
     plain = keras.models.load_model(saved)
     assert all(type(layer).__module__.startswith("keras.") for layer in plain._flatten_layers())

@@ -69,3 +69,16 @@ def test_two_replicas_and_experts_on_them_equal_one_device(name: str, axes: dict
         inputs = backbones.inputs_of(model)
         found = trained(model, inputs, backbones.targets_of(model, inputs))
     assert_close(found, on_one_device(name))
+
+
+def test_a_check_finds_the_dense_banks_and_not_the_sparse_ones() -> None:
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = backbones.build("MixtralBackbone")
+        sparse = keras_ext.replace_experts(model)
+    blocks = [f"transformer_layer_{index}/mixtral_sparse_moe_block" for index in range(2)]
+    found = strategy.check(model)
+    assert [finding.layer.removesuffix("_1") for finding in found] == blocks
+    assert all("keras_ext.replace_experts(model)" in finding.fix for finding in found)
+    assert strategy.check(sparse) == ()
+    assert strategies.MirroredStrategy(["CPU:0"]).check(model) == ()

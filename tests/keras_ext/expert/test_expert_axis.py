@@ -11,7 +11,8 @@ import pytest
 
 import keras_ext
 import strategies
-from tests.keras_ext.expert import clicks
+from tests.keras_ext.expert import clicks, overlap
+from tests.strategies.gpu_graphs.programs import steps_of
 
 
 def spread(axes: Mapping[str, int], **options: Any) -> strategies.MirroredStrategy:
@@ -55,6 +56,12 @@ def test_the_numbers_of_one_device(
         again = keras_ext.replace_experts(opened)
     np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
     assert len(clicks.own_rows(again)) == 6
+
+
+def test_the_shared_expert_does_not_wait_for_the_exchange_of_tokens() -> None:
+    model = overlap.model(spread({"expert": 2}))
+    model.fit(overlap.data(), overlap.data(), batch_size=overlap.ROWS, verbose=0)
+    overlap.assert_apart(steps_of(model.train_function)[0].graph, 2)
 
 
 def test_refusals() -> None:

@@ -160,6 +160,8 @@ def _objects() -> dict[str, Any]:
         "grouped attention layer": keras.layers.GroupQueryAttention(2, 2, 2),
         "einsum layer": keras.layers.EinsumDense,
         "symbolic tensor": inputs,
+        # Its properties open files.
+        "tensorboard": keras.callbacks.TensorBoard,
         "epoch iterator": TFEpochIterator(x=np.ones((2, 2)), distribute_strategy=model.distribute_strategy),
         "gradient registry": _tf_internals.gradient_registry,
         "gradient registration": _tf_internals.RegisterGradient("OfNothing"),

@@ -43,6 +43,7 @@ PROGRAMS: dict[str, tuple[Callable[[tf.Tensor], Any], Kind]] = {
     "sum": (lambda x: ops.sum(x), Kind.SUM),
     "sum by a constant": (lambda x: tf.nn.compute_average_loss(x[:, 0], global_batch_size=10), Kind.SUM),
     "mean times number": (lambda x: ops.mean(x) * ops.cast(ops.size(x), "float32"), Kind.SUM),
+    "keras penalty": (lambda x: keras.regularizers.L1(0.1)(x), Kind.SUM),
     "sum and penalty": (lambda x: ops.sum(x) + ops.sum(W), Kind.MIXED),
     "root of a mean": (lambda x: ops.sqrt(ops.mean(x)), Kind.OTHER),
     "product of means": (lambda x: ops.sum(ops.mean(x, 0) * ops.mean(ops.square(x), 0)), Kind.OTHER),

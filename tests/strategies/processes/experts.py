@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import keras_ext
-from tests.keras_ext.expert import clicks
+from tests.keras_ext.expert import clicks, overlap
+from tests.strategies.gpu_graphs.programs import steps_of
 from tests.strategies.processes.mesh_strategies import new_strategy
 from tests.strategies.processes.ranks import shared_folder
 
@@ -80,3 +81,34 @@ def test_files_are_whole_and_go_on(axes: Mapping[str, int]) -> None:
     keras_ext.Checkpoints(folder / "checkpoints", steps_per_epoch=3).restore(again)
     for one, other in zip(clicks.trained(again, 1), clicks.trained(model, 1), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("axes", MESHES[:1], ids=str)
+def test_the_shared_expert_the_share_of_each_expert_and_a_check(axes: Mapping[str, int]) -> None:
+    strategy = STRATEGIES[str(axes)]
+    group = strategy.extended.process_group
+    folder = shared_folder("loads", group)
+    x = overlap.data()
+
+    def fitted(strategy: Any, name: str) -> tuple[Any, Any]:
+        model = overlap.model(strategy)
+        if strategy is not None and strategy.is_chief:
+            # One rank alone may ask: it waits for nobody, and nobody notices, in `fit` either.
+            assert strategy.check(model) == ()
+        board = keras.callbacks.TensorBoard(str(folder / name), write_graph=False)
+        loads = keras_ext.ExpertLoadHistory(board)
+        model.fit(x, x, batch_size=overlap.ROWS, validation_data=(x, x), epochs=2, verbose=0, callbacks=[board, loads])
+        return model, loads.history
+
+    model, shares = fitted(strategy, "job")
+    _, plain = fitted(None, f"rank {strategy.rank}")
+    assert sorted(shares) == ["experts", "val_experts"]
+    for name, own in shares.items():
+        np.testing.assert_array_equal(own, plain[name])
+    group.barrier()
+    for part in ("train", "validation"):
+        # Rank 0 writes.
+        (events,) = (folder / "job" / part).glob("events.out.tfevents.*")
+        assert b"expert_load/experts/3" in events.read_bytes()
+    if strategy.mesh.size == strategy.world_size:
+        overlap.assert_apart(steps_of(model.train_function)[0].graph, 1)

@@ -1,0 +1,149 @@
+"""Losses that layers add in their calls and that under a strategy are not those of one device, found before training.
+
+The model is traced once, in a graph that is thrown away, and each loss is judged by the rule by which a training step
+puts those of replicas together: see ``strategies.batches.row_kinds``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies._keras_hooks.global_state import global_state_kept
+from strategies._keras_hooks.shapes import shapes_of
+from strategies.batches.row_dependence import RowDependence
+from strategies.batches.row_warnings import is_fault
+from strategies.engine.findings import Finding
+from strategies.engine.strategy import MeshStrategy
+from strategies.replica.parts import current_parts
+
+_DIFFERENCE = (
+    "A loss that it adds is neither a mean nor a sum over rows: {where}, and training takes their mean, which is not "
+    "the loss of the global batch."
+)
+_OVER_REPLICAS = "each of {number} replicas computes it from its own rows"
+_OVER_MICROBATCHES = "it is computed of each of {number} micro-batches"
+_AS_ROWS = "add it as a mean or a sum over rows, or compute it from the model's outputs in the loss"
+_REPLACE = (
+    "keras_ext.replace_experts(model) makes the loss of a mixture of experts that it knows that of the global batch; "
+    f"of another layer, {_AS_ROWS}."
+)
+_ONE_MICROBATCH = f"Use num_microbatches=1, and check again; or {_AS_ROWS}."
+
+
+class KerasStrategy(MeshStrategy):
+    """The base of the strategies: a mesh, and what becomes of a Keras model on it."""
+
+    def check(self, model: Any, inputs: Any = None) -> tuple[Finding, ...]:
+        """Returns the layers whose added losses are not those of one device, with ways out; empty if all are.
+
+        Found are losses that a layer adds in its call (``add_loss``) and that are neither a mean nor a sum over rows,
+        such as the load-balancing losses of most mixtures of experts: over several replicas, or several micro-batches
+        of a pipeline, training takes the mean of theirs. What is put together right, as activity regularizers are, is
+        not among them. Nothing else is looked at: neither losses of a ``train_step`` or a loss function, of which
+        training warns, nor layers that normalise by the rows of their replica, as ``BatchNormalization`` does.
+
+        The model is traced, not computed: weights, seeds, metrics and losses stay as they are. Nothing is printed, and
+        processes do not wait for each other.
+
+        Args:
+            model: of Keras, built.
+            inputs: a batch as the model takes it, or a ``tf.TensorSpec`` for each tensor. Sequential and Functional
+                models need none, unless they cannot be traced with the sizes that they leave open.
+
+        Raises:
+            ValueError: the model is not built, or needs `inputs`.
+
+        Example:
+
+            for finding in strategy.check(model):
+                print(finding)
+        """
+        num_replicas, num_microbatches = self.num_replicas_in_sync, int(getattr(model, "num_microbatches", 1))
+        if num_replicas == num_microbatches == 1:
+            return ()
+        if num_microbatches > 1:
+            difference = _DIFFERENCE.format(where=_OVER_MICROBATCHES.format(number=num_microbatches))
+        else:
+            difference = _DIFFERENCE.format(where=_OVER_REPLICAS.format(number=num_replicas))
+        fix = _REPLACE if num_microbatches == 1 else _ONE_MICROBATCH
+        symbolic = _symbolic_inputs(model, inputs)
+        with self.scope():
+            try:
+                layers = _layers_with_faults(model, symbolic, of_microbatches=num_microbatches > 1)
+            except Exception as error:
+                if inputs is not None or not _has_open_sizes(symbolic):
+                    raise
+                raise ValueError(
+                    "The model cannot be traced with the sizes that its inputs leave open, such as the length of a "
+                    "sequence: give a batch of inputs, as in strategy.check(model, x[:2]). Received: "
+                    f"{model.name!r} with inputs {keras.tree.map_structure(lambda each: each.shape, symbolic)}."
+                ) from error
+        return tuple(Finding(getattr(layer, "path", None) or layer.name, difference, fix) for layer in layers)
+
+
+def _layers_with_faults(model: Any, inputs: Any, *, of_microbatches: bool) -> list[Any]:
+    """Returns the layers that add a loss which cannot be put together of those of replicas, each once."""
+    layers = model._flatten_layers()
+    # Each call of a model forgets the losses of the one before, and in here notes which are whose.
+    before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in layers]
+    dependence = RowDependence(_static_rows(inputs), of_microbatches=of_microbatches)
+    found: list[Any] = []
+
+    def call(inputs: Any) -> tuple[()]:
+        # In this scope nothing is assigned to variables.
+        with keras.StatelessScope(collect_losses=True):
+            model(inputs, **({"training": True} if model._call_has_training_arg else {}))
+            for layer in layers:
+                if any(is_fault(dependence.kind(loss)) for loss in layer._get_own_losses()):
+                    found.append(layer)
+        return ()
+
+    try:
+        # Metrics are read as a replica has them: their totals are sums over processes, which would wait for each other.
+        with global_state_kept(), current_parts().as_first_replica():
+            shapes_of(call, inputs)
+    finally:
+        for layer, losses, ids in before:
+            layer._losses[:] = losses
+            layer._loss_ids.clear()
+            layer._loss_ids.update(ids)
+    return found
+
+
+def _symbolic_inputs(model: Any, inputs: Any) -> Any:
+    """Returns symbolic tensors in the structure of a model's inputs, of any number of rows unless it fixes one."""
+    if not model.built:
+        raise ValueError(
+            "Only a model that is built can be checked: it has no layers before. Call it on a batch, or its `build`, "
+            f"first. Received: {model.name!r}, not built."
+        )
+    if inputs is not None:
+        return keras.tree.map_structure(_symbolic, inputs)
+    if not getattr(model, "inputs", None):
+        raise ValueError(
+            "A model without a graph does not tell what it takes: give a batch of inputs, as in strategy.check(model, "
+            f"x[:2]). Received: {model.name!r} of class {type(model).__qualname__}, inputs=None."
+        )
+    # A Sequential has one.
+    return model._inputs_struct if hasattr(model, "_inputs_struct") else model.inputs[0]
+
+
+def _symbolic(value: Any) -> Any:
+    if isinstance(value, tf.TensorSpec):
+        return keras.KerasTensor(value.shape, value.dtype.name)
+    tensor = tf.convert_to_tensor(value)
+    return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype.name)
+
+
+def _static_rows(inputs: Any) -> Collection[int]:
+    """The numbers of rows that models fix, which appear as plain numbers in what they compute."""
+    firsts = [each.shape[0] for each in keras.tree.flatten(inputs) if len(each.shape)]
+    return sorted({int(size) for size in firsts if size is not None})
+
+
+def _has_open_sizes(inputs: Any) -> bool:
+    return any(None in each.shape[1:] for each in keras.tree.flatten(inputs))
