@@ -35,7 +35,7 @@ def test_the_numbers_of_one_device(axes: Mapping[str, int]) -> None:
     clicks.assert_same(clicks.found(model), clicks.found(clicks.model(None, {}, optimizer)))
     held = clicks.own_rows(model)
     # The table, and the experts' weights, all but one of them in two shards each along "tensor".
-    num_weights = (11 if "tensor" in axes else 6) + 1 if "expert" in axes else int("data" in axes)
+    num_weights = (11 if "tensor" in axes else 6) + 1 if "expert" in axes else int(set(axes) == {"data"})
     assert len(held) == num_weights
     assert all(shape[0] == clicks.EXPERTS // axes.get("expert", 1) for shape in held if len(shape) > 2)
     if axes != MESHES[0]:

@@ -20,6 +20,7 @@ WITH_TENSOR = {"expert": 2, "tensor": 2}
         ("MultiWorkerMirroredStrategy", 2, 1, BOTH),
         ("HorovodStrategy", 2, 1, BOTH[:1]),
         ("MultiWorkerMirroredStrategy", 2, 2, [WITH_TENSOR]),
+        pytest.param("MultiWorkerMirroredStrategy", 2, 2, [{"data": 2, "tensor": 2}], marks=pytest.mark.parity_all),
         pytest.param("MultiWorkerMirroredStrategy", 2, 1, [{"tensor": 2}], marks=pytest.mark.parity_all),
         pytest.param("MultiWorkerMirroredStrategy", 4, 1, [WITH_TENSOR], marks=pytest.mark.parity_all),
         pytest.param("HorovodStrategy", 4, 1, [WITH_TENSOR], marks=pytest.mark.parity_all),
