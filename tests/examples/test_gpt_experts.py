@@ -38,6 +38,7 @@ def alone() -> tuple[Any, list[float], Any]:
         {"expert": 2},
         pytest.param({"data": 2}, marks=pytest.mark.parity_all),
         pytest.param({"data": 2, "expert": 2}, marks=pytest.mark.parity_all),
+        pytest.param({"expert": 2, "tensor": 2}, marks=pytest.mark.parity_all),
     ],
     ids=lambda axes: ",".join(f"{k}={v}" for k, v in axes.items()),
 )

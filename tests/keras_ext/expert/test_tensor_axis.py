@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_ext
 import strategies
@@ -115,6 +116,17 @@ def test_parallelize_cuts_the_experts_of_a_plain_model() -> None:
             with pytest.raises(ValueError, match=r"for 'mixture', a MixtureOfExperts, which can be \['hidden'\]"):
                 keras_ext.parallelize(plain, {"mixture": kind})
     clicks.assert_same(trained(split), trained(plain))
+
+    def gradients(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(split(x, training=True) ** 2)
+        return tape.gradient(value, [each.value for each in split.trainable_variables])
+
+    run = tf.function(lambda x: split.distribute_strategy.run(gradients, args=(x,)))
+    graph = run.get_concrete_function(tf.zeros([4, 5, 8])).graph
+    products = [op.device[-5:] for op in graph.get_operations() if op.type in ("MatMul", "BatchMatMulV2")]
+    # Two of each of four experts, and their gradients, on both devices; those of the router on the first one.
+    assert 24 <= products.count("CPU:1") < products.count("CPU:0") <= products.count("CPU:1") + 3
 
 
 def test_mixed_precision() -> None:
