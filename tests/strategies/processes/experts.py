@@ -15,6 +15,7 @@ import pytest
 
 import keras_ext
 from tests.keras_ext.expert import clicks, overlap
+from tests.strategies._keras_hooks.test_checks import Adds
 from tests.strategies.gpu_graphs.programs import steps_of
 from tests.strategies.processes.mesh_strategies import new_strategy
 from tests.strategies.processes.ranks import shared_folder
@@ -28,6 +29,8 @@ def _made_first() -> None:
     for axes in MESHES:
         # Without experts the table lies on the replicas that share the optimizer.
         STRATEGIES[str(axes)] = new_strategy(axes, shard="optimizer" if set(axes) == {"data"} else None)
+    if "tensor" not in MESHES[0] or len(MESHES[0]) > 1:
+        STRATEGIES["weights"] = new_strategy(MESHES[0], shard="weights")
 
 
 @functools.cache
@@ -112,3 +115,19 @@ def test_the_shared_expert_the_share_of_each_expert_and_a_check(axes: Mapping[st
         assert b"expert_load/experts/3" in events.read_bytes()
     if strategy.mesh.size == strategy.world_size:
         overlap.assert_apart(steps_of(model.train_function)[0].graph, 1)
+
+
+def test_a_check_of_weights_in_shards() -> None:
+    """They are not gathered, and what is computed with them is judged as with whole ones."""
+    strategy = STRATEGIES["weights"]
+    with strategy.scope():
+        layers = [
+            keras.Input((overlap.FEATURES,)),
+            keras.layers.Dense(overlap.FEATURES, activity_regularizer="l1"),
+            Adds("product of means", name="adds"),
+            keras_ext.MixtureOfExperts(overlap.EXPERTS, 16),
+        ]
+        model = keras.Sequential(layers)
+    if strategy.is_chief:
+        assert [finding.layer for finding in strategy.check(model)] == [f"{model.name}/adds"]
+    strategy.extended.process_group.barrier()
