@@ -80,8 +80,12 @@ def trained(made: Any, epochs: int = 3) -> list[Any]:
     """Logs, weights and slots. Evaluation and predictions, with functions of their own to trace, cost as much again."""
     x, y = data()
     logs = made.fit(x, y, batch_size=16, epochs=epochs, shuffle=False, verbose=0).history
-    slots = layer_api.values_of(made, layer_api.joined(made.optimizer.variables))
-    return [*logs.values(), *made.get_weights(), *slots]
+    return [*logs.values(), *state(made)]
+
+
+def state(made: Any) -> list[Any]:
+    """Weights and slots."""
+    return [*made.get_weights(), *layer_api.values_of(made, layer_api.joined(made.optimizer.variables))]
 
 
 def inferred(made: Any) -> list[Any]:
