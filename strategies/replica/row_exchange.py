@@ -78,7 +78,7 @@ class RowExchange:
 
     def has_rows_of(self, variables: Sequence[Any]) -> bool:
         """True in a replica that has some rows of each of these Keras variables, and not all."""
-        values = [_distributed(variable) for variable in variables]
+        values = [getattr(variable, "value", None) for variable in variables]
         return self.is_in_replica() and all(getattr(value, "has_own_rows", False) for value in values)
 
     def own(self, variable: Any) -> tf.Tensor:
@@ -87,7 +87,7 @@ class RowExchange:
         Args:
             variable: of Keras, made inside of :func:`sharded_rows`.
         """
-        return tf.convert_to_tensor(_distributed(variable).values[get_current_replica_id_as_int() or 0])
+        return tf.convert_to_tensor(variable.value.values[get_current_replica_id_as_int() or 0])
 
     @property
     def position(self) -> int:
@@ -264,12 +264,7 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
 
 def lie_on_replicas(variables: Iterable[Any]) -> bool:
     """True if replicas have rows of their own of some of these Keras variables, for which they meet as they compute."""
-    return any(getattr(_distributed(each), "has_own_rows", False) for each in variables)
-
-
-def _distributed(variable: Any) -> Any:
-    """Returns TensorFlow's variable behind one of Keras', whose `value` is a cast where layers compute in half."""
-    return getattr(variable, "_value", None)
+    return any(getattr(getattr(each, "value", None), "has_own_rows", False) for each in variables)
 
 
 def num_replicas() -> int:

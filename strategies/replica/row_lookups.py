@@ -24,8 +24,7 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
         variable: of Keras, of shape ``[rows, columns]``, made inside of `sharded_rows`.
         indices: int32, of rows of the whole table.
     """
-    # Not its `value`, which is a cast where layers compute in half precision.
-    distributed = variable._value
+    distributed = variable.value
     columns = int(distributed.shape[1])
     ends = tf.constant([end // columns for _, end in distributed.bounds], tf.int32)
     begin = distributed.bounds[exchange.position][0] // columns
