@@ -21,6 +21,8 @@ from tests.strategies.processes.mesh_strategies import new_strategy
 from tests.strategies.processes.ranks import shared_folder
 
 MESHES: list[Mapping[str, int]] = json.loads(os.environ["SUITE_MESHES"])
+#: The first mesh, if its replicas are of one device.
+OF_REPLICAS = [axes for axes in MESHES[:1] if set(axes) <= {"data", "expert"}]
 STRATEGIES: dict[str, Any] = {}
 
 
@@ -29,8 +31,8 @@ def _made_first() -> None:
     for axes in MESHES:
         # Without experts the table lies on the replicas that share the optimizer.
         STRATEGIES[str(axes)] = new_strategy(axes, shard="optimizer" if set(axes) == {"data"} else None)
-    if "tensor" not in MESHES[0] or len(MESHES[0]) > 1:
-        STRATEGIES["weights"] = new_strategy(MESHES[0], shard="weights")
+    for axes in OF_REPLICAS:
+        STRATEGIES["weights"] = new_strategy(axes, shard="weights")
 
 
 @functools.cache
@@ -85,7 +87,7 @@ def test_inference_and_whole_files(axes: Mapping[str, int]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("axes", MESHES[:1], ids=str)
+@pytest.mark.parametrize("axes", OF_REPLICAS, ids=str)
 def test_the_shared_expert_the_share_of_each_expert_and_a_check(axes: Mapping[str, int]) -> None:
     strategy = STRATEGIES[str(axes)]
     group = strategy.extended.process_group
@@ -116,8 +118,10 @@ def test_the_shared_expert_the_share_of_each_expert_and_a_check(axes: Mapping[st
         overlap.assert_apart(steps_of(model.train_function)[0].graph, 1)
 
 
-def test_a_check_of_weights_in_shards() -> None:
+@pytest.mark.parametrize("axes", OF_REPLICAS, ids=str)
+def test_a_check_of_weights_in_shards(axes: Mapping[str, int]) -> None:
     """They are not gathered, and what is computed with them is judged as with whole ones."""
+    del axes
     strategy = STRATEGIES["weights"]
     with strategy.scope():
         layers = [
