@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +63,27 @@ def test_the_shared_expert_does_not_wait_for_the_exchange_of_tokens() -> None:
     model = overlap.model(spread({"expert": 2}))
     model.fit(overlap.data(), overlap.data(), batch_size=overlap.ROWS, verbose=0)
     overlap.assert_apart(steps_of(model.train_function)[0].graph, 2)
+
+
+def test_rows_are_in_float32_where_layers_compute_in_half() -> None:
+    def trained(scope: Any, table: Any) -> Any:
+        with scope:
+            keras.utils.set_random_seed(5)
+            tokens = keras.Input((4,), dtype="int32")
+            rows = table(clicks.ROWS, 8, dtype="mixed_float16")(tokens)
+            made = keras_ext.MixtureOfExperts(4, 4, dtype="mixed_float16")(rows)
+            model = keras.Model(tokens, keras.layers.Dense(1)(made))
+            model.compile("sgd", "mse")
+        x, _ = clicks.data()
+        model.fit(x, np.ones((35, 4, 1)), batch_size=16, verbose=0, shuffle=False)
+        return model
+
+    model = trained(spread({"expert": 2}).scope(), keras_ext.ShardedEmbedding)
+    one = trained(contextlib.nullcontext(), keras.layers.Embedding)
+    assert len(clicks.own_rows(model)) == 4
+    for weight, expected in zip(model.get_weights(), one.get_weights(), strict=True):
+        # Their gradients are of half precision.
+        np.testing.assert_allclose(weight, expected, atol=1e-4)
 
 
 def test_refusals() -> None:
