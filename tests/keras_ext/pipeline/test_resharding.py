@@ -62,7 +62,7 @@ def trained(model: str, arguments: dict[str, Any] | None) -> list[np.ndarray]:
 
 @functools.cache
 def trained_once(model: str, in_stages: bool) -> list[np.ndarray]:
-    """Trains once for all cases: schedules give the same numbers to the bit."""
+    """Trains once for all cases: of this model schedules give the same numbers to the bit, however many stages."""
     return trained(model, {} if in_stages else None)
 
 
