@@ -33,6 +33,10 @@ Kind = Literal["experts", "table"]
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("kind", "experts", ["experts", "table"], "A block of experts, or an embedding.")
+TABLES = ("keras.layers.Embedding", "ShardedEmbedding")
+flags.DEFINE_multi_enum(
+    "table", TABLES, TABLES, "Which tables, where memory is too small for both at once; repeatable."
+)
 flags.DEFINE_integer("table_rows", 10_000_000, "Rows of the table.", lower_bound=2)
 flags.DEFINE_integer("columns", 64, "Columns of the table.", lower_bound=1)
 flags.DEFINE_integer("lookups", 4096, "Lookups of a global batch.", lower_bound=16)
@@ -132,8 +136,8 @@ def contenders(kind: Kind, workload: Workload, table: Table, horovod_slots: clus
             for row, cluster, count, parts in rows
         ]
     return [
-        clusters.contender(row, functools.partial(run_table, is_sharded, table), "tensorflow", 2, horovod_slots)
-        for row, is_sharded in (("keras.layers.Embedding", False), ("ShardedEmbedding", True))
+        clusters.contender(row, functools.partial(run_table, row == TABLES[1], table), "tensorflow", 2, horovod_slots)
+        for row in dict.fromkeys(FLAGS.table)
     ]
 
 
@@ -143,8 +147,8 @@ HALVES = "two processes, half of the batch each, nothing between them"
 def comparisons(kind: Kind) -> list[Comparison]:
     """Returns the comparisons of times."""
     if kind == "table":
-        tables = ("ShardedEmbedding", "keras.layers.Embedding")
-        return [Comparison("ShardedEmbedding / a table on each", *tables, TARGET_OF_TABLES, at_most=True)]
+        tables = Comparison("ShardedEmbedding / a table on each", TABLES[1], TABLES[0], TARGET_OF_TABLES, at_most=True)
+        return [tables] if set(FLAGS.table) == set(TABLES) else []
     ours = ("MultiWorkerMirrored, expert=2", "Horovod, expert=2")
     return [
         *(Comparison(f"{row} / one process", row, "one process", TARGET_OF_EXPERTS, at_most=True) for row in ours),

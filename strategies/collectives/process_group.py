@@ -6,7 +6,7 @@ same methods in the same order, which they do because they run the same program 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,9 @@ from strategies.collectives.buckets import make_buckets
 #: Large enough for a small model's gradients to fit into one bucket, small enough for those of a large model to start
 #: early and to have several in flight at once.
 DEFAULT_BUCKET_BYTES = 4 * 2**20
+#: The maximum size of what is broadcast at once. gRPC carries messages below 2 GiB: of a longer one TensorFlow says that
+#: it has received 0 bytes.
+MAX_MESSAGE_BYTES = 2**30
 
 
 class ProcessGroup:
@@ -175,8 +178,22 @@ class ProcessGroup:
     def broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
         """Returns the value of the process at position `root`; the others' give shape and dtype."""
         sent = to_wire(tf.convert_to_tensor(value))
-        received = self._collectives.broadcast([sent], self._axis, root, differentiable=False)[0]
-        return from_wire(received, value.dtype)
+        return from_wire(self._in_messages(sent, lambda part: self._broadcast(part, root)), value.dtype)
+
+    def _broadcast(self, value: tf.Tensor, root: int) -> tf.Tensor:
+        [received] = self._collectives.broadcast([value], self._axis, root, differentiable=False)
+        return received
+
+    @staticmethod
+    def _in_messages(value: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        """Returns what comes of a value of known shape that is sent in as many messages as it needs."""
+        count = value.shape.num_elements()
+        most = MAX_MESSAGE_BYTES // value.dtype.size
+        if count is None or count <= most:
+            return send(value)
+        flat = tf.reshape(value, [-1])
+        received = [send(flat[begin : begin + most]) for begin in range(0, count, most)]
+        return tf.reshape(tf.concat(received, 0), value.shape)
 
     def barrier(self) -> None:
         """Returns when all processes have called it."""

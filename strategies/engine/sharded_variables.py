@@ -94,6 +94,9 @@ class ShardedVariable(ReplicaStateVariable):
         gathers: gives the whole.
     """
 
+    #: Tells layers that a replica computes with whole weights. Without it, to ask would be to gather the weight.
+    has_own_rows = False
+
     def __init__(
         self,
         strategy: Any,

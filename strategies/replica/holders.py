@@ -39,21 +39,19 @@ def place_of(variable: Any) -> Place:
     shards = _shards(variable)
     if shards is not None:
         return {axis: at for axis, at in place_of(shards[0]).items() if axis != "tensor"}
-    place: Place = getattr(_distributed(variable), _PLACE, {})
-    return place
+    return _notes(variable).get(_PLACE, {})
 
 
 def spans_processes(variable: Any) -> bool:
     """True if a variable, of Keras or of TensorFlow, was made where processes hold some of the variables each."""
-    return hasattr(_distributed(variable), _PLACE)
+    return _PLACE in _notes(variable)
 
 
 def holders_of(variable: Any) -> Sequence[int]:
     """The ranks, in the job's first replica, of the processes that hold a variable; none if all processes do."""
     if not spans_processes(variable):
         return ()
-    # An attribute that is not there would be asked of the value, which may be another process'.
-    alone = vars(_distributed(variable)).get(_HOLDER)
+    alone = _notes(variable).get(_HOLDER)
     if alone is not None:
         return (int(alone),)
     parts: ReplicaParts = _distributed(variable).distribute_strategy.extended.parts
@@ -109,6 +107,14 @@ def _shards(variable: Any) -> Sequence[Any] | None:
     """The shards of a split weight, which cannot be imported here; None of a variable, which must not be read."""
     found: Sequence[Any] | None = vars(variable).get("shards")
     return found
+
+
+def _notes(variable: Any) -> dict[str, Any]:
+    """Returns the attributes that TensorFlow's variable has itself.
+
+    One that is not there would be asked of the value, which may be another process', or have to be gathered.
+    """
+    return getattr(_distributed(variable), "__dict__", {})
 
 
 def _distributed(variable: Any) -> Any:

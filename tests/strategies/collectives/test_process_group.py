@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from strategies.collectives import process_group
 from strategies.collectives.process_group import ProcessGroup, if_present
 from strategies.topology.mesh import DeviceMesh
 
@@ -38,6 +39,24 @@ def test_large_values_travel_apart() -> None:
     calls: list[Any] = []
     ProcessGroup(collectives(0, calls), bucket_bytes=8).sum([tf.ones([2]), tf.ones([]), tf.ones([2], tf.int32)])
     assert sorted(count for _, count in calls) == [1, 1, 1]
+
+
+def test_a_value_is_broadcast_in_messages_of_a_maximum_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def broadcast(values: Sequence[tf.Tensor], axis: str, root: int, differentiable: bool) -> list[tf.Tensor]:
+        assert (axis, root, differentiable) == ("data", 1, False)
+        sizes.append(values[0].shape.num_elements())
+        return [2 * each for each in values]
+
+    members = collectives(0, [])
+    members.broadcast = broadcast
+    monkeypatch.setattr(process_group, "MAX_MESSAGE_BYTES", 16)
+    received = ProcessGroup(members).broadcast(tf.reshape(tf.range(10), [5, 2]), 1)
+    assert received.numpy().tolist() == [[0, 2], [4, 6], [8, 10], [12, 14], [16, 18]]
+    assert sizes == [4, 4, 2]
+    ProcessGroup(members).broadcast(tf.constant(3.0), 1)
+    assert sizes[3:] == [1]
 
 
 def test_riders_travel_with_the_last_values_and_always_count() -> None:
