@@ -17,8 +17,8 @@ from strategies.collectives.buckets import make_buckets
 #: Large enough for a small model's gradients to fit into one bucket, small enough for those of a large model to start
 #: early and to have several in flight at once.
 DEFAULT_BUCKET_BYTES = 4 * 2**20
-#: The maximum size of what is broadcast at once. gRPC carries messages below 2 GiB: of a longer one TensorFlow says that
-#: it has received 0 bytes.
+#: The maximum size of what is broadcast at once. gRPC carries messages below 2 GiB: of a longer one TensorFlow says
+#: that it has received 0 bytes.
 MAX_MESSAGE_BYTES = 2**30
 
 
