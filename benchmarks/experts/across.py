@@ -28,6 +28,8 @@ TARGET_OF_EXPERTS = 1 / 1.7
 #: A step of a table on two processes takes at most so much of the time of one with the table on each.
 TARGET_OF_TABLES = 1 / 10
 NUM_SKIPPED = 2
+#: The row of two processes that train by themselves.
+HALVES = "two processes, half of the batch each, nothing between them"
 
 Kind = Literal["experts", "table"]
 
@@ -139,9 +141,6 @@ def contenders(kind: Kind, workload: Workload, table: Table, horovod_slots: clus
         clusters.contender(row, functools.partial(run_table, row == TABLES[1], table), "tensorflow", 2, horovod_slots)
         for row in dict.fromkeys(FLAGS.table)
     ]
-
-
-HALVES = "two processes, half of the batch each, nothing between them"
 
 
 def comparisons(kind: Kind) -> list[Comparison]:

@@ -73,9 +73,9 @@ class Attributes:
             plain = (str, int, float, type(None), keras.DTypePolicy)
             early = {name: value for name, value in vars(layer).items() if isinstance(value, plain)}
             new.__dict__.update({name: value for name, value in early.items() if name not in _OWN | OF_TENSORFLOW})
-        for weight in layer_api.joined(layer._trainable_variables):
+        for weight in layer_api.joined(layer._trainable_variables, only_split=True):
             self._of_weight(new, weight, trainable=True)
-        for weight in layer_api.joined(layer._non_trainable_variables):
+        for weight in layer_api.joined(layer._non_trainable_variables, only_split=True):
             self._of_weight(new, weight, trainable=False)
         self.take(new, layer, _OWN | _OF_CALLS | {"shards"})
         self.count(new, layer, _STORES)
@@ -88,7 +88,7 @@ class Attributes:
             _, held = new._tracker.config[store]
             held.clear()
             new._tracker.stored_ids[store].clear()
-            for value in layer_api.joined(getattr(layer, f"_{store}")):
+            for value in layer_api.joined(getattr(layer, f"_{store}"), only_split=True):
                 made = self.of(value)
                 for each in made.shards if isinstance(made, layer_api.SplitWeight) else [made]:
                     new._tracker.add_to_store(store, each)
@@ -173,8 +173,12 @@ class Attributes:
 
     def _of_variable(self, variable: Any, *, trainable: bool) -> Any:
         def made() -> Any:
-            are_of_experts = id(variable) in self._rows_of_experts
-            spread = layer_api.sharded_rows("expert") if are_of_experts else contextlib.nullcontext()
+            # "data" for rows that lie on replicas already, along whichever axis.
+            spread: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if layer_api.lie_on_replicas([variable]):
+                spread = layer_api.sharded_rows("data")
+            elif id(variable) in self._rows_of_experts:
+                spread = layer_api.sharded_rows("expert")
             with scopes_of(variable.path), spread:
                 new = keras.Variable(
                     keras.initializers.Zeros(),

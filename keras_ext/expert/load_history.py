@@ -21,18 +21,20 @@ class ExpertLoadHistory(keras.callbacks.Callback):
     the epoch, for training and for validation. The logs, and with them the progress bar, have each layer's largest load
     only.
 
-    Of several processes all have this callback, as they read the loads together; rank 0 writes.
+    Of several processes all have both callbacks, as they read the loads together; rank 0 writes. Callbacks that
+    evaluate the model at the end of an epoch come behind this one: an evaluation counts anew.
 
     Args:
         tensorboard: the callback that is given to `fit` as well, in whose files the shares are written. None to keep
             them in `history` only.
 
     Attributes:
-        history: by the name of the layer, and of validation by ``val_<name>``, an array of one share for each expert
-            for each epoch since `fit` began.
+        history: by the name of the layer, an array of one share for each expert for each epoch since `fit` began, and
+            by ``val_<name>`` one for each epoch that was validated.
 
     Raises:
-        ValueError: `track_expert_load` has not been called, or `fit` has not been given the other callback.
+        ValueError: `track_expert_load` has not been called, two mixtures have one name, or `fit` has not been given the
+            other callback.
 
     Example:
 
@@ -63,7 +65,8 @@ class ExpertLoadHistory(keras.callbacks.Callback):
                 "Nothing keeps the load of experts: call keras_ext.track_expert_load(model) before `fit`. Received: "
                 f"{self.model.name!r}."
             )
-        if self._writes and getattr(self._board, "model", None) is not self.model:
+        # On all processes, or one would leave the others alone.
+        if self._board is not None and getattr(self._board, "model", None) is not self.model:
             raise ValueError(
                 "The TensorBoard that shares of experts are written to is to be a callback of the same `fit`, as in "
                 f"callbacks=[board, keras_ext.ExpertLoadHistory(board)]. Received: {self._board!r}."
@@ -112,4 +115,10 @@ class ExpertLoadHistory(keras.callbacks.Callback):
 def metrics_of(model: Any) -> dict[str, ExpertLoad]:
     """Returns the metric of each layer of which `track_expert_load` keeps the load, by the name of the layer."""
     mixtures = [layer for layer in model._flatten_layers() if isinstance(layer, MixtureOfExperts)]
+    names = [layer.name for layer in mixtures]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            "Mixtures of experts are told apart by their names in logs and in TensorBoard: give each its own, as in "
+            f"MixtureOfExperts(..., name='experts_3'). Received: {names}."
+        )
     return {layer.name: metric for layer in mixtures for metric in layer.metrics if isinstance(metric, ExpertLoad)}

@@ -12,6 +12,7 @@ from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.expert.split_bank import DIMS, check_split
 from keras_ext.tensor.custom_layers import is_custom, is_keras_class, layers_inside
 from keras_ext.tensor.gathered import output_axis
+from strategies import layer_api
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
     for weight in large:
         by_size = sorted(range(weight.ndim), key=lambda dim: -weight.shape[dim])
         dim = _best(weight.shape, by_size, num_shards)
-        if weight.ndim < 2:
+        if layer_api.lie_on_replicas([weight]):
+            reasons.append(f"{weight.name}: its rows lie on several replicas")
+        elif weight.ndim < 2:
             reasons.append(f"{weight.name} is a vector")
         elif dim is None:
             reasons.append(f"{weight.name}: {_too_small(num_shards)}")

@@ -70,7 +70,8 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
             layers that hold layers. These are copied attribute by attribute, without their constructors.
         plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"``, ``"hidden"``, ``"gathered"`` or None, for
             each regular expression over the paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``; or a
-            ``keras.distribution.LayoutMap``, of which the axis that is not the data's is "tensor". None for the
+            ``keras.distribution.LayoutMap``, of which the axis that is not the data's is "tensor". A mixture of experts
+            is ``"hidden"`` in any case, and refuses others, None included. None in the place of the plan is the
             default, which `default_plan` shows.
         sequence_parallel: whether what is between the split layers of a transformer, normalisation, dropout and
             shortcuts, works on ``1 / t`` of the sequence at each shard (Korthikanti et al., arXiv:2205.05198).

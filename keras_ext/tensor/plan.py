@@ -268,9 +268,9 @@ def _take(kinds: dict[str, str | None], layers: Mapping[str, Any], wanted: Mappi
         is_mixture = isinstance(layer, MixtureOfExperts)
         possible = ("hidden",) if is_mixture else (*_KINDS_OF.get(plain_type(layer), ()), "gathered")
         if kind not in possible and (kind is not None or is_mixture):
-            can = f"can be {list(possible)}" if possible else "cannot be split"
             raise ValueError(
-                f"The plan asks for {kind!r} for {path!r}, a {_class_name(layer)}, which {can}. Make the expression "
+                f"The plan asks for {kind!r} for {path!r}, a {_class_name(layer)}, which can be {list(possible)}. "
+                f"Make the expression "
                 f"{expression!r} narrower, or put one for this layer before it. Received: plan={dict(wanted)}."
             )
         kinds[path] = kind

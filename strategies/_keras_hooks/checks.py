@@ -80,7 +80,8 @@ class KerasStrategy(MeshStrategy):
                 raise ValueError(
                     "The model cannot be traced with the sizes that its inputs leave open, such as the length of a "
                     "sequence: give a batch of inputs, as in strategy.check(model, x[:2]). Received: "
-                    f"{model.name!r} with inputs {keras.tree.map_structure(lambda each: each.shape, symbolic)}."
+                    f"{model.name!r} with inputs {keras.tree.map_structure(lambda each: each.shape, symbolic)}, and "
+                    f"{type(error).__name__}: {error}"
                 ) from error
         return tuple(Finding(getattr(layer, "path", None) or layer.name, difference, fix) for layer in layers)
 

@@ -34,14 +34,14 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def mark(value: Any, kind: Kind) -> Any:
-    """Says of which kind a tensor is, for whoever asks later; returns it."""
+    """Marks a tensor as of a kind, for whoever asks later; returns it."""
     if isinstance(value, tf.Tensor):
         setattr(value, _MARK, kind)
     return value
 
 
 def mark_summed(value: Any) -> Any:
-    """Says of a tensor that it is a sum over the rows of all replicas, and so the same on all; returns it."""
+    """Marks a tensor as a sum over the rows of all replicas, and so the same on all; returns it."""
     if isinstance(value, tf.Tensor):
         setattr(value, _SUMMED, True)
     return mark(value, Kind.SAME)
@@ -247,7 +247,11 @@ def _is_filled(op: Any) -> bool:
     if op.type != "Const" or (op.outputs[0].shape.num_elements() or 0) > _LARGEST_FOLDED_FILL:
         return False
     value = tf.get_static_value(op.outputs[0])
-    return value is not None and value.ndim > 1 and value.size > 0 and bool(np.all(value == value.flat[0]))
+    if value is None or value.ndim < 2 or not value.size:
+        return False
+    # With one row a factor of a user's, such as [[0.01]], looks like it. Positions are counted in integers.
+    may_be_of_rows = value.shape[0] > 1 or not np.issubdtype(value.dtype, np.floating)
+    return may_be_of_rows and bool(np.all(value == value.flat[0]))
 
 
 def _attribute(op: Any, name: str) -> Any:

@@ -18,7 +18,8 @@ from strategies.collectives.buckets import make_buckets
 #: early and to have several in flight at once.
 DEFAULT_BUCKET_BYTES = 4 * 2**20
 #: The maximum size of what is broadcast at once. gRPC carries messages below 2 GiB: of a longer one TensorFlow says
-#: that it has received 0 bytes.
+#: that it has received 0 bytes. What is gathered or exchanged is not cut: it is of buckets, of single weights of a
+#: process, and of rows of a batch.
 MAX_MESSAGE_BYTES = 2**30
 
 

@@ -32,13 +32,13 @@ class RowShardedVariable(ShardedVariable):
     def _whole(self) -> tf.Tensor:
         if self._gathers.in_step() and not in_shapes_only():
             raise ValueError(
-                f"A replica has some experts of {self.name!r} only, and a step reads all of them, as a regularizer "
-                "does. Use the weights of experts in their layer only, without a regularizer, or leave the axis "
-                "'expert' out of the mesh."
+                f"A replica has some experts, or rows, of {self.name!r} only, and a step reads all of them, as a "
+                "regularizer does. Use the weights of experts and of sharded tables in their layers only, without a "
+                "regularizer; or leave the axis 'expert' out of the mesh, and use keras.layers.Embedding."
             )
         return super()._whole()
 
 
 def is_row_sharded(variable: Any) -> bool:
-    """True if each replica has some experts of a Keras variable."""
+    """True if each replica has some rows of a Keras variable."""
     return isinstance(getattr(variable, "value", None), RowShardedVariable)

@@ -240,12 +240,17 @@ def sharded_weight(variable: Any) -> SplitWeight | None:
     return found
 
 
-def joined(variables: Sequence[Any]) -> list[Any]:
-    """Returns ``variables`` with each weight's shards replaced by the weight, where the first of them stood."""
+def joined(variables: Sequence[Any], *, only_split: bool = False) -> list[Any]:
+    """Returns ``variables`` with each weight's shards replaced by the weight, where the first of them stood.
+
+    Args:
+        variables: of Keras.
+        only_split: leave variables alone of which replicas hold a shard each, but which a layer has as one.
+    """
     result: list[Any] = []
     seen: set[int] = set()
     for variable in variables:
-        weight = whole_of(variable)
+        weight = weight_of(variable) if only_split else whole_of(variable)
         if weight is None:
             result.append(variable)
         elif id(weight) not in seen:

@@ -55,7 +55,7 @@ def test_equals_the_dense_banks(name: str, tmp_path: pathlib.Path) -> None:
 
 @functools.cache
 def on_one_device(name: str) -> list[Any]:
-    """What KerasHub's model computes."""
+    """Returns what KerasHub's model computes."""
     model = backbones.build(name)
     inputs = backbones.inputs_of(model)
     return trained(model, inputs, backbones.targets_of(model, inputs))
@@ -69,6 +69,17 @@ def test_two_replicas_and_experts_on_them_equal_one_device(name: str, axes: dict
         inputs = backbones.inputs_of(model)
         found = trained(model, inputs, backbones.targets_of(model, inputs))
     assert_close(found, on_one_device(name))
+
+
+@pytest.mark.parity_all
+def test_parallelize_leaves_sparse_banks_on_their_replicas() -> None:
+    with strategies.MirroredStrategy([f"CPU:{k}" for k in range(4)], mesh={"expert": 2, "tensor": 2}).scope():
+        model = keras_ext.parallelize(keras_ext.replace_experts(backbones.build("MixtralBackbone")))
+        inputs = backbones.inputs_of(model)
+        found = trained(model, inputs, backbones.targets_of(model, inputs))
+    assert_close(found, on_one_device("MixtralBackbone"))
+    # Gate, up and down of two blocks.
+    assert sum(getattr(each.value, "has_own_rows", False) for each in model.weights) == 6
 
 
 def test_a_check_finds_the_dense_banks_and_not_the_sparse_ones() -> None:

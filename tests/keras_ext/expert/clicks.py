@@ -89,7 +89,7 @@ def state(made: Any) -> list[Any]:
 
 
 def inferred(made: Any) -> list[Any]:
-    """What evaluate and predict return."""
+    """Returns what evaluate and predict return."""
     x, y = data()
     return [made.evaluate(x, y, batch_size=16, verbose=0), made.predict(x, batch_size=16, verbose=0)]
 
@@ -101,7 +101,7 @@ def found(made: Any, epochs: int = 3) -> list[Any]:
 
 @functools.cache
 def plain(optimizer: str) -> list[Any]:
-    """What is found on one device."""
+    """Returns what is found on one device."""
     return found(model(None, {}, optimizer))
 
 

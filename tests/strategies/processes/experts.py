@@ -37,7 +37,7 @@ def _made_first() -> None:
 
 @functools.cache
 def on_one_device(optimizer: str) -> list[Any]:
-    """What was found there, by the program that has started the ranks."""
+    """Returns what was found there, by the program that has started the ranks."""
     with np.load(Path(os.environ["SUITE_FOLDER"]) / f"{optimizer}.npz") as values:
         return list(values.values())
 
