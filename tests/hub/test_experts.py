@@ -87,9 +87,10 @@ def test_a_check_finds_the_dense_banks_and_not_the_sparse_ones() -> None:
     with strategy.scope():
         model = backbones.build("MixtralBackbone")
         sparse = keras_ext.replace_experts(model)
-    blocks = [f"transformer_layer_{index}/mixtral_sparse_moe_block" for index in range(2)]
+    blocks = [each.path for each in model._flatten_layers() if type(each).__name__ == "MixtralSparseMoeBlock"]
     found = strategy.check(model)
-    assert [finding.layer.removesuffix("_1") for finding in found] == blocks
+    assert [finding.layer for finding in found] == blocks
+    assert len(blocks) == 2
     assert all("keras_ext.replace_experts(model)" in finding.fix for finding in found)
     assert strategy.check(sparse) == ()
     assert strategies.MirroredStrategy(["CPU:0"]).check(model) == ()
