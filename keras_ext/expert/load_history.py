@@ -65,8 +65,8 @@ class ExpertLoadHistory(keras.callbacks.Callback):
                 "Nothing keeps the load of experts: call keras_ext.track_expert_load(model) before `fit`. Received: "
                 f"{self.model.name!r}."
             )
-        # On all processes, or one would leave the others alone.
-        if self._board is not None and getattr(self._board, "model", None) is not self.model:
+        # On rank 0 only: the others' `fit` leaves callbacks out that write files.
+        if self._writes and getattr(self._board, "model", None) is not self.model:
             raise ValueError(
                 "The TensorBoard that shares of experts are written to is to be a callback of the same `fit`, as in "
                 f"callbacks=[board, keras_ext.ExpertLoadHistory(board)]. Received: {self._board!r}."
