@@ -130,7 +130,7 @@ def test_parallelize_cuts_the_experts_of_a_plain_model() -> None:
 
 
 def test_mixed_precision() -> None:
-    # Where Keras casts the variables that a layer looks at, which reads them.
+    # In such a layer Keras casts the variables that are asked for, and so reads them.
     expected = trained(small(dtype="mixed_float16"))
     with spread({"expert": 2, "tensor": 2}).scope():
         model = small(dtype="mixed_float16")
