@@ -78,7 +78,7 @@ class RowExchange:
 
     def has_rows_of(self, variables: Sequence[Any]) -> bool:
         """True in a replica that has some rows of each of these Keras variables, and not all."""
-        values = [_not_cast(variable) for variable in variables]
+        values = [tf_variable_of(variable) for variable in variables]
         return self.is_in_replica() and all(getattr(value, "has_own_rows", False) for value in values)
 
     def own(self, variable: Any) -> tf.Tensor:
@@ -91,7 +91,7 @@ class RowExchange:
 
     def part(self, variable: Any) -> tf.Variable:
         """Returns the variable of TensorFlow with the rows of a weight that the running replica has."""
-        return _not_cast(variable).values[get_current_replica_id_as_int() or 0]
+        return tf_variable_of(variable).values[get_current_replica_id_as_int() or 0]
 
     @property
     def position(self) -> int:
@@ -268,10 +268,10 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
 
 def lie_on_replicas(variables: Iterable[Any]) -> bool:
     """True if replicas have rows of their own of some of these Keras variables, for which they meet as they compute."""
-    return any(getattr(_not_cast(each), "has_own_rows", False) for each in variables)
+    return any(getattr(tf_variable_of(each), "has_own_rows", False) for each in variables)
 
 
-def _not_cast(variable: Any) -> Any:
+def tf_variable_of(variable: Any) -> Any:
     """Returns TensorFlow's variable of one of Keras, which casts, and so reads, it in a layer of mixed precision."""
     return getattr(variable, "_value", None)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from strategies._tf_internals import gradient_tape
 from strategies.replica.axis_mappings import like_in_rows
 from strategies.replica.deferred import in_shapes_only
-from strategies.replica.row_exchange import Route, RowExchange
+from strategies.replica.row_exchange import Route, RowExchange, tf_variable_of
 
 
 def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> tf.Tensor:
@@ -25,8 +25,7 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
         variable: of Keras, of shape ``[rows, columns]``, made inside of `sharded_rows`.
         indices: int32, of rows of the whole table.
     """
-    # Not its `value`, which is a cast where layers compute in half precision.
-    distributed = variable._value
+    distributed = tf_variable_of(variable)
     part = exchange.part(variable)
     columns = int(distributed.shape[1])
     ends = tf.constant([end // columns for _, end in distributed.bounds], tf.int32)
