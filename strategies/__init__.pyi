@@ -4,6 +4,8 @@ This is their only list: `__init__.py` reads it.
 """
 
 from strategies import elastic as elastic
+from strategies.batches.row_warnings import DifferenceWarning as DifferenceWarning
+from strategies.batches.row_warnings import strict as strict
 from strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from strategies.control_plane import DistributedError as DistributedError
 from strategies.engine.findings import Finding as Finding

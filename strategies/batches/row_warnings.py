@@ -1,4 +1,7 @@
-"""The warning of a loss that is neither a mean nor a sum over rows."""
+"""The one warning of a number that is not that of one device: a category of its own, said once with the program's line.
+
+Every finding inside a step goes through :func:`warn`, so that `strict` can turn all of them into errors.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,41 @@ from typing import Any
 
 from strategies.batches.row_kinds import Kind
 
-_RULE = (
-    "{subject} is {fault}, so that under a strategy it is not that of one device: each replica computes it from its "
-    "own rows, and replicas are put together as a mean over rows is, or a sum. Write it as a mean, or as a sum, over "
-    "rows, of terms joined by + and by factors that do not depend on the batch; or put it together over replicas "
-    "yourself, with tf.distribute.get_replica_context().all_reduce. README says what is computed per replica."
+
+class DifferenceWarning(UserWarning):
+    """A program computes a number under a strategy that is not the one of the global batch on one device.
+
+    The message names what differs and what to write instead; the warning's file and line are the program's.
+
+    Example, to make training fail on it:
+
+        strategies.strict()
+    """
+
+
+def strict() -> None:
+    """Turns every :class:`DifferenceWarning` of this process into an error, for a program's own tests.
+
+    Call it at the beginning of the program, in every process. What one device and a strategy compute differently then
+    ends `fit` with the same text, on all ranks at the same step, since all ranks trace the same program.
+    It adds a filter to Python's `warnings`; `warnings.resetwarnings()` takes it away.
+
+    Example:
+
+        import strategies
+
+        strategies.strict()
+    """
+    warnings.filterwarnings("error", category=DifferenceWarning)
+
+
+_DIFFERENCE = (
+    "so that under a strategy it is not that of one device: each replica computes it from its own rows, and training "
+    "takes the mean over replicas, weighted by rows, or the sum"
+)
+_FIX = (
+    "Compute it from the rows of all replicas, which strategies.gather_rows(x) returns; or write it as a mean, or as a "
+    "sum, over rows, of terms joined by + and by factors that do not depend on the batch."
 )
 _FAULTS = {
     Kind.MIXED: "a sum over rows plus a term that is none",
@@ -29,8 +62,18 @@ def is_fault(kind: Kind) -> bool:
 
 def warn_of(kind: Kind, subject: str) -> None:
     """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas."""
-    if not is_fault(kind):
-        return
+    if is_fault(kind):
+        warn(f"{subject} is {_FAULTS[kind]}, {_DIFFERENCE}", _FIX)
+
+
+def warn(difference: str, fix: str) -> None:
+    """Warns once for each line of the program, as from that line.
+
+    Args:
+        difference: what is computed, and how it differs from one device; a sentence without its full stop, which
+            contains the word "replica".
+        fix: what to write instead; a whole sentence.
+    """
     frame: Any = sys._getframe(1)
     program = frame
     while frame is not None:
@@ -40,6 +83,5 @@ def warn_of(kind: Kind, subject: str) -> None:
         frame = frame.f_back
     # As from the program's own line; Python remembers there which warnings it has shown.
     known = program.f_globals.setdefault("__warningregistry__", {})
-    message = _RULE.format(subject=subject, fault=_FAULTS[kind])
     file, module = program.f_code.co_filename, program.f_globals.get("__name__")
-    warnings.warn_explicit(message, UserWarning, file, program.f_lineno, module, known)
+    warnings.warn_explicit(f"{difference}. {fix}", DifferenceWarning, file, program.f_lineno, module, known)
