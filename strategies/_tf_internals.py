@@ -67,6 +67,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 # The values of tf.distribute: public names exist only for their abstract base.
 from tensorflow.python.distribute.values import (
     DistributedVariable,
+    Mirrored,
     MirroredVariable,
     PerReplica,
     PerReplicaSpec,
@@ -120,6 +121,7 @@ __all__ = [
     "Function",
     "LegacyRebatchDataset",
     "MapDataset",
+    "Mirrored",
     "MirroredExtended",
     "MirroredVariable",
     "NoneTensorSpec",

@@ -4,6 +4,7 @@ import keras
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept, in_stateless_scope
+from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.keras_versions import sort_layers
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.same_models import compare_weights
@@ -107,6 +108,7 @@ __all__ = [
     "compare_weights",
     "copy_value",
     "drawn_for_now",
+    "for_optimizer",
     "from_all_ranks",
     "gathered_bytes",
     "global_state_kept",

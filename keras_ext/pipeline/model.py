@@ -295,7 +295,9 @@ class PipelineModel(keras.Model):
         if loss is not None:
             loss.update()
         if self.trainable_weights:
-            self.optimizer.apply_gradients(whole_gradients(self._placed, self.trainable_weights, weights, gradients))
+            found, of = zip(*whole_gradients(self._placed, self.trainable_weights, weights, gradients), strict=True)
+            terms = layer_api.for_optimizer(self.optimizer, found, of)
+            self.optimizer.apply_gradients(zip(terms, of, strict=True))
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         if loss is not None:

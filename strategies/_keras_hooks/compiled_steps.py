@@ -22,6 +22,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import trainer as keras_trainer
 
+from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.row_wise import is_row_wise
 from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
 from strategies.batches import shares
@@ -129,7 +130,8 @@ def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> A
         _say(model, reason)
         return original(model, data)
     _track(model, x, loss)
-    model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
+    weights = model.trainable_weights
+    model.optimizer.apply_gradients(zip(for_optimizer(model.optimizer, gradients, weights), weights, strict=True))
     return model.compute_metrics(x, y, _with_metadata(outputs), sample_weight=sample_weight)
 
 

@@ -1,34 +1,92 @@
-"""Gradients: a step's own loss is one over the rows of the batch.
+"""Gradients of a trainer's step: with respect to weights, they are those of the global batch where they are taken.
 
-A step of a model's own, written for one device, takes the gradient of a loss of its rows, and replicas' gradients are
-summed. The sum is that of the batch if each is the gradient of ``weight_r * m_r`` for a mean over rows ``m_r``, and of
-a sum over rows as it is. Which of the two a loss is shows in how it was made (``row_dependence``). Penalties of
-weights, the same on all replicas, count as means: the weights of all replicas add up to 1.
+A step of Keras' trainer is a program for one device. The gradient of its loss with respect to what all replicas have
+alike (weights, and what was computed from weights alone) is the sum over replicas of local gradients. The target's
+kind (``row_dependence``) says what a replica's term is: the gradient of ``weight_r * m_r`` for a mean over rows
+``m_r``, and of a sum over rows as it is. Penalties of weights, the same on all replicas, count as means: the weights of
+all replicas add up to 1.
+
+The sum is made in ``tape.gradient`` and ``tf.gradients``, so that whatever the program does with it (clipping, noise,
+a norm in the logs, an ``assign_sub``) is right because it is done with the gradient of the global batch. Gradients with
+respect to rows, as of a gradient penalty on inputs, stay with their replica.
+
+In Keras' own ``train_step`` nothing looks at the gradients before the optimizer does. There they are left local, marked
+as terms of a sum, and the optimizer sums them (``optimizers``): scattered where the optimizer is sharded, gathered over
+steps where it accumulates, in one message with the metrics.
 
 Only in steps of Keras' trainer. In a loop of the user's own, TensorFlow's convention holds: losses are to add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+from keras.src.optimizers import base_optimizer
 
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
+from strategies._tf_internals import ReplicaContext, gradient_record
 from strategies.batches import shares
+from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn_of
+from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.replica.passes import differentiates_passes
 
 #: Weighed. The last two, too, which is nearest to what is meant, but a warning says so.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.MIXED, Kind.OTHER)
 
+# True while TensorFlow computes a gradient: what is differentiated in there is a factor of it, and no gradient of its
+# own, as in a layer that is computed again.
+_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_in_gradient", default=False)
+# True in Keras' own train_step.
+_in_keras_step: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_in_keras_step", default=False)
+
 
 def install() -> None:
-    """Wraps TensorFlow's two ways to ask for a gradient: on it, Keras has none of its own."""
+    """Wraps TensorFlow's ways to ask for a gradient: on it, Keras has none of its own."""
     wrap(tf.GradientTape, "gradient", _gradient)
+    wrap(tf.GradientTape, "jacobian", _jacobian)
+    wrap(tf.GradientTape, "batch_jacobian", _jacobian)
     wrap(tf, "gradients", _gradients)
+
+
+@contextlib.contextmanager
+def in_keras_step(model: keras.Model) -> Iterator[None]:
+    """Inside, Keras' own train_step of a model runs: the optimizer is the first that looks at its gradients."""
+    token = _in_keras_step.set(_sums_itself(model.optimizer))
+    try:
+        yield
+    finally:
+        _in_keras_step.reset(token)
+
+
+def for_optimizer(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Returns local gradients of a step of the trainer as an optimizer takes them.
+
+    Args:
+        optimizer: whose ``apply_gradients`` gets them.
+        gradients: terms of sums over replicas, or None.
+        variables: per gradient its variable.
+    """
+    share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
+    if share is None or engine is None or share.num_replicas == 1 or not share.in_trainer:
+        return list(gradients)
+    if _sums_itself(optimizer):
+        return [_as_term(gradient) for gradient in gradients]
+    return _summed(engine, share, list(gradients), list(variables))
+
+
+def _sums_itself(optimizer: Any) -> bool:
+    """True of an optimizer that sums gradients over replicas before a user's code sees them."""
+    return isinstance(optimizer, keras.Optimizer) and not overrides(
+        optimizer, base_optimizer.BaseOptimizer, "apply_gradients"
+    )
 
 
 def _gradient(
@@ -40,14 +98,53 @@ def _gradient(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    if _is_factor():
+        return original(tape, target, sources, output_gradients, *args, **kwargs)
     _note_gradient()
-    upstream = _upstream(target) if output_gradients is None else output_gradients
-    return original(tape, target, sources, upstream, *args, **kwargs)
+    # Asked before: a persistent tape may go on while its gradient is taken.
+    stays = _stays_local()
+    with _taking():
+        local = original(tape, target, sources, _upstream(target, output_gradients), *args, **kwargs)
+    return _of_global_batch(local, sources, stays)
 
 
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if _is_factor():
+        return original(ys, xs, grad_ys, *args, **kwargs)
     _note_gradient()
-    return original(ys, xs, _upstream(ys) if grad_ys is None else grad_ys, *args, **kwargs)
+    with _taking():
+        local = original(ys, xs, _upstream(ys, grad_ys), *args, **kwargs)
+    return _of_global_batch(local, xs, _stays_local())
+
+
+def _jacobian(
+    original: Callable[..., Any], tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Leaves derivatives of each number of the target with what has the target: a row's are of that row."""
+    if _is_factor():
+        return original(tape, target, sources, *args, **kwargs)
+    with _taking():
+        found = original(tape, target, sources, *args, **kwargs)
+    share = shares.current()
+    if share is not None and share.in_trainer and share.num_replicas > 1:
+        kind = share.dependence.kind(target)
+        for each in tf.nest.flatten(found):
+            mark(each, kind)
+    return found
+
+
+def _is_factor() -> bool:
+    """True where a gradient is a part of a backward pass that somebody else asked for."""
+    return _inside.get() or differentiates_passes()
+
+
+@contextlib.contextmanager
+def _taking() -> Iterator[None]:
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
 
 
 def _note_gradient() -> None:
@@ -57,19 +154,127 @@ def _note_gradient() -> None:
         engine.sharded_weights.gathers.note_gradient(is_last=not differentiates_passes())
 
 
-def _upstream(target: Any) -> Any:
-    """Returns what gradients of `target` are to be multiplied by, in its structure; None for nothing."""
+def _upstream(target: Any, given: Any) -> Any:
+    """Returns what gradients of `target` are to be multiplied by, in its structure; None for nothing.
+
+    Args:
+        target: a nest of tensors.
+        given: by the program, in the structure of `target`, or None.
+    """
     share = shares.current()
     if share is None or not share.in_trainer or share.num_replicas == 1:
-        return None
+        return given
     flat = tf.nest.flatten(target)
     if any(not isinstance(leaf, tf.Tensor) for leaf in flat):
-        return None
+        return given
     kinds = [share.dependence.kind(leaf) for leaf in flat]
     for kind in kinds:
         warn_of(kind, "The loss of which a gradient is taken here")
     if not any(kind in _AS_MEANS for kind in kinds):
-        return None
-    ones = [tf.ones_like(leaf) for leaf in flat]
-    weighed = [share.weigh(one) if kind in _AS_MEANS else one for one, kind in zip(ones, kinds, strict=True)]
+        return given
+    factors = [tf.ones_like(leaf) for leaf in flat] if given is None else tf.nest.flatten(given)
+    weighed = [
+        share.weigh(tf.convert_to_tensor(factor)) if factor is not None and kind in _AS_MEANS else factor
+        for factor, kind in zip(factors, kinds, strict=True)
+    ]
     return tf.nest.pack_sequence_as(target, weighed)
+
+
+def _stays_local() -> bool:
+    """True where the sum is left to the optimizer, or nobody can meet the other replicas."""
+    share = shares.current()
+    if share is None or shares.is_in_microbatches():
+        return True
+    # One that is taken while a tape records is a part of the loss, not Keras' own.
+    if _in_keras_step.get() and not gradient_record.could_possibly_record():
+        return True
+    return not _can_meet(share)
+
+
+def _can_meet(share: shares.Share) -> bool:
+    """True where the replicas of this process can run one collective together: in the graph of their step."""
+    if tf.executing_eagerly() or type(tf.distribute.get_replica_context()) is ReplicaContext:
+        return not share.in_inner_function
+    return share.graph is None or tf.compat.v1.get_default_graph() is share.graph
+
+
+def _of_global_batch(local: Any, sources: Any, stays: bool) -> Any:
+    """Returns gradients with respect to what all replicas have alike as sums over replicas; others as they are."""
+    share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
+    if share is None or engine is None or not share.in_trainer or share.num_replicas == 1:
+        return local
+    flat, of = tf.nest.flatten(local, expand_composites=False), tf.nest.flatten(sources)
+    mine = [i for i, source in enumerate(of) if flat[i] is not None and _is_alike(share, source)]
+    if stays:
+        for i in mine:
+            flat[i] = _as_term(flat[i])
+    else:
+        # Of a table whose rows are shared out, each replica has other rows: the optimizer sends them to the owners.
+        for i in [i for i in mine if is_row_sharded(of[i])]:
+            flat[i] = _as_term(flat[i])
+            mine.remove(i)
+        for i, total in zip(mine, _summed(engine, share, [flat[i] for i in mine], [of[i] for i in mine]), strict=True):
+            flat[i] = total
+    return tf.nest.pack_sequence_as(sources, flat)
+
+
+def _is_alike(share: shares.Share, source: Any) -> bool:
+    """True of a variable, and of a tensor that does not depend on rows."""
+    return not isinstance(source, tf.Tensor) or share.dependence.kind(source) is Kind.SAME
+
+
+def _as_term(gradient: Any) -> Any:
+    """Marks a gradient as this replica's term of a sum over replicas; returns it."""
+    if gradient is not None:
+        mark(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, Kind.SUM)
+    return gradient
+
+
+def _summed(
+    engine: ReplicatedExtended, share: shares.Share, gradients: list[Any], sources: Sequence[Any]
+) -> list[Any]:
+    """Returns sums of gradients over all replicas, of which gradients can be taken; None as it is."""
+    mine = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not mine:
+        return gradients
+    targets = [sources[i].value if isinstance(sources[i], keras.Variable) else sources[i] for i in mine]
+    own = [gradients[i] for i in mine]
+    if gradient_record.could_possibly_record():
+        # As tensors: a tape records no slices.
+        totals = _recorded(engine, [tf.convert_to_tensor(each) for each in own], targets)
+    else:
+        totals = _met(engine, own, targets)
+    found = list(gradients)
+    for i, total in zip(mine, totals, strict=True):
+        found[i] = total
+    return found
+
+
+def _met(engine: ReplicatedExtended, gradients: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    """Has all replicas sum gradients."""
+
+    def across(_: tf.distribute.Strategy, gradients: list[Any]) -> list[Any]:
+        return engine.sum_gradients(gradients, targets)
+
+    totals: list[Any] = tf.distribute.get_replica_context().merge_call(across, args=(list(gradients),))
+    for total in totals:
+        for each in (total.values, total.indices) if isinstance(total, tf.IndexedSlices) else (total,):
+            mark(each, Kind.SAME)
+    return list(totals)
+
+
+def _recorded(
+    engine: ReplicatedExtended, gradients: Sequence[tf.Tensor], targets: Sequence[Any]
+) -> list[Any]:
+    """As :func:`_met`; the gradient of a sum over replicas is the sum of what all replicas have above it.
+
+    Not by ``tf.custom_gradient``, which looks for variables in all of the graph that other replicas have made.
+    """
+    with gradient_record.stop_recording():
+        totals = _met(engine, gradients, targets)
+
+    def backward(*upstream: tf.Tensor) -> list[Any]:
+        return _recorded(engine, upstream, targets)
+
+    gradient_record.record_operation("SumOverReplicas", totals, list(gradients), backward)
+    return totals

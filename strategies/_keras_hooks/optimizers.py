@@ -4,6 +4,9 @@ Keras reduces gradients at the end of ``apply``: after unscaling them, checking 
 adding them up over micro-steps, all of which it did to one replica's part. It also meets the other replicas inside
 conditionals, which TensorFlow refuses. Reducing at the very start of ``apply`` cures both, for every optimizer and
 for optimizers wrapped in others: an inner ``apply`` finds itself outside any replica and passes straight through.
+
+In a step of Keras' trainer most gradients are those of the global batch already (``gradients``), and only those that are
+still terms of a sum are summed: ``applied_gradients`` tells them apart.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 
-from strategies._keras_hooks import optimizer_variables, sharded_optimizers, train_steps, weights
+from strategies._keras_hooks import applied_gradients, optimizer_variables, sharded_optimizers, train_steps, weights
 from strategies._keras_hooks.held_variables import apply_held
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.whole_updates import needs_whole, shards_of, whole_pairs
@@ -64,8 +67,10 @@ def _reduce_first(
         return update(gradients, variables)
     # In the replica's own thread: where replicas meet, there is another.
     may_defer = train_steps.may_defer_update()
+    gradients, are_global = applied_gradients.as_terms(gradients)
 
     def across(strategy: tf.distribute.Strategy, gradients: list[Any]) -> Any:
+        gradients = applied_gradients.marked(gradients, are_global)
         optimizer_variables.wrap_build(optimizer)
         if not optimizer.built and variables is not None:
             with tf.init_scope():
@@ -93,6 +98,8 @@ def _reduce_first(
     context = tf.distribute.get_replica_context()
     if context is None:
         return across(tf.distribute.get_strategy(), list(gradients))
+    if not applied_gradients.can_meet(context):
+        return applied_gradients.apply_alone(engine, optimizer, gradients, variables, are_global, update)
     return context.merge_call(across, args=(list(gradients),))
 
 

@@ -20,7 +20,7 @@ from keras.src.metrics import reduction_metrics
 from keras.src.optimizers import base_optimizer
 from keras.src.trainers import trainer as keras_trainer
 
-from strategies._keras_hooks import compiled_steps
+from strategies._keras_hooks import compiled_steps, gradients
 from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
 from strategies.batches import shares
 
@@ -38,6 +38,11 @@ def may_defer_update() -> bool:
 
 
 def _train_step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data: Any) -> Any:
+    with gradients.in_keras_step(model):
+        return _step(original, model, data)
+
+
+def _step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data: Any) -> Any:
     engine = engine_of(tf.distribute.get_strategy())
     share = shares.current()
     if engine is None or engine.layout.process_group is None or share is None or not share.in_trainer:

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import PerReplica, UpdateContext
+from strategies._tf_internals import Mirrored, PerReplica, UpdateContext
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions
 from strategies.engine.replica_state import local_mean
@@ -177,5 +177,13 @@ class CentralStorage:
         sums = self._reductions.to_device(self.device, [values[i] for i in here], shares)
         for i, total in zip(here, sums, strict=True):
             values[i] = total
+        with tf.device(self.device):
+            # Those that all replicas have already.
+            values = [_copied(value) if isinstance(value, Mirrored) else value for value in values]
         with tf.device(self.device), UpdateContext(0), tf.name_scope("update"):
             return update(values)
+
+
+def _copied(total: Any) -> Any:
+    """Returns the first replica's copy of a sum, a tensor or slices, where the caller is."""
+    return tf.nest.map_structure(tf.identity, total.values[0], expand_composites=True)

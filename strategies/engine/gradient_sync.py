@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import PerReplica, select_replica
+from strategies._tf_internals import Mirrored, PerReplica, select_replica
 from strategies.batches.shares import Share
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.reductions import Reductions, Rider
@@ -71,6 +71,8 @@ class GradientSync:
                 not where the optimizer gathers gradients, which has no message in most steps.
         """
         results = self._layout.per_replica(gradients)
+        if accumulation is not None:
+            results = self._terms(results, shares)
         mine = [i for i, gradient in enumerate(results) if isinstance(gradient, PerReplica)]
         local = [results[i] for i in mine]
         where = local if targets is None else [targets[i] for i in mine]
@@ -98,6 +100,12 @@ class GradientSync:
             local = self._reductions.counted(local, shares)
         return self._measured(local, where, shares, present, riders)
 
+    def _terms(self, gradients: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
+        """Returns terms of sums, which replicas gather over steps: of a sum that all have already, equal parts."""
+        n = self._layout.num_replicas
+        counted = self._reductions.counted(gradients, shares)
+        return [_part(value, n) if isinstance(value, Mirrored) else value for value in counted]
+
     def _measured(
         self,
         local: list[Any],
@@ -122,7 +130,7 @@ class GradientSync:
         is_due: bool | tf.Tensor,
     ) -> list[Any]:
         num_local = self._layout.num_local
-        parts = self._reductions.counted(local, shares)
+        parts = local
         held = [accumulator.values for accumulator in accumulators]
         # One flag serves all accumulators of an optimizer.
         flags = {flag.ref(): flag for each in accumulators if (flag := getattr(each, "is_spread", None)) is not None}
@@ -153,6 +161,19 @@ class GradientSync:
 
         chosen = tf.cond(is_due, summed, own)
         return [PerReplica(tuple(values[i] for values in chosen)) for i in range(len(local))]
+
+
+def _part(total: Any, n: int) -> PerReplica:
+    """Returns an equal part of a sum, a tensor or slices that all replicas have, for each replica."""
+    parts = []
+    for value in total.values:
+        values = value.values if isinstance(value, tf.IndexedSlices) else value
+        with tf.device(values.device):
+            part = values / tf.cast(n, values.dtype)
+        parts.append(
+            tf.IndexedSlices(part, value.indices, value.dense_shape) if isinstance(value, tf.IndexedSlices) else part
+        )
+    return PerReplica(tuple(parts))
 
 
 def _dense(value: Any, device: str) -> tf.Tensor:

@@ -96,7 +96,7 @@ class ReplicaLayout:
         """Returns the values, those marked as local that TensorFlow hands over plain: where one replica is here."""
         if self.process_group is None or self.num_local > 1:
             return list(values)
-        return [v if v is None or isinstance(v, PerReplica) else PerReplica((v,)) for v in values]
+        return [v if v is None or isinstance(v, tf.distribute.DistributedValues) else PerReplica((v,)) for v in values]
 
 
 def local_values(value: Any) -> Sequence[Any]:

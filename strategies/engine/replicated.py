@@ -227,6 +227,18 @@ class ReplicatedExtended(MirroredExtended):
         self.finish_update()
         return update_of(())[0]
 
+    def sum_gradients(self, gradients: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+        """Returns the sums of gradients over all replicas, on each local replica. Call in cross-replica context.
+
+        Args:
+            gradients: per-replica tensors or ``IndexedSlices``.
+            targets: per gradient the variable, or the per-replica tensor, with respect to which it was taken.
+        """
+        self.finish_update()
+        # A tensor is where its gradient is.
+        where = [each if isinstance(each, tf.distribute.DistributedValues) else g for g, each in zip(gradients, targets, strict=True)]
+        return self._updates.synchronized(gradients, where)[0]
+
     def finish_update(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
         """Makes the update that was deferred, if one was; see :meth:`Updates.finish`. Call in cross-replica context."""
         return self._updates.finish(riders)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import UpdateContext, select_replica
+from strategies._tf_internals import DistributedVariable, UpdateContext, select_replica
 from strategies.collectives.descriptions import carrying, listed
 from strategies.engine.copies import with_same_bits
 from strategies.engine.gradient_sync import Accumulation, GradientSync
@@ -50,17 +50,28 @@ class Updates:
         Returns:
             What ``update`` returned for the first replica, and the totals of the riders.
         """
-        shares = self._steps.context.shares
-        names = [str(each.name).split(":")[0] for each in targets or ()]
-        with carrying(f"gradients of {listed(names)}" if names else "gradients"):
-            local, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, riders)
-        if targets is not None:
-            local = with_same_bits(self._parts, self._layout.num_replicas, local, targets)
+        local, totals = self.synchronized(gradients, targets, accumulation, riders)
         results = []
         for r, device in enumerate(self._layout.devices):
             with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
                 results.append(update(list(select_replica(r, local))))
         return results[0], totals
+
+    def synchronized(
+        self,
+        gradients: Sequence[Any],
+        targets: Sequence[Any] | None,
+        accumulation: Accumulation | None = None,
+        riders: Sequence[Rider] = (),
+    ) -> tuple[list[Any], list[tf.Tensor]]:
+        """Returns the sums of gradients over all replicas, and the totals of riders; as :meth:`GradientSync` does."""
+        names = [str(each.name).split(":")[0] for each in targets or () if isinstance(each, DistributedVariable)]
+        with carrying(f"gradients of {listed(names)}" if names else "gradients"):
+            shares = self._steps.context.shares
+            sums, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, riders)
+        if targets is not None:
+            sums = with_same_bits(self._parts, self._layout.num_replicas, sums, targets)
+        return sums, totals
 
     def defer(self, update: Callable[[Sequence[Rider]], tuple[Any, list[tf.Tensor]]]) -> None:
         """Leaves an update, which takes riders, for :meth:`finish`; makes one that was left before."""

@@ -1,0 +1,108 @@
+"""Gradients that a program hands to an optimizer: those of the global batch, and terms that replicas still sum.
+
+In a step of Keras' trainer, ``gradients`` marks what a tape gave. What a program makes of it, or computes by hand,
+shows its kind by the operations that made it (``row_dependence``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies._tf_internals import Mirrored, ReplicaContext, UpdateContext
+from strategies.batches import shares
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import warn
+from strategies.engine.layout import local_values
+from strategies.engine.replicated import ReplicatedExtended
+
+#: Of a replica's gradient that is a term of the global one.
+_TERMS = (Kind.SUM, Kind.COUNT)
+
+
+def as_terms(gradients: Sequence[Any]) -> tuple[list[Any], list[bool]]:
+    """Returns a replica's gradients, each global or a term of a sum over replicas, and which of them are global.
+
+    Means over rows become terms, weighed by the replica's rows. What is neither is taken for a mean, which a warning
+    says. Outside of steps of the trainer all are terms.
+    """
+    share = shares.current()
+    found, are_global = list(gradients), [False] * len(gradients)
+    if share is None or not share.in_trainer or share.num_replicas == 1:
+        return found, are_global
+    for i, gradient in enumerate(found):
+        if gradient is None:
+            continue
+        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+        kind = share.dependence.kind(values)
+        are_global[i] = kind is Kind.SAME
+        if kind is Kind.SAME or kind in _TERMS:
+            continue
+        if kind is not Kind.MEAN:
+            warn(
+                "A gradient that is applied here is computed from each replica's own rows and is neither a mean nor a "
+                "sum over rows, so that the update is not that of one device: replicas take the mean of theirs, "
+                "weighed by rows",
+                "Take it with tape.gradient or tf.gradients, whose results are those of the global batch, and change it "
+                "after that; or compute it from strategies.gather_rows(x), the rows of all replicas.",
+            )
+        weighed = share.weigh(values)
+        if isinstance(gradient, tf.IndexedSlices):
+            weighed = tf.IndexedSlices(weighed, gradient.indices, gradient.dense_shape)
+        found[i] = weighed
+    return found, are_global
+
+
+def marked(gradients: Sequence[Any], are_global: Sequence[bool]) -> list[Any]:
+    """Returns gradients as they are in cross-replica context, the global ones as values that replicas hold alike."""
+    return [
+        Mirrored(local_values(gradient)) if is_global and gradient is not None else gradient
+        for gradient, is_global in zip(gradients, are_global, strict=True)
+    ]
+
+
+def can_meet(context: Any) -> bool:
+    """True where the replicas of this process can run a part of the step together: not in a conditional of one."""
+    if tf.executing_eagerly() or not isinstance(context, ReplicaContext) or type(context) is ReplicaContext:
+        return True
+    share = shares.current()
+    return share is None or share.graph is None or tf.compat.v1.get_default_graph() is share.graph
+
+
+def apply_alone(
+    engine: ReplicatedExtended,
+    optimizer: keras.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[Any] | None,
+    are_global: Sequence[bool],
+    update: Callable[[Sequence[Any], Sequence[Any] | None], Any],
+) -> Any:
+    """Updates the running replica's components of variables by global gradients: in a conditional of its step.
+
+    There replicas of one process cannot meet. Each makes the same update of its own components, by the same numbers.
+
+    Raises:
+        ValueError: the update needs all replicas.
+    """
+    share = shares.current()
+    alike = all(is_global or each is None for each, is_global in zip(gradients, are_global, strict=True))
+    is_plain = engine.sharded_updates is None and engine.central is None and engine.process_group is None
+    if share is None or not (alike and is_plain and optimizer.built and not optimizer.gradient_accumulation_steps):
+        raise ValueError(
+            "Gradients are applied inside a tf.cond, a tf.while_loop or a tf.function of a step, where the replicas of a "
+            "process cannot meet. That works in a step that Keras' trainer runs, with an optimizer that is built, with "
+            "gradients that tape.gradient gave outside of it, and without `shard`. To apply the gradients of several "
+            "steps at once, leave that to Keras: optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4). "
+            f"Received: {type(optimizer).__name__}, built={optimizer.built}, gradients of the global batch: {alike}."
+        )
+    replica = share.replica_id - engine.layout.first_replica
+
+    def in_place(_: tf.distribute.Strategy) -> Any:
+        with tf.device(engine.layout.devices[replica]), UpdateContext(replica):
+            return update(list(gradients), variables)
+
+    with ReplicaContext(tf.distribute.get_strategy(), share.replica_id) as alone:
+        return alone.merge_call(in_place)
