@@ -104,5 +104,5 @@ def apply_alone(
         with tf.device(engine.layout.devices[replica]), UpdateContext(replica):
             return update(list(gradients), variables)
 
-    with ReplicaContext(tf.distribute.get_strategy(), share.replica_id) as alone:
-        return alone.merge_call(in_place)
+    with ReplicaContext(tf.distribute.get_strategy(), share.replica_id):
+        return tf.distribute.get_replica_context().merge_call(in_place)

@@ -27,6 +27,7 @@ class Kind(enum.Enum):
         SHAPE: a shape that has the number of rows in it.
         MIXED: a sum of terms, some of which are sums over rows, and some not.
         OTHER: anything else made of all rows: a maximum, a product of means.
+        UNIQUE: the values that rows have, each of them once.
     """
 
     SAME = enum.auto()
@@ -39,6 +40,7 @@ class Kind(enum.Enum):
     SHAPE = enum.auto()
     MIXED = enum.auto()
     OTHER = enum.auto()
+    UNIQUE = enum.auto()
 
     @property
     def has_rows(self) -> bool:

@@ -69,6 +69,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     "Reshape": shapes.reshaped,
     **dict.fromkeys((*_SPREADING, "Range"), shapes.spread),
     **dict.fromkeys(("OnesLike", "ZerosLike"), shapes.like),
+    **dict.fromkeys(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"), shapes.unique),
 }
 
 

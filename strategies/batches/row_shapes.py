@@ -101,3 +101,12 @@ def is_for_each_row(op: Op) -> bool:
 def like(op: Op) -> Kind:
     """Ones or zeros in the shape of a tensor."""
     return Kind.ROWS if op.inputs[0].has_rows else Kind.SAME
+
+
+def unique(op: Op) -> Kind:
+    """The values of a vector, each once; the second output says which of them each element is."""
+    if op.inputs[0] is Kind.UNIQUE:
+        return Kind.UNIQUE if op.output == 0 else Kind.OTHER
+    if not op.inputs[0].has_rows:
+        return op.inputs[0]
+    return (Kind.UNIQUE, Kind.ROWS, Kind.OTHER)[op.output]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup, if_present
-from strategies.replica.slices import Lookups, side_by_side
+from strategies.replica.slices import Lookups, side_by_side, summed_by_index
 
 #: Of a slice of a sparse gradient, up to which copying it costs less than a message more.
 SHORT_ROW_BYTES = 4096
@@ -16,15 +16,17 @@ def slices_across(process_group: ProcessGroup, local: Lookups, present: bool | t
 
     Args:
         process_group: joins the processes.
-        local: those of this process' replicas: the lookups that all replicas share, and their own.
+        local: those of this process' replicas.
         present: bool or bool scalar; if false, this process' slices count as zeros.
     """
     num_shared = len(local.shared)
-    mine = if_present(present, [*local.shared, *([side_by_side(local.own)] if local.own else [])])
+    own = [side_by_side(local.own)] if local.own else []
+    mine = if_present(present, [*local.shared, *own, *local.unique])
     all_slices = []
     for i, slices in enumerate(mine):
         if i >= num_shared:
-            all_slices.append(_gathered(process_group, slices))
+            gathered = _gathered(process_group, slices)
+            all_slices.append(gathered if i < num_shared + len(own) else summed_by_index(gathered))
             continue
         if slices.values.shape.is_fully_defined():
             total = process_group.sum([slices.values])[0]

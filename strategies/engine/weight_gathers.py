@@ -129,7 +129,9 @@ class WeightGathers:
     def of(self, variable: ShardedVariable) -> tf.Tensor:
         """Returns the whole weight where it is read: on a replica, or elsewhere."""
         tensor = self.handle_of(variable)
-        return self._steps.context.weights.assigned.get((id(variable), get_current_replica_id_as_int()), tensor)
+        value = self._steps.context.weights.assigned.get((id(variable), get_current_replica_id_as_int()))
+        # At each read: the tape that records it need not have recorded when the weight was set.
+        return tensor if value is None else _with_value(tensor, value)
 
     def assign(self, variable: ShardedVariable, value: tf.Tensor) -> None:
         """Sets a weight in a replica: all meet, and each writes its shard. What is read behind it is the new value.
@@ -151,7 +153,6 @@ class WeightGathers:
                 f"pass. Leave reshard_after_pass of PipelineModel out. Received: {variable.name!r}."
             )
         replica, weights = get_current_replica_id_as_int(), self._steps.context.weights
-        before = self.handle_of(variable)
 
         def meet(_: Any, values: Any) -> None:
             for component, owner, own in zip(variable.values, variable.owners, local_values(values), strict=True):
@@ -159,7 +160,7 @@ class WeightGathers:
                     component.assign(own_range(own, *variable.bounds[owner], component.shape), read_value=False)
 
         tf.distribute.get_replica_context().merge_call(meet, args=(value,))
-        weights.assigned[id(variable), replica] = _with_value(before, value)
+        weights.assigned[id(variable), replica] = value
 
     def handle_of(self, variable: ShardedVariable) -> tf.Tensor:
         """Returns the tensor with respect to which gradients are taken: the weight as the step found it."""

@@ -6,7 +6,9 @@ So it matters how many there are. One device has one slice for each index:
 * an index that comes from the rows of the batch is looked up by one replica, which has its slice: those of all replicas
   stand side by side;
 * an index that does not, such as a position in a sequence, is looked up by all replicas, each of which has its part of
-  the one slice: these are added.
+  the one slice: these are added;
+* an index that comes out of a ``Unique``, as in a product with a sparse matrix, has one slice on one device however many
+  rows have it: the slices of all replicas are added by index.
 
 Each lookup has its own slices, also where several are of one table. The gradient of a table that is used in other ways
 as well, such as a tied output, is a tensor, and is added as such. All this holds for the micro-batches of a batch as it
@@ -33,10 +35,12 @@ class Lookups:
     Attributes:
         shared: of indices that do not depend on its rows, for each lookup of such.
         own: of all other indices.
+        unique: of indices that its rows have, each once, for each lookup of such.
     """
 
     shared: tuple[tf.IndexedSlices, ...]
     own: tuple[tf.IndexedSlices, ...]
+    unique: tuple[tf.IndexedSlices, ...] = ()
 
     @classmethod
     def of(cls, slices: tf.IndexedSlices, dependence: RowDependence) -> Lookups:
@@ -46,21 +50,21 @@ class Lookups:
             ValueError: a function was traced whose lookups have sizes that are not known then.
         """
         parts = dependence.parts(slices.indices)
-        if all(kind is not Kind.SAME for kind, _ in parts):
+        if all(kind not in (Kind.SAME, Kind.UNIQUE) for kind, _ in parts):
             return cls((), (slices,))
-        found: dict[bool, list[tf.IndexedSlices]] = {True: [], False: []}
+        found: dict[Kind, list[tf.IndexedSlices]] = {Kind.SAME: [], Kind.ROWS: [], Kind.UNIQUE: []}
         begin: Any = 0
         for (kind, _), size in zip(parts, _sizes(parts, slices.indices), strict=True):
             indices = mark(slices.indices[begin : begin + size], kind)
-            found[kind is Kind.SAME].append(
+            found[kind if kind in found else Kind.ROWS].append(
                 tf.IndexedSlices(slices.values[begin : begin + size], indices, slices.dense_shape)
             )
             begin = begin + size
-        return cls(tuple(found[True]), tuple(found[False]))
+        return cls(tuple(found[Kind.SAME]), tuple(found[Kind.ROWS]), tuple(found[Kind.UNIQUE]))
 
     def joined(self) -> tf.IndexedSlices:
         """Returns all slices, in one order whatever the parts."""
-        return side_by_side([*self.shared, *self.own])
+        return side_by_side([*self.shared, *self.own, *self.unique])
 
 
 def _sizes(parts: Sequence[tuple[Kind, Any]], indices: tf.Tensor) -> list[Any]:
@@ -85,6 +89,13 @@ def side_by_side(all_slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, all_slices[0].dense_shape)
 
 
+def summed_by_index(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns one slice for each index, in the order in which the indices are first met: as ``tf.unique`` has them."""
+    indices, positions = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, mark(indices, Kind.UNIQUE), slices.dense_shape)
+
+
 def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:
     """Returns the sum of a gradient of earlier micro-batches and that of one more, which the same program has made.
 
@@ -103,4 +114,8 @@ def of_batch(parts: Sequence[Lookups]) -> Lookups:
         tf.IndexedSlices(sum_in_order(each.values for each in alike), alike[0].indices, alike[0].dense_shape)
         for alike in zip(*(part.shared for part in parts), strict=True)
     ]
-    return Lookups(tuple(shared), tuple(each for part in parts for each in part.own))
+    unique = [
+        alike[0] if len(alike) == 1 else summed_by_index(side_by_side(alike))
+        for alike in zip(*(part.unique for part in parts), strict=True)
+    ]
+    return Lookups(tuple(shared), tuple(each for part in parts for each in part.own), tuple(unique))

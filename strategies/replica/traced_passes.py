@@ -224,19 +224,21 @@ def _from_outside(graph: Any) -> dict[int, Any]:
     return {id(inner): outer for outer, inner in graph.captures}
 
 
-def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], list[Any]]:
-    """Values and indices of slices, those that all micro-batches share, and the others: told apart while traced."""
+def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], ...]:
+    """Returns values and indices of slices, by the groups of ``Lookups``: told apart while traced."""
     found = Lookups.of(gradient, shares.dependence_here())
-    shared, own = ([(each.values, each.indices) for each in some] for some in (found.shared, found.own))
-    return shared, own
+    return tuple([(each.values, each.indices) for each in some] for some in (found.shared, found.own, found.unique))
 
 
-def _slices(variable: Any, shared: Sequence[Any], own: Sequence[Any]) -> tf.IndexedSlices:
-    """The gradient of which these are values and indices."""
+def _slices(variable: Any, *groups: Sequence[Any]) -> tf.IndexedSlices:
+    """Returns the gradient of which these are values and indices, by the groups of ``Lookups``."""
     shape = tf.constant(variable.shape.as_list())
+    kinds = (Kind.SAME, Kind.ROWS, Kind.UNIQUE)
     return Lookups(
-        tuple(tf.IndexedSlices(values, mark(indices, Kind.SAME), shape) for values, indices in shared),
-        tuple(tf.IndexedSlices(values, mark(indices, Kind.ROWS), shape) for values, indices in own),
+        *(
+            tuple(tf.IndexedSlices(values, mark(indices, kind), shape) for values, indices in group)
+            for group, kind in zip(groups, kinds, strict=True)
+        )
     ).joined()
 
 
