@@ -2,6 +2,7 @@
 
 from tests.strategies.parity import (
     cases_data,
+    cases_gradients,
     cases_layers,
     cases_losses,
     cases_models,
@@ -14,6 +15,7 @@ SECTIONS = {
     "Data": cases_data.CASES,
     "Models and losses": cases_models.CASES,
     "Losses of one's own, and tables": cases_losses.CASES,
+    "Gradients that a program changes": cases_gradients.CASES,
     "Optimizers": cases_optimizers.CASES,
     "Metrics and training options": cases_training.CASES,
     "Layers": cases_layers.CASES,

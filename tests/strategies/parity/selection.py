@@ -40,8 +40,22 @@ _OPTIMIZERS = (
     "Embedding, sparse gradients, clipnorm",
     "Embedding, sparse gradients, gradient_accumulation_steps",
 )
+#: Of gradients that a program changes, one of each way from the tape to the variables.
+_CHANGED_GRADIENTS = (
+    "clip_by_global_norm in train_step",
+    "clip_by_global_norm in train_step, gradient_accumulation_steps",
+    "sharpness-aware minimization",
+    "gradient through a step of descent",
+    "norm of gradients in compute_loss",
+    "gradient without a tape",
+    "output_gradients",
+    "gradients of rows, clipped",
+    "gradients gathered by hand, tf.cond around apply_gradients",
+    "optimizer that overrides apply_gradients",
+)
 #: Cases that are like others.
 _LIKE_OTHERS = {
+    *(case.name for case in SECTIONS["Gradients that a program changes"] if case.name not in _CHANGED_GRADIENTS),
     *(case.name for case in SECTIONS["Programs as they are published"] if case.name not in _PROGRAMS),
     *(case.name for case in SECTIONS["Optimizers"] if case.name not in _OPTIMIZERS),
     EVERY_OPTIMIZER,
@@ -133,6 +147,11 @@ BETWEEN_TWO_PROCESSES = (
     "custom loop, loss over the global batch",
     "batches of changing size",
     "jit_compile=True, global_clipnorm, validation_data",
+    "clip_by_global_norm in train_step, gradient_accumulation_steps",
+    "sharpness-aware minimization",
+    "gradient through a step of descent",
+    "gradients gathered by hand, tf.cond around apply_gradients",
+    "optimizer that overrides apply_gradients",
     "SGD, gradients left in accumulation",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     *_SUMMED,
@@ -149,6 +168,8 @@ OVER_HOROVOD = (
     "Embedding, sparse gradients, gradient_accumulation_steps",
     "BatchNormalization(synchronized=True)",
     "table looked up by positions and by rows, Adam",
+    "sharpness-aware minimization",
+    "gradient through a step of descent",
 )
 
 #: Replicas beside this one in the process, and in another one.
@@ -159,6 +180,7 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "table looked up by positions and by rows, Adam",
     "mixed_float16, overflow on one replica only",
+    "gradient through a step of descent",
 )
 
 #: Worlds that run with a flag only: four replicas are two in each of two processes, too, and the tests of collectives

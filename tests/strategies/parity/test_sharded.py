@@ -47,6 +47,9 @@ IN_ONE_PROCESS = (
     "mixed_float16, overflow on one replica only",
     "train_on_batch, test_on_batch, predict_on_batch",
     "custom loop, loss over the global batch",
+    "sharpness-aware minimization",
+    "clip_by_global_norm in train_step, gradient_accumulation_steps",
+    "optimizer that overrides apply_gradients",
     *OWN,
 )
 #: All that crosses processes: sums of parts, norms, overflows, sparse gradients, averages, files.
@@ -57,6 +60,7 @@ BETWEEN_PROCESSES = (
     "Embedding, sparse gradients, clipnorm",
     "mixed_float16, overflow on one replica only",
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "sharpness-aware minimization",
     *OWN,
 )
 OVER_HOROVOD = (
