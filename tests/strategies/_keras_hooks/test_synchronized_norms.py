@@ -49,7 +49,8 @@ def test_micro_batches_of_a_synchronized_layer_are_warned_of_once_at_the_line_of
         if is_found:
             message = str(caught[0].message)
             assert message.startswith("The pipeline 'staged' with 'norm': BatchNormalization(synchronized=True)")
-            assert findings[0].fix in message and "num_microbatches=1" in message
+            assert findings[0].fix in message
+            assert "num_microbatches=1" in message
             assert caught[0].category is strategies.DifferenceWarning
             assert caught[0].filename == __file__
             lines, start = inspect.getsourcelines(warnings_of_training)
