@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import warnings
 import weakref
 from collections.abc import Callable
@@ -36,6 +37,8 @@ from strategies.batches.sharding import AgreedIterator
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
+
+_logger = logging.getLogger(__name__)
 
 #: Runs one step, or a few, on what it draws from an iterator. Returns logs, or outputs.
 Step = Callable[[Any], Any]
@@ -265,10 +268,11 @@ def _maybe_symbolic_build(
     iterator: epoch_iterator.EpochIterator | None = None,
     data_batch: Any = None,
 ) -> None:
-    """Builds a model before its first step, as far as its ``call`` can be called on what Keras takes for its inputs.
+    """Builds a model before its first step, as far as it can be called on symbolic tensors in place of a batch.
 
     Without a strategy Keras builds nothing ahead: the first step builds what it calls. So it does here where the model
-    has no ``call`` (adversarial networks) or one for other inputs than the first of the batch (siamese networks).
+    has no ``call`` (adversarial networks) or one for other inputs than the first of the batch (siamese networks), and
+    where what it calls looks at values (``run_eagerly=True``), or assigns and reads a variable in a ``tf.cond``.
     """
     if engine_of(model.distribute_strategy) is None:
         original(model, iterator=iterator, data_batch=data_batch)
@@ -278,20 +282,15 @@ def _maybe_symbolic_build(
     if iterator is not None:
         # Keras draws a batch to learn its shape and dtype. A generator that can be read only once has lost it then.
         data_batch = _replica_specs(iterator._distributed_dataset.element_spec)
-    if not _has_own_step(model):
-        original(model, data_batch=data_batch)
-        same_models.compare(model)
-        return
     shapes.check_ahead(model, data_batch)
-    # Errors and warnings of a call that the step may never make are not shown to the user.
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")
-        original(model, data_batch=data_batch)
+    # Errors and warnings of a call that the step may never make are not shown to the user: the step has its own.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            original(model, data_batch=data_batch)
+    except Exception as error:
+        _logger.info("The first step builds the model %r: it cannot be built ahead. %s", model.name, error)
     same_models.compare(model)
-
-
-def _has_own_step(model: keras.Model) -> bool:
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in ("train_step", "test_step"))
 
 
 def _replica_specs(element_spec: Any) -> Any:
