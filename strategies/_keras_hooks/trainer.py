@@ -27,8 +27,9 @@ from strategies._keras_hooks import (
     shapes,
 )
 from strategies._keras_hooks.counting import Counters
+from strategies._keras_hooks.outside import check_part, of_another_strategy
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
-from strategies._tf_internals import DistributedVariable, NoneTensorSpec, PerReplicaSpec
+from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
 from strategies.batches.padding import Source
 from strategies.batches.prefetch import ReadAheadIterator
@@ -177,10 +178,10 @@ def _compile(
     if engine_of(strategy) is None:
         return original(model, *args, **kwargs)
     asked = inspect.signature(original).bind(model, *args, **kwargs).arguments
-    _check_part(strategy, "optimizer", asked.get("optimizer"))
+    check_part(strategy, "optimizer", asked.get("optimizer"))
     for argument in ("metrics", "weighted_metrics"):
         for metric in tf.nest.flatten(asked.get(argument)):
-            _check_part(strategy, "metric", metric)
+            check_part(strategy, "metric", metric)
     # Outside the scope, Keras would make the optimizer and the metrics for one device.
     with strategy.scope():
         result = original(model, *args, **kwargs)
@@ -197,34 +198,16 @@ def _compile(
 def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Refuses, before any step runs, what was made outside the strategy's scope."""
     if model._distribute_strategy is not strategy:
-        raise ValueError(_outside("model", model.name, strategy))
+        raise ValueError(of_another_strategy(model, strategy))
     losses.wrap_compute_loss(type(model))
-    _check_part(strategy, "model", model)
+    check_part(strategy, "model", model)
     # Steps of a model's own may use optimizers of its own, as adversarial networks do.
     for attribute in vars(model).values():
         if isinstance(attribute, keras.Optimizer):
-            _check_part(strategy, "optimizer", attribute)
+            check_part(strategy, "optimizer", attribute)
     for metric in getattr(model, "metrics", []):
-        _check_part(strategy, "metric", metric)
+        check_part(strategy, "metric", metric)
         _wrap_result(metric)
-
-
-def _check_part(strategy: tf.distribute.Strategy, kind: str, part: object) -> None:
-    if not isinstance(part, (keras.Model, keras.Optimizer, keras.Metric)):
-        return
-    for variable in part.variables:
-        value = variable.value if isinstance(variable, keras.Variable) else variable
-        if not (isinstance(value, DistributedVariable) and value.distribute_strategy is strategy):
-            raise ValueError(_outside(kind, part.name, strategy, getattr(variable, "path", variable.name)))
-
-
-def _outside(kind: str, name: str, strategy: tf.distribute.Strategy, variable: str | None = None) -> str:
-    detail = "" if variable is None else f" Received a variable of one device only: {variable!r}."
-    return (
-        f"The {kind} {name!r} was not made under this {type(strategy).__name__}, so its variables would not be kept "
-        f"alike on its {strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the "
-        f"same strategy object as the rest of the model.{detail}"
-    )
 
 
 def _wrap_result(metric: keras.Metric) -> None:

@@ -145,7 +145,7 @@ def test_the_numbers_are_those_of_one_device(axes: Mapping[str, int], name: str)
     assert largest <= TOLERANCE
 
 
-PARTITIONS = ["time", keras_ext.PartitionByTime(num_rows=4, max_stage_bytes=1e6), "parameters", "uniform"]
+PARTITIONS: list[Any] = ["time", keras_ext.PartitionByTime(num_rows=4, max_stage_bytes=1e6), "parameters", "uniform"]
 
 
 @pytest.mark.parametrize("axes", [axes for axes in MESHES if "pipe" in axes], ids=str)
