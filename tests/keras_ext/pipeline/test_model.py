@@ -274,11 +274,12 @@ def test_a_task_whose_table_is_in_its_backbone_is_told_what_helps() -> None:
     backbone = keras.Model(tokens, L.Dense(4)(L.Dense(4, "tanh")(table(tokens))), name="backbone")
     task = keras.Model(tokens, table(backbone(tokens), reverse=True))
     message = r"layers of 'backbone'.*inner.get_layer\('tokens'\)\(inner.output, reverse=True\)"
-    with pytest.raises(ValueError, match=message):
-        keras_ext.PipelineModel(task, 2, partition="uniform")
+    with mesh_strategy({"pipe": 2}).scope(), pytest.raises(ValueError, match=message):
+        keras_ext.PipelineModel(task, partition="uniform")
     inner = task.get_layer("backbone")
     whole = keras.Model(inner.input, inner.get_layer("tokens")(inner.output, reverse=True))
-    split = keras_ext.PipelineModel(whole, 2, num_microbatches=2, partition="uniform")
+    with mesh_strategy({"pipe": 2}).scope():
+        split = keras_ext.PipelineModel(whole, num_microbatches=2, partition="uniform")
     ids = np.arange(20).reshape(4, 5) % 9
     np.testing.assert_allclose(split.predict(ids, verbose=0), task.predict(ids, verbose=0), rtol=0, atol=1e-6)
 
