@@ -12,6 +12,7 @@ from strategies._keras_hooks.settled_initializers import settled
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.sharded_optimizers import some_need_whole
 from strategies._keras_hooks.summaries import write_scalars
+from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import variables_undrawn
 from strategies._keras_hooks.wrapping import engine_of
 from strategies.control_plane.preemption import Saver
@@ -138,6 +139,7 @@ __all__ = [
     "unrecorded",
     "values_of",
     "variables_undrawn",
+    "warn_of_norms",
     "write_scalars",
     "write_together",
 ]

@@ -37,7 +37,8 @@ class PipelineModel(keras.Model):
     so on; gradients come back the same way and are added up in the order of the micro-batches. ``compile``, ``fit`` and
     all else are those of a plain model, and so are results: to the bit those of the plain model with the same
     micro-batches accumulated, to float32 rounding those of the whole batch, unless a layer looks at several rows:
-    ``BatchNormalization`` normalises by the rows of a micro-batch.
+    ``BatchNormalization`` normalises by the rows of a micro-batch, also with ``synchronized=True``, of which training
+    warns.
 
     In files it is the plain model. Without a mesh that has the axis, all stages are on one device.
 
@@ -226,6 +227,12 @@ class PipelineModel(keras.Model):
         """Returns the outputs, and what layers add to the loss, penalties of weights included."""
         outputs, added = self._forward.computed_with_losses(flat)
         return self._packed(outputs), added
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As Keras' own; warns of what training makes of micro-batches and one device makes of the batch."""
+        if force or self.train_function is None:
+            layer_api.warn_of_norms(self)
+        return super().make_train_function(force)
 
     def check_batch(self, data: Any) -> None:
         """Refuses what the process of the last stage could not compute, on all of them, before a step is made for it.

@@ -10,6 +10,7 @@ import keras
 
 from keras_ext.cloning import Copies, cloned, copy_state, counted_layers, input_of, put_in_order
 from keras_ext.pipeline.stage import nodes_of
+from keras_ext.tensor.custom_layers import is_graph
 from strategies import layer_api
 
 #: Methods that a user's class may override, and that a pipeline would not call.
@@ -124,10 +125,23 @@ def _positions_of_all(graph: Any, positions_of: Mapping[str, Collection[int]]) -
             if set(positions) != set(own) and inner.weights:
                 raise ValueError(
                     f"The layers {first.name!r} and {layer.name!r} hold the same layer {inner.name!r}, and are in "
-                    f"stages {sorted(positions)} and {sorted(own)}. Put both into one stage by `partition`. Received: "
-                    f"{inner!r}."
+                    f"stages {sorted(positions)} and {sorted(own)}. Put both into one stage by `partition`"
+                    f"{_or_cut_open([first, layer], inner)}. Received: {inner!r}."
                 )
     return {key: positions for key, (_, positions) in found.items()}
+
+
+def _or_cut_open(layers: Sequence[Any], shared: Any) -> str:
+    """How to cut a model that is one of the layers, such as the backbone of a task, whose table is used once more."""
+    outer = next((layer for layer in layers if is_graph(layer)), None)
+    if outer is None:
+        return ""
+    reverse = ", reverse=True" if isinstance(shared, keras.layers.ReversibleEmbedding) else ""
+    return (
+        f"; or have the pipeline cut the layers of {outer.name!r}, which is a model, and so one layer of yours, by a "
+        f"model of them: keras.Model(inner.input, inner.get_layer({shared.name!r})(inner.output{reverse})), where inner "
+        f"is model.get_layer({outer.name!r}). A layer that is called in two stages itself is fine"
+    )
 
 
 def _remat_of(layer: Any) -> contextlib.AbstractContextManager[Any]:

@@ -49,7 +49,9 @@ class Shards:
     def present(cls) -> Shards:
         """The shards of a layer that is made here: one in each part along the mesh axis "tensor"."""
         parts = layer_api.replica_parts()
-        members = parts.along("tensor")
+        # A layer that is at no position on another axis has a copy at each: this process computes with its own.
+        home = parts.home()
+        members = parts.along("tensor") if home is None else parts.mesh.group(home, "tensor")
         owned = tuple(index for index, part in enumerate(members) if part in parts.owned)
         if not owned:
             return cls(parts, members, tuple(range(len(members))))

@@ -19,6 +19,7 @@ from strategies._keras_hooks import (
     held_variables,
     inputs,
     lookups,
+    loops,
     losses,
     new_variables,
     norms,
@@ -51,6 +52,7 @@ def install() -> None:
     held_variables.install()
     inputs.install()
     lookups.install()
+    loops.install()
     losses.install()
     new_variables.install()
     norms.install()

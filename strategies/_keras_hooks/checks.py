@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.shapes import shapes_of
+from strategies._keras_hooks.synchronized_norms import norms_of_microbatches
 from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_warnings import is_fault
 from strategies.engine.findings import Finding
@@ -38,13 +39,15 @@ class KerasStrategy(MeshStrategy):
     """The base of the strategies: a mesh, and what becomes of a Keras model on it."""
 
     def check(self, model: Any, inputs: Any = None) -> tuple[Finding, ...]:
-        """Returns the layers whose added losses are not those of one device, with ways out; empty if all are.
+        """Returns the layers whose numbers are not those of one device, with ways out; empty if all are.
 
         Found are losses that a layer adds in its call (``add_loss``) and that are neither a mean nor a sum over rows,
         such as the load-balancing losses of most mixtures of experts: over several replicas, or several micro-batches
         of a pipeline, training takes the mean of theirs. What is put together right, as activity regularizers are, is
-        not among them. Nothing else is looked at: neither losses of a ``train_step`` or a loss function, of which
-        training warns, nor layers that normalise by the rows of their replica, as ``BatchNormalization`` does.
+        not among them. In a pipeline of several micro-batches, found is also a ``BatchNormalization`` with
+        ``synchronized=True``, which normalizes by each of them. Nothing else is looked at: neither losses of a
+        ``train_step`` or a loss function, of which training warns, nor layers that normalise by the rows of their
+        replica, as ``BatchNormalization`` without ``synchronized`` does.
 
         The model is traced, not computed: weights, seeds, metrics and losses stay as they are. Nothing is printed, and
         processes do not wait for each other.
@@ -83,7 +86,8 @@ class KerasStrategy(MeshStrategy):
                     f"{model.name!r} with inputs {keras.tree.map_structure(lambda each: each.shape, symbolic)}, and "
                     f"{type(error).__name__}: {error}"
                 ) from error
-        return tuple(Finding(getattr(layer, "path", None) or layer.name, difference, fix) for layer in layers)
+        losses = [Finding(getattr(layer, "path", None) or layer.name, difference, fix) for layer in layers]
+        return (*norms_of_microbatches(model), *losses)
 
 
 def _layers_with_faults(model: Any, inputs: Any, *, of_microbatches: bool) -> list[Any]:

@@ -1,6 +1,8 @@
 """``BatchNormalization(synchronized=True)``: the sums of one layer are one message each way, forward and backward.
 
 Keras asks for three sums over all replicas one by one: of the values, of their squares, and their number.
+
+Micro-batches of a pipeline run one after the other, so that such a layer cannot see them all: that is a finding.
 """
 
 from __future__ import annotations
@@ -8,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn as keras_tf_nn
 
 from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies.batches.row_warnings import warn
+from strategies.engine.findings import Finding
 
 _SUM = tf.distribute.ReduceOp.SUM
 _Moments = tuple[tf.Tensor, tf.Tensor]
@@ -36,3 +41,32 @@ def _moments(original: Callable[..., _Moments], x: tf.Tensor, axes: Sequence[int
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
     return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+
+
+def norms_of_microbatches(model: Any) -> list[Finding]:
+    """Returns the synchronized layers of a pipeline that normalize by each micro-batch, where one device has all rows.
+
+    Args:
+        model: of Keras; one without an attribute ``num_microbatches`` has none.
+    """
+    number = int(getattr(model, "num_microbatches", 1))
+    layers = [] if number == 1 else model._flatten_layers()
+    return [
+        Finding(
+            getattr(layer, "path", None) or layer.name,
+            f"BatchNormalization(synchronized=True) normalizes by the rows of all replicas in each of {number} "
+            "micro-batches, one after the other: not by the global batch, as one device does.",
+            "Use num_microbatches=1, or a layer that normalizes each row by itself, such as LayerNormalization or "
+            "GroupNormalization. If statistics of micro-batches are what you mean, leave synchronized=True out.",
+        )
+        for layer in layers
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable
+    ]
+
+
+def warn_of_norms(model: Any) -> None:
+    """Warns, as from the program's line, of the layers that :func:`norms_of_microbatches` finds, before it trains."""
+    findings = norms_of_microbatches(model)
+    if findings:
+        names = ", ".join(repr(finding.layer) for finding in findings)
+        warn(f"The pipeline {model.name!r} with {names}: {findings[0].difference.removesuffix('.')}", findings[0].fix)

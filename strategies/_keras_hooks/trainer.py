@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import warnings
 import weakref
 from collections.abc import Callable
@@ -26,8 +27,9 @@ from strategies._keras_hooks import (
     shapes,
 )
 from strategies._keras_hooks.counting import Counters
+from strategies._keras_hooks.outside import check_part, of_another_strategy
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
-from strategies._tf_internals import DistributedVariable, NoneTensorSpec, PerReplicaSpec
+from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
 from strategies.batches.padding import Source
 from strategies.batches.prefetch import ReadAheadIterator
@@ -36,6 +38,8 @@ from strategies.batches.sharding import AgreedIterator
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
+
+_logger = logging.getLogger(__name__)
 
 #: Runs one step, or a few, on what it draws from an iterator. Returns logs, or outputs.
 Step = Callable[[Any], Any]
@@ -174,10 +178,10 @@ def _compile(
     if engine_of(strategy) is None:
         return original(model, *args, **kwargs)
     asked = inspect.signature(original).bind(model, *args, **kwargs).arguments
-    _check_part(strategy, "optimizer", asked.get("optimizer"))
+    check_part(strategy, "optimizer", asked.get("optimizer"))
     for argument in ("metrics", "weighted_metrics"):
         for metric in tf.nest.flatten(asked.get(argument)):
-            _check_part(strategy, "metric", metric)
+            check_part(strategy, "metric", metric)
     # Outside the scope, Keras would make the optimizer and the metrics for one device.
     with strategy.scope():
         result = original(model, *args, **kwargs)
@@ -194,34 +198,16 @@ def _compile(
 def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Refuses, before any step runs, what was made outside the strategy's scope."""
     if model._distribute_strategy is not strategy:
-        raise ValueError(_outside("model", model.name, strategy))
+        raise ValueError(of_another_strategy(model, strategy))
     losses.wrap_compute_loss(type(model))
-    _check_part(strategy, "model", model)
+    check_part(strategy, "model", model)
     # Steps of a model's own may use optimizers of its own, as adversarial networks do.
     for attribute in vars(model).values():
         if isinstance(attribute, keras.Optimizer):
-            _check_part(strategy, "optimizer", attribute)
+            check_part(strategy, "optimizer", attribute)
     for metric in getattr(model, "metrics", []):
-        _check_part(strategy, "metric", metric)
+        check_part(strategy, "metric", metric)
         _wrap_result(metric)
-
-
-def _check_part(strategy: tf.distribute.Strategy, kind: str, part: object) -> None:
-    if not isinstance(part, (keras.Model, keras.Optimizer, keras.Metric)):
-        return
-    for variable in part.variables:
-        value = variable.value if isinstance(variable, keras.Variable) else variable
-        if not (isinstance(value, DistributedVariable) and value.distribute_strategy is strategy):
-            raise ValueError(_outside(kind, part.name, strategy, getattr(variable, "path", variable.name)))
-
-
-def _outside(kind: str, name: str, strategy: tf.distribute.Strategy, variable: str | None = None) -> str:
-    detail = "" if variable is None else f" Received a variable of one device only: {variable!r}."
-    return (
-        f"The {kind} {name!r} was not made under this {type(strategy).__name__}, so its variables would not be kept "
-        f"alike on its {strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the "
-        f"same strategy object as the rest of the model.{detail}"
-    )
 
 
 def _wrap_result(metric: keras.Metric) -> None:
@@ -265,10 +251,11 @@ def _maybe_symbolic_build(
     iterator: epoch_iterator.EpochIterator | None = None,
     data_batch: Any = None,
 ) -> None:
-    """Builds a model before its first step, as far as its ``call`` can be called on what Keras takes for its inputs.
+    """Builds a model before its first step, as far as it can be called on symbolic tensors in place of a batch.
 
     Without a strategy Keras builds nothing ahead: the first step builds what it calls. So it does here where the model
-    has no ``call`` (adversarial networks) or one for other inputs than the first of the batch (siamese networks).
+    has no ``call`` (adversarial networks) or one for other inputs than the first of the batch (siamese networks), and
+    where what it calls looks at values (``run_eagerly=True``), or assigns and reads a variable in a ``tf.cond``.
     """
     if engine_of(model.distribute_strategy) is None:
         original(model, iterator=iterator, data_batch=data_batch)
@@ -278,20 +265,15 @@ def _maybe_symbolic_build(
     if iterator is not None:
         # Keras draws a batch to learn its shape and dtype. A generator that can be read only once has lost it then.
         data_batch = _replica_specs(iterator._distributed_dataset.element_spec)
-    if not _has_own_step(model):
-        original(model, data_batch=data_batch)
-        same_models.compare(model)
-        return
     shapes.check_ahead(model, data_batch)
-    # Errors and warnings of a call that the step may never make are not shown to the user.
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")
-        original(model, data_batch=data_batch)
+    # Errors and warnings of a call that the step may never make are not shown to the user: the step has its own.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            original(model, data_batch=data_batch)
+    except Exception as error:
+        _logger.info("The first step builds the model %r: it cannot be built ahead. %s", model.name, error)
     same_models.compare(model)
-
-
-def _has_own_step(model: keras.Model) -> bool:
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in ("train_step", "test_step"))
 
 
 def _replica_specs(element_spec: Any) -> Any:

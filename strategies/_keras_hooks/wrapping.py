@@ -44,7 +44,7 @@ _hooks: dict[str, Hook] = {}
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = True) -> None:
-    """Replaces ``owner.name`` by a function that calls ``wrapper(original, *args, **kwargs)``.
+    """Replaces ``owner.name``, or what gets it as a property, by a function that calls ``wrapper(original, ...)``.
 
     Args:
         owner: class or module that defines ``name`` itself.
@@ -57,7 +57,8 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
         RuntimeError: if ``owner`` does not define ``name``: this Keras is not one this package was written for; or if
             it is wrapped by another wrapper: two of one function have to call each other.
     """
-    original = vars(owner).get(name)
+    found = vars(owner).get(name)
+    original = found.fget if isinstance(found, property) else found
     if original is None:
         raise RuntimeError(
             f"{full_name(owner, name)} is not there, which {wrapper.__module__}.{wrapper.__qualname__} hooks into. "
@@ -78,7 +79,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
     if inspect.isfunction(original):
         # Keras asks constructors for their arguments, and does not look behind a wrapper.
         vars(hooked)["__signature__"] = inspect.signature(original)
-    setattr(owner, name, hooked)
+    setattr(owner, name, property(hooked, found.fset, found.fdel) if isinstance(found, property) else hooked)
     if full_name(owner, name).startswith(("keras.", "tensorflow.")):
         _hooks[full_name(owner, name)] = Hook(original, wrapper)
 

@@ -262,6 +262,13 @@ class ReplicatedExtended(MirroredExtended):
 
     # ---- variables
 
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """As TensorFlow's; enters the scope where there is none, as in a loop that makes an optimizer's slots there."""
+        scope = contextlib.nullcontext() if tf.distribute.has_strategy() else self._container_strategy().scope()
+        with scope, super().colocate_vars_with(colocate_with_variable):
+            yield
+
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         reference = kwargs.get("colocate_with")
         made = self._make_variable(next_creator, kwargs)

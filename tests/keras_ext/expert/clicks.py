@@ -57,7 +57,7 @@ def model(strategy: Any, axes: Mapping[str, int], optimizer: str, seed: int = 3)
         if strategy is not None and "tensor" in axes:
             made = keras_ext.parallelize(made, {"before": "column"})
         if strategy is not None and "pipe" in axes:
-            made = keras_ext.PipelineModel(made, num_microbatches=1 + is_cut, partition="uniform")
+            made = keras_ext.PipelineModel(made, num_microbatches=1 + is_cut)
         chosen = {
             "adam": lambda: keras.optimizers.Adam(1e-2, epsilon=1e-3, global_clipnorm=0.5),
             "adam, micro-batches": lambda: keras.optimizers.Adam(1e-2, epsilon=1e-3, global_clipnorm=0.5),

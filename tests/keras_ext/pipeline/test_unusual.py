@@ -91,6 +91,7 @@ class Either(keras.Layer):
         return x if z is None else x + z
 
 
+@pytest.mark.filterwarnings("ignore:The pipeline .*synchronized:strategies.DifferenceWarning")
 def test_batch_statistics_of_all_replicas_in_functions() -> None:
     """Micro-batches of the same rows, so that their statistics are those of the batch."""
     x, y = np.repeat(vectors()[:2], 14, 0).reshape(2, 14, 6).swapaxes(0, 1).reshape(28, 6), np.tile([0, 1], 14)

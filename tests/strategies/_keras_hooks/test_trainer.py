@@ -252,16 +252,73 @@ def test_models_that_cannot_be_called_on_the_inputs_are_built_by_their_first_ste
     assert difference.largest <= 1e-6, difference
 
 
-def test_a_model_whose_call_fails_says_so_before_it_trains() -> None:
+def test_a_model_whose_call_fails_says_so_as_on_one_device() -> None:
     class Failing(keras.Model):
         def call(self, x: Any) -> Any:
             raise KeyError("rather this")
 
-    with mirrored(2).scope():
-        model = Failing()
-        model.compile("sgd", "mse")
-    with pytest.raises(RuntimeError, match=r"(?s)Unable to automatically build.*rather this"):
-        model.fit(X, Y, verbose=0)
+    for scope in (contextlib.nullcontext(), mirrored(2).scope()):
+        with scope:
+            model = Failing()
+            model.compile("sgd", "mse")
+        with pytest.raises(KeyError, match="rather this"):
+            model.fit(X, Y, verbose=0)
+
+
+class LooksAtValues(keras.layers.Layer):
+    """Cannot be called on symbolic tensors."""
+
+    def call(self, x: Any) -> Any:
+        return x * float(np.abs(x.numpy()).max() >= 0)
+
+
+class AssignsInACond(keras.layers.Layer):
+    """Reads, after a tf.cond, what a branch has assigned; outside of steps Keras would read the branch's tensor."""
+
+    def build(self, shape: Any) -> None:
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x: Any) -> Any:
+        def count() -> Any:
+            self.steps.assign(self.steps + 1.0)
+            return tf.constant(0.0)
+
+        tf.cond(tf.reduce_sum(tf.abs(x)) >= 0, count, lambda: tf.constant(0.0))
+        return x * self.steps
+
+
+def absolute(y: Any, predicted: Any) -> Any:
+    return tf.constant(np.abs(y.numpy() - predicted.numpy()).mean(-1))
+
+
+def squared(y: Any, predicted: Any) -> Any:
+    return tf.reduce_mean(tf.square(y.numpy() - predicted), -1)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_what_cannot_be_built_ahead_trains_as_on_one_device(eagerly: bool) -> None:
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.layers.Dense(3)
+            self.between = LooksAtValues() if eagerly else AssignsInACond()
+            self.last = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.last(self.between(self.first(x)))
+
+    results = []
+    for scope in (contextlib.nullcontext(), mirrored(2).scope()):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = Own()
+            metrics = [absolute] if eagerly else ["mae"]
+            model.compile("sgd", squared if eagerly else "mse", metrics=metrics, run_eagerly=eagerly)
+        history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        results.append([*history.values(), *model.get_weights(), model.predict(X, batch_size=8, verbose=0)])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")

@@ -98,7 +98,7 @@ def spread(model: keras.Model, axes: Mapping[str, int], name: str) -> keras.Mode
         model = keras_ext.parallelize(model, sequence_parallel=name == "gpt")
     if axes.get("pipe", 1) == 1:
         return model
-    return keras_ext.PipelineModel(model, num_microbatches=NUM_MICROBATCHES, partition="uniform")
+    return keras_ext.PipelineModel(model, num_microbatches=NUM_MICROBATCHES)
 
 
 def case(name: str, axes: Mapping[str, int]) -> Case:
@@ -143,3 +143,20 @@ def test_the_numbers_are_those_of_one_device(axes: Mapping[str, int], name: str)
             row = {"engine": ENGINE, "ranks": NUM_RANKS, "devices": NUM_LOCAL, "axes": dict(axes), "model": name}
             rows.write(json.dumps({**row, "largest": largest}) + "\n")
     assert largest <= TOLERANCE
+
+
+PARTITIONS: list[Any] = ["time", keras_ext.PartitionByTime(num_rows=4, max_stage_bytes=1e6), "parameters", "uniform"]
+
+
+@pytest.mark.parametrize("axes", [axes for axes in MESHES if "pipe" in axes], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_partition_is_the_same_on_all_ranks(axes: Mapping[str, int], name: str) -> None:
+    strategy = on(axes)
+    job = strategy.extended.process_group
+    with strategy.scope():
+        model = MODELS[name]()
+        model = keras_ext.parallelize(model) if "tensor" in axes else model
+        starts = [keras_ext.PipelineModel(model, partition=each).partition.starts for each in PARTITIONS]
+    # Times differ between runs, and between ranks: not the cuts of one run.
+    assert_same_on_all_ranks([np.asarray(starts, "int32")], job)
+    assert {len(each) for each in starts} == {axes["pipe"]}

@@ -211,3 +211,13 @@ def test_weights_that_come_apart_within_an_epoch() -> None:
 
 def test_there_are_forty() -> None:
     assert len(MODELS) + len(ARGUMENTS) >= 40
+
+
+def test_updates_outside_of_strategy_run() -> None:
+    """Every rank would train by its own rows."""
+    made = model()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(made(X) - Y))
+    gradients = tape.gradient(loss, made.trainable_variables)
+    with pytest.raises(ValueError, match=r"outside of strategy\.run, so that each process would train by its own"):
+        made.optimizer.apply_gradients(zip(gradients, made.trainable_variables, strict=True))

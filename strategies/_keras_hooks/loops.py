@@ -1,0 +1,71 @@
+"""Loops of a program's own that never call ``strategy.run``: errors that say so, where TensorFlow's do not.
+
+Outside of ``strategy.run`` there is no replica: a batch of all replicas is no tensor, and a gradient has no device. In
+one process such a loop outside the scope is a program for one device, and right. Several processes would each train by
+what they have themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.tensorflow import core
+from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
+from keras.src.dtype_policies.dtype_policy import DTypePolicy
+
+from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._tf_internals import PerReplica
+from strategies.engine.sharded_variables import ShardedVariable
+
+_RUN = (
+    "Put the step, from the model's call to apply_gradients, into a function and have the replicas run it: "
+    "strategy.run(step, args=(batch,)), with batches of strategy.experimental_distribute_dataset(dataset); or leave "
+    "the loop to model.fit."
+)
+
+
+def install() -> None:
+    """Wraps the conversion of what layers are called on, the handles of variables, and the last step of an update."""
+    wrap(DTypePolicy, "convert_input", _convert_input)
+    wrap(core.Variable, "handle", _handle)
+    wrap(keras_tf_optimizer.TFOptimizer, "_backend_update_step", _update_step)
+
+
+def _convert_input(original: Callable[..., Any], policy: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(x, PerReplica):
+        raise ValueError(
+            "A layer was called on the batch of all replicas, which strategy.run would give each replica its rows of. "
+            f"{_RUN} Received: a {type(x).__name__}."
+        )
+    return original(policy, x, *args, **kwargs)
+
+
+def _handle(original: Callable[[Any], Any], variable: Any) -> Any:
+    is_sharded = isinstance(variable._value, ShardedVariable)
+    if is_sharded and not tf.distribute.has_strategy():
+        raise ValueError(
+            "A gradient with respect to weights in shards is taken outside of strategy.run, where nothing gathers "
+            f"them. {_RUN} Received: {variable.path!r}."
+        )
+    try:
+        return original(variable)
+    except ValueError as error:
+        if engine_of(tf.distribute.get_strategy()) is None or tf.distribute.get_replica_context() is not None:
+            raise
+        raise ValueError(
+            "A gradient with respect to a model's weights is taken inside strategy.scope() and outside of "
+            f"strategy.run, where no replica runs. {_RUN} Received: {variable.path!r}, of "
+            f"{tf.distribute.get_strategy().num_replicas_in_sync} replicas."
+        ) from error
+
+
+def _update_step(original: Callable[..., None], optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> None:
+    engine = engine_of(optimizer._distribution_strategy)
+    if engine is not None and engine.process_group is not None and engine_of(tf.distribute.get_strategy()) is None:
+        raise ValueError(
+            "Gradients are applied outside of strategy.run, so that each process would train by its own ones only. "
+            f"{_RUN} Received: {type(optimizer).__name__} in a job of {engine.process_group.num_processes} processes."
+        )
+    original(optimizer, grads, *args, **kwargs)

@@ -1,0 +1,79 @@
+"""What was made outside of the strategy's scope is refused, by the name of the part that was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies._tf_internals import DistributedVariable
+
+
+def check_part(strategy: tf.distribute.Strategy, kind: str, part: object) -> None:
+    """Refuses a model, an optimizer or a metric that has variables of one device only.
+
+    Args:
+        strategy: under which it is used.
+        kind: what it is, in words.
+        part: anything; what is none of these passes.
+
+    Raises:
+        ValueError: it has such variables; the innermost model or layer that was made outside is named.
+    """
+    if not isinstance(part, (keras.Model, keras.Optimizer, keras.Metric)):
+        return
+    found = [variable for variable in part.variables if _is_of_one_device(variable, strategy)]
+    if found:
+        raise ValueError(_message(kind, part, found, strategy))
+
+
+def of_another_strategy(model: keras.Model, strategy: tf.distribute.Strategy) -> str:
+    """Returns the error of a model that was made under another strategy, or under none."""
+    return _not_made_under(f"model {model.name!r}", strategy)
+
+
+def _is_of_one_device(variable: Any, strategy: tf.distribute.Strategy) -> bool:
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return not (isinstance(value, DistributedVariable) and value.distribute_strategy is strategy)
+
+
+def _message(kind: str, part: Any, found: Collection[Any], strategy: tf.distribute.Strategy) -> str:
+    ids = {id(variable) for variable in found}
+    first = next(iter(found))
+    received = f" Received a variable of one device only: {getattr(first, 'path', first.name)!r}."
+    # A model that was made under another strategy, or none, was refused before.
+    inner = part._flatten_layers(include_self=False) if isinstance(part, keras.Model) else []
+    for layer in inner:
+        own = layer.variables
+        if own and all(id(variable) in ids for variable in own) and not _ways(layer):
+            what = f"{'model' if isinstance(layer, keras.Model) else 'layer'} {layer.name!r} in the {kind} {part.name!r}"
+            return _not_made_under(what, strategy) + received
+    for layer in inner:
+        held = [*layer._trainable_variables, *layer._non_trainable_variables]
+        if any(id(variable) in ids for variable in held):
+            way = _ways(layer) or "what added them"
+            return (
+                f"The layer {layer.name!r} in the {kind} {part.name!r} was given variables outside of the scope of this "
+                f"{type(strategy).__name__}, which would not be kept alike on its {strategy.num_replicas_in_sync} "
+                f"replicas. Call {way} inside `with strategy.scope():`.{received}"
+            )
+    return _not_made_under(f"{kind} {part.name!r}", strategy) + received
+
+
+def _ways(layer: Any) -> str:
+    """The methods that replace or add variables of a layer, as far as they were called."""
+    was_called = {
+        "`quantize`": getattr(layer, "quantization_mode", None) is not None,
+        "`enable_lora`": getattr(layer, "lora_enabled", False),
+    }
+    return " and ".join(name for name, was in was_called.items() if was)
+
+
+def _not_made_under(what: str, strategy: tf.distribute.Strategy) -> str:
+    return (
+        f"The {what} was not made under this {type(strategy).__name__}, so its variables would not be kept alike on its "
+        f"{strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the same strategy "
+        "object as the rest of the model."
+    )
