@@ -5,8 +5,8 @@ adding them up over micro-steps, all of which it did to one replica's part. It a
 conditionals, which TensorFlow refuses. Reducing at the very start of ``apply`` cures both, for every optimizer and
 for optimizers wrapped in others: an inner ``apply`` finds itself outside any replica and passes straight through.
 
-In a step of Keras' trainer most gradients are those of the global batch already (``gradients``), and only those that are
-still terms of a sum are summed: ``applied_gradients`` tells them apart.
+In a step of Keras' trainer most gradients are those of the global batch already (``gradients``), and only those that
+are still terms of a sum are summed: ``applied_gradients`` tells them apart.
 """
 
 from __future__ import annotations

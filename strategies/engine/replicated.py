@@ -236,7 +236,10 @@ class ReplicatedExtended(MirroredExtended):
         """
         self.finish_update()
         # A tensor is where its gradient is.
-        where = [each if isinstance(each, tf.distribute.DistributedValues) else g for g, each in zip(gradients, targets, strict=True)]
+        where = [
+            each if isinstance(each, tf.distribute.DistributedValues) else g
+            for g, each in zip(gradients, targets, strict=True)
+        ]
         return self._updates.synchronized(gradients, where)[0]
 
     def finish_update(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:

@@ -7,8 +7,8 @@ So it matters how many there are. One device has one slice for each index:
   stand side by side;
 * an index that does not, such as a position in a sequence, is looked up by all replicas, each of which has its part of
   the one slice: these are added;
-* an index that comes out of a ``Unique``, as in a product with a sparse matrix, has one slice on one device however many
-  rows have it: the slices of all replicas are added by index.
+* an index that comes out of a ``Unique``, as in a product with a sparse matrix, has one slice on one device however
+  many rows have it: the slices of all replicas are added by index.
 
 Each lookup has its own slices, also where several are of one table. The gradient of a table that is used in other ways
 as well, such as a tied output, is a tensor, and is added as such. All this holds for the micro-batches of a batch as it

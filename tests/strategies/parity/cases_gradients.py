@@ -21,7 +21,7 @@ opt = keras.optimizers
 def made(step: Step | None = None, optimizer: Callable[[], Any] = lambda: opt.SGD(0.05), **compiled: Any) -> Any:
     """Returns what makes a model that trains by `step`, or as Keras does."""
 
-    class Own(keras.Model):  # type: ignore[misc]
+    class Own(keras.Model):
         def train_step(self, data: Any) -> Any:
             return super().train_step(data) if step is None else step(self, *data)
 
@@ -170,12 +170,14 @@ def clipped_by_row(model: Any, x: Any, y: Any) -> dict[str, Any]:
     return {"loss": tf.reduce_mean(losses)}
 
 
-class GathersByHand(keras.Model):  # type: ignore[misc]
+class GathersByHand(keras.Model):
     """Applies the sum of two steps' gradients at every second step, in a conditional."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.sums = [self.add_weight(shape=v.shape, initializer="zeros", trainable=False) for v in self.trainable_weights]
+        self.sums = [
+            self.add_weight(shape=v.shape, initializer="zeros", trainable=False) for v in self.trainable_weights
+        ]
         self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
 
     def train_step(self, data: Any) -> Any:
@@ -186,7 +188,9 @@ class GathersByHand(keras.Model):  # type: ignore[misc]
             total.assign_add(gradient / 2)
 
         def apply() -> tf.Tensor:
-            self.optimizer.apply_gradients((tf.convert_to_tensor(t), v) for t, v in zip(self.sums, variables, strict=True))
+            self.optimizer.apply_gradients(
+                (tf.convert_to_tensor(t), v) for t, v in zip(self.sums, variables, strict=True)
+            )
             for total in self.sums:
                 total.assign(tf.zeros(total.shape))
             return tf.constant(True)
@@ -202,7 +206,7 @@ def gathered_by_hand() -> Model:
     return model
 
 
-class AdaptiveClipping(opt.SGD):  # type: ignore[misc]
+class AdaptiveClipping(keras.optimizers.SGD):
     """Clips by the norm of the weight (Brock et al., arXiv:2102.06171), in the method that gets the gradients first."""
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
@@ -213,7 +217,7 @@ class AdaptiveClipping(opt.SGD):  # type: ignore[misc]
         return super().apply_gradients(pairs)
 
 
-class ClipsInApply(opt.Adam):  # type: ignore[misc]
+class ClipsInApply(keras.optimizers.Adam):
     """Clips all gradients together in ``apply``."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -223,7 +227,7 @@ class ClipsInApply(opt.Adam):  # type: ignore[misc]
 def penalized_by_the_model() -> Model:
     """Keras' own step, with a norm of gradients in ``compute_loss``."""
 
-    class Penalized(keras.Model):  # type: ignore[misc]
+    class Penalized(keras.Model):
         def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
             loss = super().compute_loss(x, y, y_pred, *args, **kwargs)
             if not kwargs.get("training", True):
