@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._keras_hooks import (
+    all_reduces,
     callbacks,
     compiled_steps,
     files,
@@ -45,6 +46,7 @@ warn_of_untested({"tensorflow": tf.__version__, "keras": keras.__version__, "num
 
 def install() -> None:
     """Wraps Keras' functions. Called by every strategy's constructor; again does nothing."""
+    all_reduces.install()
     callbacks.install()
     compiled_steps.install()
     files.install()

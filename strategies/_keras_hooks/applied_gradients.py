@@ -46,8 +46,8 @@ def as_terms(gradients: Sequence[Any]) -> tuple[list[Any], list[bool]]:
                 "A gradient that is applied here is computed from each replica's own rows and is neither a mean nor a "
                 "sum over rows, so that the update is not that of one device: replicas take the mean of theirs, "
                 "weighed by rows",
-                "Take it with tape.gradient or tf.gradients, whose results are those of the global batch, and change "
-                "it after that; or compute it from strategies.gather_rows(x), the rows of all replicas.",
+                "Take it with tape.gradient or tf.gradients in the step itself, where it is that of the global batch (in a "
+                "tf.function that the step calls it is the replica's), and change it after that; or compute it from strategies.gather_rows(x), the rows of all replicas.",
             )
         weighed = share.weigh(values)
         if isinstance(gradient, tf.IndexedSlices):

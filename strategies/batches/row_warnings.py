@@ -55,6 +55,11 @@ _FAULTS = {
 _LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
 
 
+def is_library(module: str) -> bool:
+    """True of a module's name that is none of a user's program."""
+    return module.partition(".")[0] in _LIBRARIES
+
+
 def is_fault(kind: Kind) -> bool:
     """True of a loss that cannot be put together of those of replicas."""
     return kind in _FAULTS
@@ -77,7 +82,7 @@ def warn(difference: str, fix: str) -> None:
     frame: Any = sys._getframe(1)
     program = frame
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+        if not is_library(frame.f_globals.get("__name__", "")):
             program = frame
             break
         frame = frame.f_back

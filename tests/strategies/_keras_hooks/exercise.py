@@ -122,6 +122,7 @@ class OwnStep(keras.Model):
             made = self(x)
         tape.batch_jacobian(made, x, experimental_use_pfor=False)
         tape.jacobian(made, self.head.kernel.value, experimental_use_pfor=False)
+        tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(made))
         loss = self.compute_loss(x, y, made)
         gradients = tf.gradients(loss, [v.value for v in self.trainable_variables])
         self.optimizer.apply(gradients, self.trainable_variables)

@@ -1,0 +1,56 @@
+"""``ReplicaContext.all_reduce`` in a program's own step of Keras' trainer: what is global already is not summed again.
+
+On one device it returns what it is given. So does it here for the parts of a sum over rows, which it adds up. The mean of
+means over rows is weighed by rows. The sum of what is the same on all replicas, such as a gradient, is a multiple of what
+one device has: that is a finding.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras_hooks.wrapping import wrap
+from strategies._tf_internals import ReplicaContext
+from strategies.batches import shares
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import is_library, warn
+
+_SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+
+def install() -> None:
+    """Wraps the reduction that programs call in replicas."""
+    wrap(next(cls for cls in ReplicaContext.__mro__ if "all_reduce" in vars(cls)), "all_reduce", _all_reduce)
+
+
+def _all_reduce(
+    original: Callable[..., Any], context: ReplicaContext, reduce_op: Any, value: Any, *args: Any, **kwargs: Any
+) -> Any:
+    share = shares.current()
+    if share is None or not share.in_trainer or share.num_replicas == 1 or not _is_called_by_program():
+        return original(context, reduce_op, value, *args, **kwargs)
+    op = tf.distribute.ReduceOp[reduce_op.upper()] if isinstance(reduce_op, str) else reduce_op
+    kinds = {share.dependence.kind(leaf) for leaf in tf.nest.flatten(value)}
+    if op == _MEAN and kinds == {Kind.MEAN}:
+        return original(context, _SUM, tf.nest.map_structure(share.weigh, value), *args, **kwargs)
+    if op == _SUM and kinds & {Kind.SAME, Kind.MEAN}:
+        what = "the same on all replicas" if Kind.SAME in kinds else "a mean over each replica's rows"
+        warn(
+            f"What all_reduce sums here is {what}, so that the sum is a multiple of what one device has",
+            "Leave all_reduce out: gradients with respect to weights are those of the global batch where they are taken, "
+            "and means over rows are averaged over replicas. Sum sums over rows with it, or counts.",
+        )
+    return original(context, reduce_op, value, *args, **kwargs)
+
+
+def _is_called_by_program() -> bool:
+    """True if a user's program has called the hook, not Keras nor this package."""
+    frame: Any = sys._getframe(2)
+    # Between the two is what makes a function a hook.
+    while frame.f_globals.get("__name__", "").startswith((wrap.__module__, "tensorflow.python.autograph")):
+        frame = frame.f_back
+    return not is_library(frame.f_globals.get("__name__", ""))
