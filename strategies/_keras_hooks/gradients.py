@@ -33,13 +33,15 @@ from strategies._tf_internals import ReplicaContext, gradient_record
 from strategies.batches import shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_warnings import warn_of
+from strategies.batches.row_warnings import is_fault, warn_of
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.replica.passes import differentiates_passes
 
-#: Weighed. The last two, too, which is nearest to what is meant, but a warning says so.
-_AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.MIXED, Kind.OTHER)
+#: Weighed. So is one number that is neither mean nor sum, which is nearest to what is meant, but a warning says so.
+_AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.DRAWN)
+#: Of these kinds also tensors of several numbers, which have no rows any more.
+_REDUCED = (Kind.MIXED, Kind.OTHER)
 
 # True while TensorFlow computes a gradient: what is differentiated in there is a factor of it, and no gradient of its
 # own, as in a layer that is computed again.
@@ -170,12 +172,16 @@ def _upstream(target: Any, given: Any) -> Any:
     kinds = [share.dependence.kind(leaf) for leaf in flat]
     for kind in kinds:
         warn_of(kind, "The loss of which a gradient is taken here")
-    if not any(kind in _AS_MEANS for kind in kinds):
+    are_means = [
+        kind in _AS_MEANS or (is_fault(kind) and (kind in _REDUCED or leaf.shape.rank == 0))
+        for kind, leaf in zip(kinds, flat, strict=True)
+    ]
+    if not any(are_means):
         return given
     factors = [tf.ones_like(leaf) for leaf in flat] if given is None else tf.nest.flatten(given)
     weighed = [
-        share.weigh(tf.convert_to_tensor(factor)) if factor is not None and kind in _AS_MEANS else factor
-        for factor, kind in zip(factors, kinds, strict=True)
+        share.weigh(tf.convert_to_tensor(factor)) if factor is not None and is_mean else factor
+        for factor, is_mean in zip(factors, are_means, strict=True)
     ]
     return tf.nest.pack_sequence_as(target, weighed)
 

@@ -2,40 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping
 
-from strategies.batches.row_kinds import Kind, Op, of_unknown
+from strategies.batches.row_kinds import Kind, Op, linear, mixing, row_wise
+
+_FAULTY = (Kind.UNKNOWN, Kind.AMBIGUOUS)
 
 
-def _dims(op: Op) -> list[int] | None:
+def reduced_dims(op: Op) -> list[int] | None:
     """The dimensions that a reduction goes over, counted from the front; None if not known."""
-    wanted, rank = op.constant(1), op.rank(0)
+    wanted, rank = op.numbers(1), op.rank(0)
     if wanted is None:
         return None
-    dims = [int(dim) for dim in wanted.reshape(-1)]
     if rank is None:
         # The first dimension may still be known not to be among them.
-        return dims if all(dim >= 0 for dim in dims) else None
-    return [dim % rank for dim in dims]
+        return wanted if all(dim >= 0 for dim in wanted) else None
+    return [dim % rank for dim in wanted] if rank else []
 
 
-def reduction(of_rows: Kind, of_shared: Kind, is_linear: bool = True) -> Callable[[Op], Kind]:
-    """Returns the rule of a reduction: what it makes of rows, and of rows that are divided by their number."""
+def reduction(
+    over_rows: Mapping[Kind, Kind], is_linear: bool = True, of_extreme: Kind = Kind.OTHER
+) -> Callable[[Op], Kind]:
+    """Returns the rule of a reduction.
+
+    Args:
+        over_rows: for the kind of what has rows, that of its reduction over rows; others make `OTHER`.
+        is_linear: whether reducing keeps a mean a mean, and a sum a sum.
+        of_extreme: the kind that it keeps, `MAX` or `MIN`.
+    """
 
     def rule(op: Op) -> Kind:
         kind = op.inputs[0]
+        if kind.is_fixed:
+            return Kind.AMBIGUOUS if over_rows.get(Kind.ROWS) is Kind.SUM and _sums_what_may_be_rows(op) else kind
+        if kind in _FAULTY:
+            return kind
+        if kind is Kind.DISTINCT:
+            return Kind.UNKNOWN
         if not kind.has_rows:
-            return kind if is_linear and kind is not Kind.SHAPE else Kind.OTHER
-        dims = _dims(op)
-        if op.output_rank != 0 and (dims is None or 0 not in dims):
-            return Kind.OTHER if dims is None else kind
-        return {Kind.ROWS: of_rows, Kind.ROWS_PER_COUNT: of_shared}.get(kind, Kind.OTHER)
+            return kind if (is_linear and kind is not Kind.SHAPE) or kind is of_extreme else Kind.OTHER
+        dims, axis = reduced_dims(op), op.layout(0).axis
+        if len(op.inputs) > 1 and op.inputs[1] is not Kind.SAME and op.output_rank != 0:
+            # Over what the gradient of a broadcast tensor has in excess.
+            return kind
+        if axis < 0:
+            return kind
+        if op.output_rank != 0 and (dims is None or axis not in dims):
+            if dims is None:
+                return Kind.OTHER
+            return kind if is_linear or kind is not Kind.SHIFTED else Kind.UNKNOWN
+        return over_rows.get(kind, Kind.OTHER)
 
     return rule
 
 
+def _sums_what_may_be_rows(op: Op) -> bool:
+    if not op.layout(0).may_be_rows:
+        return False
+    dims = reduced_dims(op)
+    return op.output_rank == 0 or dims is None or 0 in dims
+
+
+mean = reduction({Kind.ROWS: Kind.MEAN, Kind.SHIFTED: Kind.MEAN})
+total = reduction({Kind.ROWS: Kind.SUM, Kind.SHIFTED: Kind.SUM, Kind.SOME: Kind.SUM, Kind.ROWS_PER_COUNT: Kind.MEAN})
+largest = reduction({Kind.ROWS: Kind.MAX, Kind.SOME: Kind.MAX}, is_linear=False, of_extreme=Kind.MAX)
+smallest = reduction({Kind.ROWS: Kind.MIN, Kind.SOME: Kind.MIN}, is_linear=False, of_extreme=Kind.MIN)
 #: The rule of reductions of which the replicas' results cannot be put together.
-not_linear = reduction(Kind.OTHER, Kind.OTHER, is_linear=False)
+not_linear = reduction({}, is_linear=False)
 
 
 def product(op: Op) -> Kind:
@@ -45,16 +80,24 @@ def product(op: Op) -> Kind:
 
 def l2_loss(op: Op) -> Kind:
     """Half the sum of squares."""
-    return Kind.SUM if op.inputs[0] is Kind.ROWS else Kind.OTHER
+    return Kind.SUM if op.inputs[0] in (Kind.ROWS, Kind.SOME) else mixing(op)
 
 
 def addition(op: Op) -> Kind:
     """Sums and differences of terms."""
-    kinds = set(op.inputs)
-    if kinds & {Kind.ROWS, Kind.ROWS_PER_COUNT, Kind.PAIRS, Kind.SHAPE}:
-        return of_unknown(op)
+    # Random numbers that each replica draws leave a mean what it is: a mean of what the replicas' rows were given.
+    kinds = {Kind.SAME if kind is Kind.DRAWN else kind for kind in op.inputs}
+    if kinds == {Kind.SAME} or kinds & {Kind.PAIRS, Kind.SHAPE, Kind.DISTINCT, Kind.SOME, *_FAULTY}:
+        return row_wise(op)
+    if kinds & {Kind.ROWS, Kind.SHIFTED} and kinds & {Kind.MEAN, Kind.SHIFTED}:
+        shifted = kinds <= {Kind.ROWS, Kind.SHIFTED, Kind.MEAN, Kind.SAME}
+        return Kind.SHIFTED if shifted else Kind.UNKNOWN
+    if any(kind.has_rows for kind in kinds):
+        return row_wise(op)
     if Kind.OTHER in kinds:
         return Kind.OTHER
+    if kinds & {Kind.MAX, Kind.MIN}:
+        return next(iter(kinds)) if len(kinds) == 1 and len(op.inputs) == 1 else _shifted_extreme(op, kinds)
     if kinds == {Kind.COUNT, Kind.SAME}:
         # Plus a small number, so that nothing is divided by zero.
         return Kind.OTHER if op.type == "Sub" else Kind.COUNT
@@ -66,83 +109,177 @@ def addition(op: Op) -> Kind:
     return Kind.SUM if kinds <= {Kind.SUM, Kind.COUNT} else Kind.MIXED
 
 
+def _shifted_extreme(op: Op, kinds: Collection[Kind]) -> Kind:
+    """The largest of rows plus a constant."""
+    extremes = [kind for kind in op.inputs if kind in (Kind.MAX, Kind.MIN)]
+    is_first = op.inputs[0] in (Kind.MAX, Kind.MIN)
+    if len(extremes) == 1 and set(kinds) <= {extremes[0], Kind.SAME} and (is_first or op.type != "Sub"):
+        return extremes[0]
+    return Kind.OTHER
+
+
 def _is_zero(op: Op, i: int) -> bool:
     """True if an input is a constant of which all numbers are 0."""
     value = op.constant(i)
     return value is not None and not value.any()
 
 
+def negation(op: Op) -> Kind:
+    """The same with the other sign."""
+    kind = op.inputs[0]
+    return {Kind.MAX: Kind.MIN, Kind.MIN: Kind.MAX}.get(kind, kind)
+
+
 def multiplication(op: Op) -> Kind:
     """Products, number by number."""
     one, other = op.inputs
-    if one is Kind.SAME or other is Kind.SAME:
-        return other if one is Kind.SAME else one
+    if one.is_fixed or other.is_fixed:
+        kind = other if one.is_fixed else one
+        if kind in (Kind.MAX, Kind.MIN):
+            return Kind.OTHER
+        return row_wise(op) if kind.is_fixed else kind
     if {one, other} == {Kind.MEAN, Kind.COUNT}:
         return Kind.SUM
-    return of_unknown(op) if one.has_rows or other.has_rows else Kind.OTHER
+    return row_wise(op)
 
 
 def division(op: Op) -> Kind:
     """Quotients, number by number."""
     one, other = op.inputs
-    if other is Kind.SAME and one in (Kind.SUM, Kind.ROWS) and _counts_rows(op):
-        other = Kind.COUNT
-    if other is Kind.SAME:
-        return one
-    if other is Kind.COUNT:
-        return {Kind.SUM: Kind.MEAN, Kind.ROWS: Kind.ROWS_PER_COUNT, Kind.COUNT: Kind.SAME}.get(one, Kind.OTHER)
-    return of_unknown(op) if one.has_rows or other.has_rows else Kind.OTHER
+    if other is Kind.SAME and one in (Kind.SUM, Kind.ROWS):
+        counted = _by_constant(op)
+        if counted is Kind.AMBIGUOUS and one is Kind.SUM:
+            return Kind.AMBIGUOUS
+        other = counted if counted is Kind.COUNT else other
+    if other.is_fixed:
+        return row_wise(op) if one.is_fixed else Kind.OTHER if one in (Kind.MAX, Kind.MIN) else one
+    if other is Kind.COUNT and one in (Kind.SUM, Kind.ROWS, Kind.COUNT):
+        return {Kind.SUM: Kind.MEAN, Kind.ROWS: Kind.ROWS_PER_COUNT, Kind.COUNT: Kind.SAME}[one]
+    return row_wise(op)
 
 
-def _counts_rows(op: Op) -> bool:
-    """True if a constant divisor is a multiple of the number of rows, which the program found in a shape."""
+def _by_constant(op: Op) -> Kind:
+    """The kind of a constant divisor: the number of the replica's summed terms, of the batch's, or neither.
+
+    A program that reads the number of rows from a shape that is known gets a plain number, that of its replica. One
+    that has the size of the batch from elsewhere, as TensorFlow's tutorial does, divides by that of the global batch.
+    """
     divisor = op.constant(1)
     if divisor is None or divisor.size != 1:
+        return Kind.SAME
+    number, summed = float(divisor.reshape(())), op.layout(0).summed
+    own = any(_is_count(number, rows, summed) for rows in op.num_rows)
+    of_all = any(_is_count(number, rows, summed) for rows in op.num_all)
+    if own and of_all:
+        return Kind.AMBIGUOUS
+    return Kind.COUNT if own else Kind.SAME
+
+
+def _is_count(number: float, rows: int, summed: tuple[int, ...] | None) -> bool:
+    """True if a number is that of rows, times the sizes of dimensions that were summed, all or some of them."""
+    if not rows or number % rows:
         return False
-    number = float(divisor.reshape(()))
-    # Also times the size of each row; of one row all numbers would be multiples.
-    return any(number == 1 if count == 1 else number % count == 0 for count in op.num_rows)
+    times = int(number) // rows
+    if summed is None or times == 1:
+        return True
+    chosen = (subset for n in range(1, len(summed) + 1) for subset in itertools.combinations(summed, n))
+    return any(math.prod(each) == times for each in chosen)
 
 
 def bound(op: Op) -> Kind:
     """The larger, or the smaller, of two: of a count and a constant, still the count."""
-    return Kind.COUNT if set(op.inputs) == {Kind.COUNT, Kind.SAME} else of_unknown(op)
+    if Kind.COUNT in op.inputs and set(op.inputs) <= {Kind.COUNT, Kind.SAME}:
+        return Kind.COUNT
+    extreme = Kind.MAX if op.type == "Maximum" else Kind.MIN
+    return extreme if extreme in op.inputs and set(op.inputs) <= {extreme, Kind.SAME} else row_wise(op)
 
 
 def selection(op: Op) -> Kind:
     """One of two, by a condition."""
     condition, *chosen = op.inputs
-    if condition is not Kind.SAME:
-        return of_unknown(op)
-    return addition(Op("AddV2", chosen, op.input_shapes[1:], op.output_rank))
+    if not condition.is_fixed:
+        return row_wise(op)
+    return addition(Op("AddV2", chosen, op.input_shapes[1:], op.output_rank, layouts=op.layouts[1:]))
 
 
 def matrix_product(op: Op) -> Kind:
     """Products of matrices, which may sum over rows."""
-    one, other = op.inputs[:2]
-    if not (one.has_rows or other.has_rows):
-        return multiplication(Op(op.type, (one, other), output_rank=op.output_rank))
-    if op.rank(0) != 2:
-        return of_unknown(op)
-    over_rows_of_one = one.has_rows and bool(op.attribute("transpose_a"))
-    over_rows_of_other = other.has_rows and not op.attribute("transpose_b")
-    if over_rows_of_one and over_rows_of_other:
+    kinds = list(op.inputs[:2])
+    if not any(kind.has_rows for kind in kinds):
+        return multiplication(Op(op.type, kinds, output_rank=op.output_rank))
+    is_summed = [kinds[i].has_rows and _is_inner(op, i) for i in range(2)]
+    one, other = kinds
+    if all(is_summed):
         return Kind.SUM if (one, other) == (Kind.ROWS, Kind.ROWS) else Kind.OTHER
-    if over_rows_of_one or over_rows_of_other:
-        return Kind.OTHER if not (one.has_rows and other.has_rows) else Kind.PAIRS
-    return Kind.PAIRS if one.has_rows and other.has_rows else of_unknown(op)
+    if any(is_summed):
+        return Kind.PAIRS if one.has_rows and other.has_rows else mixing(op) if Kind.UNKNOWN in kinds else Kind.OTHER
+    if one.has_rows and other.has_rows and not _are_batches(op):
+        return Kind.PAIRS
+    return linear(Op(op.type, kinds, output_rank=op.output_rank))
+
+
+def _is_inner(op: Op, i: int) -> bool:
+    """True if the dimension of rows of a matrix is the one that is summed over."""
+    place = _place(op, i)
+    if place is None:
+        return False
+    flags = (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))[i]
+    is_turned = any(bool(op.attribute(flag)) for flag in flags)
+    return place == ((-1, -2), (-2, -1))[i][is_turned]
+
+
+def _place(op: Op, i: int) -> int | None:
+    return op.layout(i).axis - 2 if op.type == "MatMul" else op.axis_from_end(i)
+
+
+def _are_batches(op: Op) -> bool:
+    """True if the rows of both are matrices, one beside the other."""
+    places = [_place(op, i) for i in range(2)]
+    if None in places:
+        return op.output_rank != 2
+    return all(place is not None and place < -2 for place in places) and places[0] == places[1]
 
 
 def einsum(op: Op) -> Kind:
     """Sums of products by an equation: over rows, if their label is gone from the result."""
-    equation = op.attribute("equation")
-    equation = equation.decode() if isinstance(equation, bytes) else str(equation)
-    taken, _, made = equation.replace(" ", "").partition("->")
-    labels = {terms[:1] for terms, kind in zip(taken.split(","), op.inputs, strict=False) if kind.has_rows}
-    if not labels or "." in labels:
-        return of_unknown(op)
+    terms, made = equation(op)
+    labels = {_label(op, i, term) for i, term in enumerate(terms) if op.inputs[i].has_rows}
+    kinds = set(op.inputs)
+    if not labels or "." in labels or kinds & {*_FAULTY, Kind.DISTINCT}:
+        return linear(op) if labels else row_wise(op) if len(terms) == 1 else multiplication_of_all(op)
     if len(labels) > 1:
         return Kind.PAIRS
     if labels <= set(made):
-        return of_unknown(op)
-    return Kind.SUM if Kind.ROWS_PER_COUNT not in op.inputs and Kind.PAIRS not in op.inputs else Kind.OTHER
+        return linear(Op(op.type, op.inputs, output_rank=op.output_rank))
+    if any(not (kind.is_fixed or kind is Kind.ROWS) for kind in kinds):
+        return Kind.OTHER
+    return Kind.SUM
+
+
+def multiplication_of_all(op: Op) -> Kind:
+    """The product of all inputs."""
+    kind = op.inputs[0]
+    for other in op.inputs[1:]:
+        kind = multiplication(Op("Mul", (kind, other), output_rank=op.output_rank))
+    return kind
+
+
+def equation(op: Op) -> tuple[list[str], str]:
+    """The labels of each input's dimensions, and those of the result."""
+    written = op.attribute("equation")
+    written = written.decode() if isinstance(written, bytes) else str(written)
+    taken, _, made = written.replace(" ", "").partition("->")
+    return taken.split(","), made
+
+
+def _label(op: Op, i: int, term: str) -> str:
+    axis = op.layout(i).axis
+    if "." in term[: axis + 1]:
+        return "."
+    return term[axis : axis + 1]
+
+
+def weight_gradient(op: Op) -> Kind:
+    """The gradient of what all rows share, such as a filter: a sum over rows."""
+    kinds = {kind for kind in op.inputs if not kind.is_fixed and kind is not Kind.SHAPE}
+    return Kind.SUM if kinds == {Kind.ROWS} else mixing(op)

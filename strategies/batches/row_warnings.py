@@ -48,10 +48,27 @@ _FIX = (
     "sum, over rows, of terms joined by + and by factors that do not depend on the batch."
 )
 _FAULTS = {
+    Kind.AMBIGUOUS: (
+        "a sum over rows divided by a constant that may be the number of terms of a replica as well as that of the "
+        "global batch"
+    ),
+    Kind.DISTINCT: "made of the values that are distinct among rows",
+    Kind.MAX: "the largest of rows, and neither a mean nor a sum over them",
+    Kind.MIN: "the smallest of rows, and neither a mean nor a sum over them",
     Kind.MIXED: "a sum over rows plus a term that is none",
     Kind.OTHER: "neither a mean nor a sum over rows",
+    Kind.UNKNOWN: "made by operations that mix rows, or that may do so",
 }
+_FIXES = {
+    Kind.AMBIGUOUS: (
+        "Divide by strategies.global_rows(), the number of rows of the global batch, or write it as a mean over rows."
+    )
+}
+#: Of what a layer gives for each row: these look at other rows, too.
+_MIXED_ROWS = (*_FAULTS, Kind.PAIRS, Kind.SHIFTED)
 
+#: Files of these libraries, and of Python's own.
+_FILES = ("threading.py", "functools.py", "contextlib.py")
 _LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
 
 
@@ -65,19 +82,41 @@ def is_fault(kind: Kind) -> bool:
     return kind in _FAULTS
 
 
+def mixes_rows(kind: Kind) -> bool:
+    """True of what a layer or a model makes for each row, if it looks at other rows of its replica, too."""
+    return kind in _MIXED_ROWS
+
+
 def warn_of(kind: Kind, subject: str) -> None:
     """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas."""
     if is_fault(kind):
-        warn(f"{subject} is {_FAULTS[kind]}, {_DIFFERENCE}", _FIX)
+        warn(f"{subject} is {_FAULTS[kind]}, {_DIFFERENCE}", _FIXES.get(kind, _FIX))
 
 
-def warn(difference: str, fix: str) -> None:
+def description(kind: Kind) -> str:
+    """Returns the dependence on rows of what :func:`is_fault` is true of, in words."""
+    return _FAULTS[kind]
+
+
+def line_of(tensor: Any) -> tuple[str, int] | None:
+    """Returns the file and the line of the program that made a tensor; None if that is not known: it has no graph."""
+    if hasattr(tensor, "numpy"):
+        return None
+    for frame in reversed(tensor.op.traceback):
+        parts = frame.filename.replace("\\", "/").split("/")
+        if not any(each in _LIBRARIES or each in _FILES for each in parts):
+            return frame.filename, int(frame.lineno)
+    return None
+
+
+def warn(difference: str, fix: str, line: tuple[str, int] | None = None) -> None:
     """Warns once for each line of the program, as from that line.
 
     Args:
         difference: what is computed, and how it differs from one device; a sentence without its full stop, which
             contains the word "replica".
         fix: what to write instead; a whole sentence.
+        line: the program's file and line, if they are not those of the function that is running: see :func:`line_of`.
     """
     frame: Any = sys._getframe(1)
     program = frame
@@ -88,5 +127,6 @@ def warn(difference: str, fix: str) -> None:
         frame = frame.f_back
     # As from the program's own line; Python remembers there which warnings it has shown.
     known = program.f_globals.setdefault("__warningregistry__", {})
-    file, module = program.f_code.co_filename, program.f_globals.get("__name__")
-    warnings.warn_explicit(f"{difference}. {fix}", DifferenceWarning, file, program.f_lineno, module, known)
+    file, number = line or (program.f_code.co_filename, program.f_lineno)
+    module = program.f_globals.get("__name__")
+    warnings.warn_explicit(f"{difference}. {fix}", DifferenceWarning, file, number, module, known)

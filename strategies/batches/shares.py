@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from strategies.batches.row_dependence import RowDependence, mark, marking
+from strategies.batches.row_dependence import RowDependence, Sizes, mark, marking
 from strategies.batches.row_kinds import Kind
 from strategies.batches.rows import Rows
 
@@ -166,9 +166,12 @@ _of_microbatches: contextvars.ContextVar[RowDependence | None] = contextvars.Con
 @contextlib.contextmanager
 def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
     """Inside, the replica computes a batch, a nest of tensors, in micro-batches of so many rows, where known."""
-    token = _of_microbatches.set(RowDependence(num_rows))
+    share = current()
+    # A program that knows a size beforehand knows that of the batch.
+    num_all = () if share is None else share.dependence.sizes.of_all or share.num_rows
+    token = _of_microbatches.set(RowDependence(num_rows, num_all=num_all))
     try:
-        with marking(batch, num_rows):
+        with marking(batch, Sizes(num_rows, num_all)):
             yield
     finally:
         _of_microbatches.reset(token)
@@ -224,7 +227,7 @@ def divide(
             combination,
             functools.partial(read_weight, r),
             own[r],
-            RowDependence(own[r], is_marked=num_replicas > 1),
+            RowDependence(own[r], is_marked=num_replicas > 1, num_all=_of_all(rows, own[r], num_local, num_replicas)),
         )
         for r in range(num_local)
     ]
@@ -235,3 +238,15 @@ def _seen(number: int | tf.Tensor) -> Collection[int]:
     if isinstance(number, int) or hasattr(number, "numpy"):
         return (max(int(number), 1),)
     return ()
+
+
+def _of_all(rows: Rows | None, own: Collection[int], num_local: int, num_replicas: int) -> Collection[int]:
+    """The number of rows of all replicas, if it is known now: where only a replica's is, they are as many on each."""
+    if rows is None or num_replicas == 1:
+        return ()
+    static = [n for n in rows.local if isinstance(n, int)]
+    if isinstance(rows.total, int):
+        return (rows.total,)
+    if num_local == num_replicas and len(static) == num_local:
+        return (sum(static),)
+    return tuple(n * num_replicas for n in own)

@@ -9,19 +9,16 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 from strategies.batches.row_dependence import is_reduced
-from strategies.batches.row_kinds import Kind
 from strategies.batches.rows import is_batch, is_tensor, take_rows
 from strategies.batches.shares import Share
-from strategies.collectives.fixed_order import sum_in_order
 from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.logs import of_whole_batch
 
 
 def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
     """Returns what the local replicas returned, combined as far as the caller cannot do it.
 
-    * Of a training or test step, Keras' trainer wants the numbers of the whole batch: each becomes its mean over all
-      replicas, weighed by rows, or its sum, if it is one over rows. Results over all replicas, such as metrics, are
-      such numbers already.
+    * Of a training or test step, Keras' trainer wants the numbers of the whole batch (`engine.logs`).
     * Keras lays what a prediction step returns end to end: a replica without rows returns none, of any kind of
       tensor; other processes' rows are fetched.
     * In the user's own loop a replica without rows returns no rows where its output has the borrowed row's, so that
@@ -37,48 +34,12 @@ def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> An
     """
     combination = shares[0].combination
     if combination == "mean":
-        return _means(outputs, shares, layout) if layout.num_replicas > 1 else outputs
+        return of_whole_batch(outputs, shares, layout) if layout.num_replicas > 1 else outputs
     if not all(share.has_rows is True and share.is_even for share in shares):
         outputs = tf.nest.map_structure(lambda leaf: _without_borrowed_rows(leaf, shares), outputs)
     if combination == "concat" and layout.process_group is not None:
         return tf.nest.map_structure(lambda leaf: _rows_of_all_processes(leaf, layout), outputs)
     return outputs
-
-
-def _means(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
-    flat = tf.nest.flatten(outputs)
-    mine = [i for i, leaf in enumerate(flat) if _is_replicas_own(leaf, len(shares))]
-    if not mine:
-        return outputs
-    with tf.device(layout.devices[0]):
-        parts = [_part_of_batch(local_values(flat[i]), shares) for i in mine]
-        totals = parts if layout.process_group is None else layout.process_group.sum(parts)
-    for i, total in zip(mine, totals, strict=True):
-        flat[i] = total
-    return tf.nest.pack_sequence_as(outputs, flat)
-
-
-def _is_replicas_own(leaf: Any, num_local: int) -> bool:
-    """True for numbers of which each replica has its own; everything else is left to Keras."""
-    local = local_values(leaf)
-    if len(local) != num_local or is_reduced(leaf):
-        return False
-    return all(isinstance(v, tf.Tensor) and v.dtype.is_floating for v in local)
-
-
-def _part_of_batch(local: Sequence[tf.Tensor], shares: Sequence[Share]) -> tf.Tensor:
-    """Returns what this process' replicas add to the number of the whole batch."""
-    kinds = {share.dependence.kind(value) for share, value in zip(shares, local, strict=True)}
-    if all(value.shape.rank == 0 for value in local) and kinds <= {Kind.SUM, Kind.COUNT}:
-        return sum_in_order([s.keep(value, tf.zeros_like(value)) for s, value in zip(shares, local, strict=True)])
-    if all(share.is_even for share in shares):
-        total = sum_in_order(local)
-        return total / tf.cast(shares[0].num_replicas, total.dtype)
-    weighed = [
-        tf.math.multiply_no_nan(value, tf.cast(share.weight, value.dtype))
-        for share, value in zip(shares, local, strict=True)
-    ]
-    return sum_in_order(weighed)
 
 
 def _rows_of_all_processes(value: Any, layout: ReplicaLayout) -> Any:

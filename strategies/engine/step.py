@@ -158,7 +158,7 @@ class Steps:
             shares.attach(share)
             if share.num_replicas == 1:
                 return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
-            with marking((args, kwargs), share.num_rows):
+            with marking((args, kwargs), share.dependence.sizes):
                 return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
 
         def replica_of_several(share: shares.Share, attributes: ReplicaAttributes, args: Any, kwargs: Any) -> Any:

@@ -50,9 +50,9 @@ class Lookups:
             ValueError: a function was traced whose lookups have sizes that are not known then.
         """
         parts = dependence.parts(slices.indices)
-        if all(kind not in (Kind.SAME, Kind.UNIQUE) for kind, _ in parts):
+        if all(kind not in (Kind.SAME, Kind.DISTINCT) for kind, _ in parts):
             return cls((), (slices,))
-        found: dict[Kind, list[tf.IndexedSlices]] = {Kind.SAME: [], Kind.ROWS: [], Kind.UNIQUE: []}
+        found: dict[Kind, list[tf.IndexedSlices]] = {Kind.SAME: [], Kind.ROWS: [], Kind.DISTINCT: []}
         begin: Any = 0
         for (kind, _), size in zip(parts, _sizes(parts, slices.indices), strict=True):
             indices = mark(slices.indices[begin : begin + size], kind)
@@ -60,7 +60,7 @@ class Lookups:
                 tf.IndexedSlices(slices.values[begin : begin + size], indices, slices.dense_shape)
             )
             begin = begin + size
-        return cls(tuple(found[Kind.SAME]), tuple(found[Kind.ROWS]), tuple(found[Kind.UNIQUE]))
+        return cls(tuple(found[Kind.SAME]), tuple(found[Kind.ROWS]), tuple(found[Kind.DISTINCT]))
 
     def joined(self) -> tf.IndexedSlices:
         """Returns all slices, in one order whatever the parts."""
@@ -93,7 +93,7 @@ def summed_by_index(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Returns one slice for each index, in the order in which the indices are first met: as ``tf.unique`` has them."""
     indices, positions = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, positions, tf.shape(indices)[0])
-    return tf.IndexedSlices(values, mark(indices, Kind.UNIQUE), slices.dense_shape)
+    return tf.IndexedSlices(values, mark(indices, Kind.DISTINCT), slices.dense_shape)
 
 
 def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:

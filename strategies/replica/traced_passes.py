@@ -233,7 +233,7 @@ def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], ...]:
 def _slices(variable: Any, *groups: Sequence[Any]) -> tf.IndexedSlices:
     """Returns the gradient of which these are values and indices, by the groups of ``Lookups``."""
     shape = tf.constant(variable.shape.as_list())
-    kinds = (Kind.SAME, Kind.ROWS, Kind.UNIQUE)
+    kinds = (Kind.SAME, Kind.ROWS, Kind.DISTINCT)
     return Lookups(
         *(
             tuple(tf.IndexedSlices(values, mark(indices, kind), shape) for values, indices in group)

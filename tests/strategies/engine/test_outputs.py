@@ -10,6 +10,7 @@ import tensorflow as tf
 from strategies._tf_internals import PerReplica
 from strategies.batches.row_dependence import mark, mark_reduced
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import DifferenceWarning
 from strategies.batches.rows import Rows
 from strategies.batches.shares import Combination, Share, divide
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout
@@ -28,16 +29,43 @@ def pair(first: Any, second: Any, kind: Kind = Kind.MEAN) -> PerReplica:
 
 def test_a_training_step_gives_numbers_of_the_whole_batch() -> None:
     outputs = {
+        "count": pair(3, 1, Kind.COUNT),
+        "every": pair(True, False, Kind.MIN),
+        "largest": pair(2.0, 6.0, Kind.MAX),
         "mean": pair(2.0, 6.0),
-        "sum": pair(2.0, 6.0, Kind.SUM),
         "metric": mark_reduced(tf.constant(5.0)),
-        "number": pair(1, 2),
+        "number": pair(1, 1, Kind.SAME),
+        "smallest": pair(2, 6, Kind.MIN),
+        "sum": pair(2.0, 6.0, Kind.SUM),
     }
     found = combined(outputs, shares("mean"), LAYOUT)
-    assert [float(found[name]) for name in ("mean", "sum", "metric")] == [3.0, 8.0, 5.0]
     assert found["number"] is outputs["number"]  # Keras' own affair.
-    even = combined(outputs, shares("mean", (2, 2)), LAYOUT)
+    names = ("count", "every", "largest", "mean", "metric", "smallest", "sum")
+    assert [float(found[name]) for name in names] == [4.0, 0.0, 6.0, 3.0, 5.0, 2.0, 8.0]
+    even = combined({name: outputs[name] for name in ("mean", "sum")}, shares("mean", (2, 2)), LAYOUT)
     assert [float(even[name]) for name in ("mean", "sum")] == [4.0, 8.0]
+
+
+def test_what_has_rows_is_laid_end_to_end() -> None:
+    rows = {"row": PerReplica((mark(tf.ones([3, 2]), Kind.ROWS), mark(tf.zeros([1, 2]), Kind.ROWS)))}
+    assert combined(rows, shares("mean"), LAYOUT)["row"].shape == (4, 2)
+    assert combined(rows, shares("mean", (3, 0)), LAYOUT)["row"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (pair(2.0, 6.0, Kind.OTHER), "'named', which a step returns, is neither a mean nor a sum over rows"),
+        (pair(2.0, 6.0, Kind.UNKNOWN), "mix rows"),
+        (pair(2.0, 6.0, Kind.DRAWN), "by each replica for itself"),
+        (pair(2, 6), "that of one replica"),
+        (pair("a", "b", Kind.ROWS), "that of one replica"),
+        (3, "the number of rows of one replica"),
+    ],
+)
+def test_what_cannot_be_put_together_is_said(output: Any, said: str) -> None:
+    with pytest.warns(DifferenceWarning, match=said):
+        combined({"named": output}, shares("mean"), LAYOUT)
 
 
 @pytest.mark.parametrize("rows", [(4, 0), (4, tf.constant(0))], ids=["static", "dynamic"])

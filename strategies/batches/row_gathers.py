@@ -1,0 +1,128 @@
+"""Rules of what looks things up, or adds things up, by indices: the kind of what they make, see `row_kinds`."""
+
+from __future__ import annotations
+
+from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
+
+
+def gathered(op: Op) -> Kind:
+    """Rows of a table, or of the batch, that are looked up."""
+    table, indices = op.inputs[:2]
+    if table is Kind.SHAPE:
+        index = op.numbers(1)
+        if index is None or len(index) != 1:
+            return Kind.SHAPE
+        return Kind.COUNT if index[0] == max(op.layout(0).axis, 0) else Kind.SAME
+    if table in (Kind.MEAN, Kind.SUM, Kind.MIXED) and indices is Kind.SAME:
+        return table
+    if table is Kind.DISTINCT and indices is Kind.ROWS:
+        return Kind.ROWS
+    if not table.has_rows or table is Kind.PAIRS:
+        return row_wise(op)
+    if gathered_dim(op) != op.layout(0).axis or int(op.attribute("batch_dims") or 0) > op.layout(0).axis:
+        return row_wise(op)
+    return _rows_by(op, table, indices)
+
+
+def gathered_dim(op: Op) -> int:
+    """The dimension of a table along which a gather looks."""
+    dims = op.numbers(2) if len(op.inputs) > 2 else [0]
+    if dims is None:
+        return 0
+    rank = op.rank(0)
+    return dims[0] % rank if rank else dims[0]
+
+
+def _rows_by(op: Op, table: Kind, indices: Kind) -> Kind:
+    """Rows that are looked up along their dimension."""
+    if indices.has_rows and op.layout(1).is_position:
+        # Each row's own, by its position.
+        return row_wise(op)
+    return Kind.SOME if indices is Kind.SOME and table in (Kind.ROWS, Kind.SOME) else mixing(op)
+
+
+def gathered_by_tuples(op: Op) -> Kind:
+    """Parts of a tensor that are looked up by several indices each."""
+    table, indices = op.inputs[:2]
+    if table.has_rows and table is not Kind.PAIRS and op.layout(0).axis == 0:
+        return _rows_by(op, table, indices)
+    return row_wise(op)
+
+
+def places(op: Op) -> Kind:
+    """The indices of what is not zero."""
+    kind = op.inputs[0]
+    return Kind.SOME if kind.has_rows and kind is not Kind.PAIRS else mixing(op)
+
+
+def scattered(op: Op) -> Kind:
+    """What is added up by indices, in zeros of a given shape."""
+    indices, updates, shape = op.inputs[:3]
+    if shape in (Kind.SHAPE, Kind.COUNT):
+        return row_wise(op) if op.layout(0).is_position or not updates.has_rows else mixing(op)
+    return _summed(op, indices, updates)
+
+
+def scattered_into(op: Op) -> Kind:
+    """What is added to a tensor by indices."""
+    into, indices, updates = op.inputs[:3]
+    if into.has_rows:
+        return row_wise(op) if op.layout(1).is_position or indices.is_fixed else mixing(op)
+    summed = _summed(op, indices, updates)
+    if into.is_fixed and summed is Kind.SUM:
+        start = op.constant(0)
+        return Kind.SUM if start is not None and not start.any() else Kind.MIXED
+    return summed if into.is_fixed else mixing(op)
+
+
+def overwritten(op: Op) -> Kind:
+    """A tensor of which parts are replaced by indices."""
+    if op.inputs[0].has_rows and op.layout(1).is_position:
+        return row_wise(op)
+    return mixing(op)
+
+
+def summed_by_segment(op: Op) -> Kind:
+    """Sums of rows by the segments that they are in."""
+    data, segments, number = op.inputs[:3]
+    if number in (Kind.COUNT, Kind.SHAPE):
+        return row_wise(op) if op.layout(1).is_position else mixing(op)
+    return _summed(op, segments, data)
+
+
+def counted(op: Op) -> Kind:
+    """How often each number appears."""
+    kind = op.inputs[0]
+    if kind is Kind.ROWS and op.inputs[1].is_fixed:
+        return Kind.ROWS if op.rank(0) == 2 and op.output_rank == 2 and op.layout(0).axis == 0 else Kind.SUM
+    return mixing(op)
+
+
+def _summed(op: Op, indices: Kind, values: Kind) -> Kind:
+    kinds = {indices, values} - {Kind.SAME, Kind.DRAWN}
+    return Kind.SUM if kinds and kinds <= {Kind.ROWS, Kind.SOME} else mixing(op)
+
+
+def distinct(op: Op) -> Kind:
+    """What appears among numbers, each once; the place of each; how often it appears."""
+    kind = op.inputs[0]
+    if kind is Kind.ROWS:
+        return Kind.ROWS if op.output == 1 else Kind.DISTINCT
+    return mixing(op)
+
+
+def reduced_by_segment(op: Op) -> Kind:
+    """Sums or means of what rows look up, by row."""
+    if op.inputs[1] is Kind.ROWS and op.inputs[0] in (Kind.SAME, Kind.DISTINCT):
+        return Kind.ROWS
+    return mixing(op)
+
+
+def sparse_product(op: Op) -> Kind:
+    """A sparse matrix times a dense one."""
+    kinds = set(op.inputs[:3])
+    if not any(kind.has_rows for kind in kinds):
+        return mixing(op) if op.inputs[3].has_rows else row_wise(op)
+    if op.attribute("adjoint_a"):
+        return Kind.SUM if op.inputs[3] in (Kind.ROWS, Kind.SAME) else mixing(op)
+    return mixing(op) if op.inputs[3].has_rows else Kind.ROWS

@@ -1,0 +1,252 @@
+"""The place of the rows in what an operation makes: see `row_kinds.Layout`."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+from strategies.batches import row_arithmetic as arithmetic
+from strategies.batches import row_gathers as gathers
+from strategies.batches import row_shapes as shapes
+from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
+
+_REDUCTIONS = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
+_MAY_BE_ROWS = Layout(may_be_rows=True)
+
+
+def layout_of(op: Op, kind: Kind) -> Layout:
+    """Returns the place of the rows in the output of an operation, whose kind is known."""
+    if kind.is_fixed:
+        return _of_fixed(op)
+    if not (kind.has_rows or kind in (Kind.SUM, Kind.COUNT, Kind.SHAPE, Kind.DISTINCT)):
+        return ROW_MAJOR
+    found = _moved(op, kind)
+    if found.summed is not None and kind in (Kind.SUM, Kind.ROWS):
+        found = dataclasses.replace(found, summed=_summed(op))
+    is_position = op.type == "Range" and op.inputs[0] is Kind.SAME
+    is_position = is_position or any(op.layout(i).is_position for i in _dependent(op))
+    return dataclasses.replace(found, is_position=is_position and kind.has_rows, may_be_rows=False)
+
+
+def _of_fixed(op: Op) -> Layout:
+    """Of what has no rows, as far as is known: it may have been made for each of a number of rows that is known."""
+    if op.first_size not in op.num_rows or not op.output_rank:
+        return ROW_MAJOR
+    is_made = op.type in ("BroadcastTo", "Fill", "Tile") and op.output_rank > 1 and not op.is_integer
+    return _MAY_BE_ROWS if is_made or any(layout.may_be_rows for layout in op.layouts) else ROW_MAJOR
+
+
+def _dependent(op: Op) -> list[int]:
+    return [i for i, kind in enumerate(op.inputs) if not kind.is_fixed]
+
+
+def _summed(op: Op) -> tuple[int, ...] | None:
+    """The sizes of dimensions of each row that have been summed: of the factors and terms together."""
+    found: tuple[int, ...] = ()
+    for i in _dependent(op):
+        own = op.layout(i).summed
+        if own is None:
+            return None
+        found = max(found, own, key=len)
+    if op.type not in ("Sum", "Mean"):
+        return found
+    dims, shape, axis = arithmetic.reduced_dims(op), op.shape(0), op.layout(0).axis
+    if dims is None or shape is None:
+        return None
+    sizes = [shape[dim] for dim in dims if dim != axis]
+    # Rows that are several items each, as joined batches and tokens are.
+    times = op.layout(0).times
+    if axis in dims and times != 1:
+        sizes.append(None if times is None or times.denominator != 1 else int(times))
+    known = [size for size in sizes if size is not None]
+    return (*found, *(size for size in known if size != 1)) if len(known) == len(sizes) else None
+
+
+def _moved(op: Op, kind: Kind) -> Layout:
+    of = next(iter(i for i in _dependent(op) if op.inputs[i].has_rows), None)
+    if of is None:
+        return _of_count(op, kind)
+    layout = op.layout(of)
+    axis, rank = layout.axis, op.rank(of)
+    if axis < 0 and op.type not in ("TensorListStack", "TensorListGather"):
+        return layout
+    if op.type == "Shape":
+        return layout
+    if op.type == "Size":
+        return dataclasses.replace(layout, times=_size_of_row(op))
+    if op.type in _REDUCTIONS:
+        dims = arithmetic.reduced_dims(op)
+        if dims is None or axis in dims or op.attribute("keep_dims"):
+            return layout
+        return _at(layout, axis - sum(dim < axis for dim in set(dims)))
+    if op.type in ("Transpose", "ConjugateTranspose"):
+        order = op.numbers(1)
+        return layout if order is None or axis not in order else _at(layout, order.index(axis))
+    if op.type == "ExpandDims":
+        dims = op.numbers(1)
+        if dims is None or rank is None:
+            return layout
+        return _at(layout, axis + (dims[0] % (rank + 1) <= axis))
+    if op.type == "Squeeze":
+        given = [int(each) for each in op.attribute("squeeze_dims") or op.attribute("axis") or ()]
+        shape = op.shape(of)
+        gone = {each % rank for each in given} if given and rank else {i for i, n in enumerate(shape or ()) if n == 1}
+        return _at(layout, axis - sum(dim < axis for dim in gone))
+    if op.type == "Reshape":
+        place = shapes.reshaped_axis(op)
+        if place is None:
+            return Layout(0, None, (), layout.summed)
+        return Layout(place[0], place[1], place[2], layout.summed)
+    if op.type in ("StridedSlice", "Slice", "Split", "SplitV"):
+        return _of_part(op, of, layout)
+    if op.type == "Pack":
+        dim = int(op.attribute("axis") or 0)
+        return _at(layout, axis + (dim % (rank + 1) <= axis if rank is not None else dim <= axis))
+    if op.type == "Unpack":
+        dim = int(op.attribute("axis") or 0)
+        return _at(layout, axis - (dim % rank < axis if rank else dim < axis))
+    if op.type == "ConcatV2":
+        return _of_concatenation(op, layout)
+    if op.type == "OneHot":
+        dim = int(op.attribute("axis") if op.attribute("axis") is not None else -1)
+        return _at(layout, axis + (0 <= dim <= axis))
+    if op.type in ("GatherV2", "Gather", "GatherNd", "ResourceGather"):
+        return _of_gather(op, of, layout)
+    if op.type == "Einsum":
+        terms, made = arithmetic.equation(op)
+        label = terms[of][axis : axis + 1] if of < len(terms) and "." not in terms[of] + made else ""
+        return _at(layout, made.index(label)) if label and label in made else layout
+    if op.type.startswith(("BatchMatMul", "MatMul")):
+        return _of_product(op, of, layout)
+    if op.type == "TensorListFromTensor":
+        return _at(layout, axis - 1)
+    if op.type in ("TensorListStack", "TensorListGather"):
+        return _at(layout, axis + 1)
+    if op.type == "Tile":
+        return dataclasses.replace(layout, times=None)
+    if op.type in ("BroadcastTo", "Fill", "Range", "OnesLike", "ZerosLike"):
+        return _aligned(op, of, layout)
+    return _aligned(op, of, layout)
+
+
+def _aligned(op: Op, of: int, layout: Layout) -> Layout:
+    """Of tensors that are broadcast to one shape: dimensions are the same from the end."""
+    rank, made = op.rank(of), op.output_rank
+    if rank is None or made is None or made <= rank or op.output:
+        return layout
+    return _at(layout, layout.axis + made - rank)
+
+
+def _at(layout: Layout, axis: int) -> Layout:
+    return layout if axis == layout.axis else dataclasses.replace(layout, axis=axis)
+
+
+def _of_count(op: Op, kind: Kind) -> Layout:
+    """Of numbers of rows, and of what is made for each of so many."""
+    dependent = _dependent(op)
+    if not dependent:
+        return ROW_MAJOR
+    layout = op.layout(dependent[0])
+    if kind is Kind.SHAPE:
+        if op.type in ("Pack", "ConcatV2") and len(dependent) == 1 and op.inputs[dependent[0]] is Kind.COUNT:
+            return dataclasses.replace(layout, axis=dependent[0] if op.type == "Pack" else 0)
+        return layout
+    if kind is Kind.COUNT:
+        return dataclasses.replace(layout, times=_factor(op, layout.times))
+    if kind.has_rows:
+        # In a shape, at the place of the number of rows there.
+        axis = layout.axis if op.inputs[dependent[0]] is Kind.SHAPE else 0
+        rank = op.output_rank
+        return Layout(axis if rank is None or axis < rank else 0, layout.times)
+    return layout
+
+
+def _factor(op: Op, times: Fraction | None) -> Fraction | None:
+    numbers = [op.constant(i) for i, kind in enumerate(op.inputs) if kind is Kind.SAME]
+    if op.type in ("Cast", "Identity", "StridedSlice", "GatherV2", "Unpack", "Squeeze", "Reshape", "ExpandDims"):
+        return times
+    if times is None or len(op.inputs) != 2 or len(numbers) != 1 or numbers[0] is None or numbers[0].size != 1:
+        return None
+    number = Fraction(float(numbers[0].reshape(())))
+    if op.type == "Mul":
+        return times * number
+    if op.type in ("FloorDiv", "RealDiv", "TruncateDiv", "Div") and number:
+        return times / number
+    return None
+
+
+def _size_of_row(op: Op) -> Fraction | None:
+    shape, layout, size = op.shape(0), op.layout(0), Fraction(1)
+    for i, each in enumerate(shape or ()):
+        if i != layout.axis:
+            if each is None:
+                return None
+            size *= each
+    return None if shape is None or layout.times is None else layout.times * size
+
+
+def _of_part(op: Op, of: int, layout: Layout) -> Layout:
+    if op.type == "Slice":
+        return layout
+    if op.type in ("Split", "SplitV"):
+        along, rank = op.numbers(0 if op.type == "Split" else 2), op.rank(of)
+        if along is None or (along[0] % rank if rank else along[0]) != layout.axis:
+            return layout
+        return dataclasses.replace(layout, times=shapes.split_times(op, of))
+    part = shapes.sliced_rows(op)
+    return dataclasses.replace(layout if part is None else dataclasses.replace(layout, times=part), axis=_kept_axis(op))
+
+
+def _kept_axis(op: Op) -> int:
+    """The dimension of rows of which a slice has taken parts, left out dimensions, and put in others."""
+    new, shrink, ellipsis = (int(op.attribute(f"{name}_mask") or 0) for name in ("new_axis", "shrink_axis", "ellipsis"))
+    axis, dim, made = op.layout(0).axis, 0, 0
+    begin, shape, rank = op.constant(1), op.shape(1), op.rank(0)
+    length = int(begin.size) if begin is not None else (shape[0] if shape else None) or 0
+    for entry in range(length):
+        bit = 1 << entry
+        if ellipsis & bit:
+            if rank is None:
+                return axis
+            rest = bin(~new & ((1 << length) - 1) & ~((bit << 1) - 1)).count("1")
+            if axis < rank - rest:
+                return made + axis - dim
+            made, dim = made + rank - rest - dim, rank - rest
+        elif new & bit:
+            made += 1
+        elif dim == axis:
+            return made
+        else:
+            made, dim = made + (not shrink & bit), dim + 1
+    return made + axis - dim
+
+
+def _of_concatenation(op: Op, layout: Layout) -> Layout:
+    dims, rank = op.numbers(len(op.inputs) - 1), op.output_rank
+    if dims is None or (dims[0] % rank if rank else dims[0]) != layout.axis:
+        return layout
+    times = [op.layout(i).times for i, kind in enumerate(op.inputs[:-1]) if kind.has_rows]
+    known = [each for each in times if each is not None]
+    return dataclasses.replace(layout, times=sum(known, Fraction(0)) if len(known) == len(times) else None)
+
+
+def _of_gather(op: Op, of: int, layout: Layout) -> Layout:
+    if op.type == "GatherNd":
+        return layout if of == 1 else ROW_MAJOR
+    dim, batch = gathers.gathered_dim(op), int(op.attribute("batch_dims") or 0)
+    if of == 1:
+        return _at(layout, layout.axis + (dim if layout.axis >= batch else 0) - (batch if layout.axis >= batch else 0))
+    if layout.axis == dim:
+        return ROW_MAJOR
+    width = op.rank(1)
+    return layout if layout.axis < dim or width is None else _at(layout, layout.axis - 1 + width - batch)
+
+
+def _of_product(op: Op, of: int, layout: Layout) -> Layout:
+    rank, made = op.rank(of), op.output_rank
+    if rank is None or made is None:
+        return layout
+    place = layout.axis - rank
+    if place < -2:
+        return _at(layout, made + place)
+    return _at(layout, made - (2 if of == 0 else 1))

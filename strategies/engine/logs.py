@@ -1,0 +1,158 @@
+"""What a training or test step returns, such as its logs: the numbers of the whole batch.
+
+Results over all replicas, such as metrics, are such numbers already, and what is the same on all replicas is, too. Of
+everything else its kind (`batches.row_kinds`) says how those of replicas are put together: means are weighed by rows,
+sums and counts added up, of largest numbers the largest is taken, and rows are laid end to end. What cannot be put
+together is said, with the line that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.batches.row_dependence import is_reduced
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import description, is_fault, line_of, warn
+from strategies.batches.shares import Share
+from strategies.collectives.fixed_order import sum_in_order
+from strategies.engine.layout import ReplicaLayout, local_values
+
+_FIX = (
+    "Compute it from the rows of all replicas, which strategies.gather_rows(x) returns, or return a mean or a sum over "
+    "rows"
+)
+_TOTALS = (Kind.SUM, Kind.COUNT)
+
+
+def of_whole_batch(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
+    """Returns what replicas have returned in a step of Keras' trainer as numbers of the batch.
+
+    Args:
+        outputs: a nest of values, per replica or one that all local replicas share.
+        shares: those of the local replicas in the step.
+        layout: the replicas.
+    """
+    flat = tf.nest.flatten(outputs)
+    summed: dict[int, tf.Tensor] = {}
+    with tf.device(layout.devices[0]):
+        for i, (name, leaf) in enumerate(zip(_names(outputs), flat, strict=True)):
+            if is_reduced(leaf):
+                continue
+            local = local_values(leaf)
+            if isinstance(local[0], int):
+                _say_if_counted(name, local[0], shares)
+            if len(local) != len(shares) or not all(isinstance(value, tf.Tensor) for value in local):
+                continue
+            kinds = {share.dependence.kind(value) for share, value in zip(shares, local, strict=True)}
+            if kinds == {Kind.SAME} and not local[0].dtype.is_floating:
+                continue
+            if _are_rows(kinds, local, shares):
+                flat[i] = _laid_end_to_end(local, shares, layout)
+            elif kinds in ({Kind.MAX}, {Kind.MIN}) and _is_number(local[0].dtype):
+                flat[i] = _extreme(local, shares, layout, next(iter(kinds)))
+            elif (part := _part_of_batch(name, local, kinds, shares)) is not None:
+                summed[i] = part
+        totals = list(summed.values())
+        if totals and layout.process_group is not None:
+            totals = layout.process_group.sum(totals)
+    for i, total in zip(summed, totals, strict=True):
+        flat[i] = total
+    return tf.nest.pack_sequence_as(outputs, flat)
+
+
+def _names(outputs: Any) -> list[str]:
+    """Returns for each leaf the key under which a step has returned it."""
+    if not isinstance(outputs, Mapping):
+        return [""] * len(tf.nest.flatten(outputs))
+    # In TensorFlow's order.
+    return [str(key) for key in sorted(outputs) for _ in tf.nest.flatten(outputs[key])]
+
+
+def _is_number(dtype: tf.DType) -> bool:
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
+
+
+def _part_of_batch(
+    name: str, local: Sequence[tf.Tensor], kinds: set[Kind], shares: Sequence[Share]
+) -> tf.Tensor | None:
+    """Returns what this process' replicas add to the number of the whole batch; None of what is left as it is."""
+    dtype = local[0].dtype
+    if kinds <= set(_TOTALS) and not dtype.is_bool and _is_number(dtype):
+        return sum_in_order([s.keep(value, tf.zeros_like(value)) for s, value in zip(shares, local, strict=True)])
+    if not (dtype.is_floating and kinds <= {Kind.MEAN, Kind.SAME}):
+        _say(name, local[0], kinds, is_mean=dtype.is_floating)
+    if not dtype.is_floating:
+        return None
+    if all(share.is_even for share in shares):
+        total = sum_in_order(local)
+        return total / tf.cast(shares[0].num_replicas, total.dtype)
+    weighed = [
+        tf.math.multiply_no_nan(value, tf.cast(share.weight, value.dtype))
+        for share, value in zip(shares, local, strict=True)
+    ]
+    return sum_in_order(weighed)
+
+
+def _say(name: str, value: tf.Tensor, kinds: set[Kind], *, is_mean: bool) -> None:
+    faults = [kind for kind in kinds if is_fault(kind)]
+    what = f"is {description(faults[0])}" if faults else "is made by each replica for itself"
+    taken = "the mean of the replicas', weighed by rows" if is_mean else "that of one replica"
+    warn(
+        f"{_subject(name)} {what}, so that under a strategy it is not that of one device: the trainer takes {taken}",
+        f"{_FIX}.",
+        line_of(value),
+    )
+
+
+def _say_if_counted(name: str, value: int, shares: Sequence[Share]) -> None:
+    """Says of a plain integer that it may be the number of rows of one replica."""
+    if not isinstance(value, bool) and value in shares[0].num_rows and value != 1:
+        warn(
+            f"{_subject(name)} is {value}, the number of rows of one replica: where it was read from the shape of the "
+            "batch, it is not that of one device",
+            "Return tf.shape(x)[0], which is summed over replicas, or strategies.global_rows().",
+        )
+
+
+def _subject(name: str) -> str:
+    return f"{name!r}, which a step returns," if name else "What a step returns"
+
+
+def _are_rows(kinds: set[Kind], local: Sequence[tf.Tensor], shares: Sequence[Share]) -> bool:
+    """True of tensors that have something for each row, along the first dimension."""
+    if kinds != {Kind.ROWS}:
+        return False
+    return all(
+        value.shape.rank and share.dependence.is_one_for_each_row(value)
+        for share, value in zip(shares, local, strict=True)
+    )
+
+
+def _laid_end_to_end(local: Sequence[tf.Tensor], shares: Sequence[Share], layout: ReplicaLayout) -> tf.Tensor:
+    own = tf.concat([_own_rows(share, value) for share, value in zip(shares, local, strict=True)], 0)
+    return own if layout.process_group is None else layout.process_group.gather(own)
+
+
+def _own_rows(share: Share, value: tf.Tensor) -> tf.Tensor:
+    if share.has_rows is True:
+        return value
+    return value[: tf.where(share.has_rows, tf.shape(value)[0], 0)]
+
+
+def _extreme(local: Sequence[tf.Tensor], shares: Sequence[Share], layout: ReplicaLayout, kind: Kind) -> tf.Tensor:
+    """Returns the largest of all replicas that have rows, or the smallest."""
+    dtype = local[0].dtype
+    numbers = [tf.cast(value, tf.int32) if dtype.is_bool else value for value in local]
+    worst = numbers[0].dtype.min if kind is Kind.MAX else numbers[0].dtype.max
+    kept = [
+        share.keep(value, tf.fill(tf.shape(value), tf.constant(worst, value.dtype)))
+        for share, value in zip(shares, numbers, strict=True)
+    ]
+    own = tf.stack(kept)
+    if layout.process_group is not None:
+        own = layout.process_group.gather(own)
+    found = tf.reduce_max(own, 0) if kind is Kind.MAX else tf.reduce_min(own, 0)
+    return tf.cast(found, dtype)
