@@ -403,20 +403,21 @@ def _attribute(op: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
-    """Inside, in this thread, tensors are marked as they are made, unless they are of a graph.
+    """Marks arguments of a step; inside, in this thread, tensors as they are made, unless they are of a graph.
 
-    May be entered again: micro-batches of a replica have other numbers of rows than the replica.
+    In a graph their operations show what they are made of, but for the arguments: how a batch was cut is no part of the
+    step. May be entered again: micro-batches of a replica have other numbers of rows than the replica.
 
     Args:
         arguments: of the step: what has rows in it.
         sizes: the numbers of rows that are known.
     """
+    for leaf in tf.nest.flatten(arguments, expand_composites=True):
+        if isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.resource, tf.variant) and leaf.shape.rank != 0:
+            mark(leaf, Kind.ROWS)
     if not tf.executing_eagerly():
         yield
         return
-    for leaf in tf.nest.flatten(arguments, expand_composites=True):
-        if isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.resource, tf.variant):
-            mark(leaf, Kind.ROWS)
     callback = _callback() if _marking.get() is None else contextlib.nullcontext()
     token = _marking.set(sizes)
     try:

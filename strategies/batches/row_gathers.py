@@ -126,3 +126,9 @@ def sparse_product(op: Op) -> Kind:
     if op.attribute("adjoint_a"):
         return Kind.SUM if op.inputs[3] in (Kind.ROWS, Kind.SAME) else mixing(op)
     return mixing(op) if op.inputs[3].has_rows else Kind.ROWS
+
+
+def of_components(op: Op) -> Kind:
+    """What is made of the components of a sparse tensor, places and values, which lie side by side and not across."""
+    kinds = {kind for kind in op.inputs if not kind.is_fixed}
+    return Kind.ROWS if kinds and kinds <= {Kind.ROWS, Kind.SHAPE} else mixing(op)

@@ -61,6 +61,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"), gathers.distinct),
     **dict.fromkeys(("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum"), gathers.reduced_by_segment),
     "SparseTensorDenseMatMul": gathers.sparse_product,
+    **dict.fromkeys(("SparseFillEmptyRows", "SparseReorder", "SparseReshape"), gathers.of_components),
     **dict.fromkeys(("Cumprod", "Cumsum", "CumulativeLogsumexp"), order.scan),
     "ReverseV2": order.reverse,
     "Reverse": order.reverse_by_flags,
