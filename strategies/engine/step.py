@@ -98,7 +98,19 @@ class Steps:
         return written
 
     def note_write(self, variable: Any) -> None:
-        """Remembers that a replica wrote ``variable`` for itself in the running step."""
+        """Remembers that a replica wrote ``variable`` for itself in the running step.
+
+        Raises:
+            ValueError: its shape changes, and there are other replicas, which it has to agree with.
+        """
+        if self._layout.num_replicas > 1 and not variable.shape.is_fully_defined():
+            raise ValueError(
+                "A step writes a variable whose shape changes, such as the state of a metric that keeps all rows: each "
+                f"of {self._layout.num_replicas} replicas has other rows, and the mean of their values, which a "
+                "strategy would take, is not defined. Keep counts or sums of a fixed shape, as keras.metrics.AUC does "
+                "for its thresholds; or compute it after the epoch, from model.predict(x). Received: "
+                f"{variable.name!r} of shape {variable.shape}."
+            )
         self._writes.note(variable, self.context)
 
     @tf.autograph.experimental.do_not_convert
