@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 
 import keras_ext
@@ -59,6 +61,23 @@ class TestParity:
             return model
 
         assert_parity(make, vectors().reshape(-1, 3, 2), vectors()[:, :1], axes)
+
+
+def test_sparse_inputs() -> None:
+    """Of text as counts of words: each shard gets them as one dense tensor."""
+    x = scipy.sparse.csr_matrix(np.maximum(vectors() - 0.5, 0))
+    results = []
+    for axes in (None, {"data": 2, "tensor": 2}):
+        keras.utils.set_random_seed(1)
+        with contextlib.nullcontext() if axes is None else mesh_strategy(axes).scope():
+            inputs = keras.Input((6,), sparse=True)
+            up, down = pair(axes is not None)
+            model = keras.Model(inputs, down(up(inputs)))
+            model.compile("adagrad", "mse")
+        logs = model.fit(x, vectors()[:, :4], batch_size=14, epochs=2, shuffle=False, verbose=0).history["loss"]
+        results.append([logs, *model.get_weights(), model.predict(x, verbose=0)])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 class Normalized(keras.optimizers.Optimizer):
