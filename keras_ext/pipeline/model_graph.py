@@ -139,8 +139,8 @@ def _or_cut_open(layers: Sequence[Any], shared: Any) -> str:
     reverse = ", reverse=True" if isinstance(shared, keras.layers.ReversibleEmbedding) else ""
     return (
         f"; or have the pipeline cut the layers of {outer.name!r}, which is a model, and so one layer of yours, by a "
-        f"model of them: keras.Model(inner.input, inner.get_layer({shared.name!r})(inner.output{reverse})), where inner "
-        f"is model.get_layer({outer.name!r}). A layer that is called in two stages itself is fine"
+        f"model of them: keras.Model(inner.input, inner.get_layer({shared.name!r})(inner.output{reverse})), where "
+        f"inner is model.get_layer({outer.name!r}). A layer that is called in two stages itself is fine"
     )
 
 

@@ -48,15 +48,15 @@ def _message(kind: str, part: Any, found: Collection[Any], strategy: tf.distribu
     for layer in inner:
         own = layer.variables
         if own and all(id(variable) in ids for variable in own) and not _ways(layer):
-            what = f"{'model' if isinstance(layer, keras.Model) else 'layer'} {layer.name!r} in the {kind} {part.name!r}"
-            return _not_made_under(what, strategy) + received
+            what = "model" if isinstance(layer, keras.Model) else "layer"
+            return _not_made_under(f"{what} {layer.name!r} in the {kind} {part.name!r}", strategy) + received
     for layer in inner:
         held = [*layer._trainable_variables, *layer._non_trainable_variables]
         if any(id(variable) in ids for variable in held):
             way = _ways(layer) or "what added them"
             return (
-                f"The layer {layer.name!r} in the {kind} {part.name!r} was given variables outside of the scope of this "
-                f"{type(strategy).__name__}, which would not be kept alike on its {strategy.num_replicas_in_sync} "
+                f"The layer {layer.name!r} in the {kind} {part.name!r} was given variables outside of the scope of "
+                f"this {type(strategy).__name__}, which would not be kept alike on its {strategy.num_replicas_in_sync} "
                 f"replicas. Call {way} inside `with strategy.scope():`.{received}"
             )
     return _not_made_under(f"{kind} {part.name!r}", strategy) + received
@@ -73,7 +73,7 @@ def _ways(layer: Any) -> str:
 
 def _not_made_under(what: str, strategy: tf.distribute.Strategy) -> str:
     return (
-        f"The {what} was not made under this {type(strategy).__name__}, so its variables would not be kept alike on its "
-        f"{strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the same strategy "
-        "object as the rest of the model."
+        f"The {what} was not made under this {type(strategy).__name__}, so its variables would not be kept alike on "
+        f"its {strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the same "
+        "strategy object as the rest of the model."
     )

@@ -36,6 +36,7 @@ from strategies.batches.row_dependence import marking
 from strategies.batches.rows import lend_rows, rows_of
 from strategies.collectives import gate
 from strategies.engine.context import StepContext, trainer_call
+from strategies.engine.explained import meetings_explained
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.outputs import combined
 from strategies.engine.replica_state import ReplicaWrites, agree
@@ -180,7 +181,8 @@ class Steps:
         if self._layout.num_local > 1:
             own = [ReplicaAttributes() for _ in local_shares]
             states = PerReplica(local_shares), PerReplica(tuple(own))
-            outputs = call_for_each_replica(strategy, replica_of_several, (*states, args, kwargs))
+            with meetings_explained():
+                outputs = call_for_each_replica(strategy, replica_of_several, (*states, args, kwargs))
             own[0].put_back()
             return outputs
         # Alone here, the replica needs no thread of its own to meet others from.

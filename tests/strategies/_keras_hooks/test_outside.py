@@ -48,5 +48,7 @@ def test_ways_that_replace_or_add_variables(way: str, use_bias: bool) -> None:
         model.quantize("int8")
     else:
         model.layers[0].enable_lora(2)
-    with pytest.raises(ValueError, match=f"layer 'up' in the model .* was given variables outside .*Call `{way}` inside"):
+    with pytest.raises(
+        ValueError, match=f"layer 'up' in the model .* was given variables outside .*Call `{way}` inside"
+    ):
         model.predict(X, verbose=0)

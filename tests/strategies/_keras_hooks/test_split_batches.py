@@ -48,7 +48,9 @@ def test_a_batch_reshaped_to_its_static_size(eagerly: bool, drop_remainder: bool
         if num_replicas == 1:
             model.fit(batches, shuffle=False, verbose=0)
             continue
-        with pytest.raises(ValueError, match=r"(?s)each of 2 replicas runs it with its own rows.*write -1, or.*reshape"):
+        with pytest.raises(
+            ValueError, match=r"(?s)each of 2 replicas runs it with its own rows.*write -1, or.*reshape"
+        ):
             model.fit(batches, shuffle=False, verbose=0)
 
 

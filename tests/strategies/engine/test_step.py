@@ -40,3 +40,16 @@ def test_state_of_unknown_shape(num_replicas: int) -> None:
         return
     with pytest.raises(ValueError, match=r"writes a variable whose shape changes.*model.predict.*of shape \(None,\)"):
         model.evaluate(x, x[:, :1], verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:Using MirroredStrategy eagerly")
+def test_replicas_that_meet_in_a_conditional() -> None:
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def step() -> Any:
+        total = tf.constant(1.0)
+        context = tf.distribute.get_replica_context()
+        return tf.cond(total > 0, lambda: context.all_reduce("SUM", total), lambda: total)
+
+    with pytest.raises(ValueError, match=r"inside of a tf.cond.*gradient_accumulation_steps=4.*choose by tf.where"):
+        tf.function(lambda: strategy.run(step))()
