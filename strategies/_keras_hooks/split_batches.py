@@ -18,8 +18,9 @@ _SHAPES = re.compile(
     r"Incompatible shapes|required broadcastable shapes|Matrix size-incompatible|must have the same first dimension|"
     r"[Ss]hapes? .* (?:incompatible|not compatible)|Dimensions of inputs should match"
 )
-# Of a name, as in "dense_2", a number says nothing.
+# Of a name, as in "dense_2", and of a line of a program a number says nothing.
 _NUMBER = re.compile(r"(?<![\w.:])\d+(?![\w.])")
+_LINE = re.compile(r"\bline \d+")
 
 _HINT = (
     "A step failed on shapes that may fit on one device: each of {n} replicas runs it with its own rows of the batch. "
@@ -52,5 +53,5 @@ def explained(num_replicas: int) -> Iterator[None]:
 
 def _differ_as_rows(text: str, num_replicas: int) -> bool:
     """True if of two numbers one is what a replica has of the other: as many rows, or multiples of them."""
-    numbers = sorted({int(number) for number in _NUMBER.findall(text)} - {0})
+    numbers = sorted({int(number) for number in _NUMBER.findall(_LINE.sub("", text))} - {0})
     return any(whole // part == num_replicas for part, whole in itertools.combinations(numbers, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -49,7 +50,7 @@ def test_a_batch_reshaped_to_its_static_size(eagerly: bool, drop_remainder: bool
             model.fit(batches, shuffle=False, verbose=0)
             continue
         with pytest.raises(
-            ValueError, match=r"(?s)each of 2 replicas runs it with its own rows.*write -1, or.*reshape"
+            ValueError, match=r"(?s)each of 2 replicas runs it with its own rows.*write -1, or tf.shape"
         ):
             model.fit(batches, shuffle=False, verbose=0)
 
@@ -65,6 +66,5 @@ def test_a_batch_that_is_one_graph() -> None:
 
 @pytest.mark.parametrize("text", ["Incompatible shapes: [5,3] vs. [4,3]", "Labels 8 and 4", "Received: 2 of 4"])
 def test_other_errors_stay_as_they_are(text: str) -> None:
-    with pytest.raises(ValueError) as caught, explained(2):
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"), explained(2):
         raise ValueError(text)
-    assert str(caught.value) == text
