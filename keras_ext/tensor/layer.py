@@ -200,7 +200,7 @@ class SplitLayer(keras.Layer):
             if inputs.shards.members == shards.members:
                 return shards.all_gather(self._as_inputs(inputs), inputs.dim, inputs.size)
             inputs = inputs.whole()
-        return shards.copy(self._as_input(inputs))
+        return shards.copy(self._as_dense_input(inputs))
 
     def pieces_of(self, inputs: Any, dim: int) -> list[Any]:
         """Returns a tensor in the compute dtype for each shard: its part of ``inputs`` along `dim`."""
@@ -209,7 +209,7 @@ class SplitLayer(keras.Layer):
             if inputs.dim == dim % inputs.ndim and inputs.shards.members == shards.members:
                 return self._as_inputs(inputs)
             inputs = inputs.whole()
-        return shards.scatter(self._as_input(inputs), dim)
+        return shards.scatter(self._as_dense_input(inputs), dim)
 
     def check_sequence(self, input_shape: Sequence[Any]) -> None:
         """Refuses what has no sequence to leave in pieces.
@@ -250,6 +250,12 @@ class SplitLayer(keras.Layer):
     def _as_input(self, value: Any) -> Any:
         """Returns ``value`` as a tensor in the compute dtype."""
         return self.dtype_policy.convert_input(value, self.autocast, self.input_dtype)
+
+    def _as_dense_input(self, value: Any) -> Any:
+        """Returns ``value`` as a tensor in the compute dtype, with its zeros if it is sparse: shards get one tensor."""
+        if hasattr(value, "dense_shape"):
+            value = keras.ops.convert_to_tensor(value, sparse=False)
+        return self._as_input(value)
 
 
 class AtShard:

@@ -48,10 +48,8 @@ def _message(kind: str, part: Any, found: Collection[Any], strategy: tf.distribu
     for layer in inner:
         own = layer.variables
         if own and all(id(variable) in ids for variable in own) and not _ways(layer):
-            what = (
-                f"{'model' if isinstance(layer, keras.Model) else 'layer'} {layer.name!r} in the {kind} {part.name!r}"
-            )
-            return _not_made_under(what, strategy) + received
+            what = "model" if isinstance(layer, keras.Model) else "layer"
+            return _not_made_under(f"{what} {layer.name!r} in the {kind} {part.name!r}", strategy) + received
     for layer in inner:
         held = [*layer._trainable_variables, *layer._non_trainable_variables]
         if any(id(variable) in ids for variable in held):
@@ -76,6 +74,6 @@ def _ways(layer: Any) -> str:
 def _not_made_under(what: str, strategy: tf.distribute.Strategy) -> str:
     return (
         f"The {what} was not made under this {type(strategy).__name__}, so its variables would not be kept alike on "
-        f"its {strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the same strategy "
-        "object as the rest of the model."
+        f"its {strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the same "
+        "strategy object as the rest of the model."
     )

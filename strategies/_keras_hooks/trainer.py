@@ -25,6 +25,7 @@ from strategies._keras_hooks import (
     same_inputs,
     same_models,
     shapes,
+    split_batches,
 )
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.outside import check_part, of_another_strategy
@@ -122,7 +123,8 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
     def driven(data: Any) -> Any:
         one_by_one = isinstance(data, (AgreedIterator, ReadAheadIterator))
         draws_batches = model.steps_per_execution > 1 and not one_by_one
-        with called_by_trainer(TrainerCall(combination, draws_batches)):
+        num_replicas = model.distribute_strategy.num_replicas_in_sync
+        with split_batches.explained(num_replicas), called_by_trainer(TrainerCall(combination, draws_batches)):
             if not one_by_one:
                 if model.jit_compile:
                     # Keras hands lists of batches to what predicts; what trains or tests then draws them itself.

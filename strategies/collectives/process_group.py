@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from strategies.collectives.base import Collectives
 from strategies.collectives.buckets import make_buckets
+from strategies.collectives.strings import gathered_strings
 
 #: Large enough for a small model's gradients to fit into one bucket, small enough for those of a large model to start
 #: early and to have several in flight at once.
@@ -154,9 +155,16 @@ class ProcessGroup:
     def gather(self, value: tf.Tensor, dim: int = 0, *, equal_sizes: bool = False) -> tf.Tensor:
         """Returns the processes' values concatenated along `dim`, by rank; their sizes along it may differ.
 
-        They are exchanged first, unless `equal_sizes` promises that they do not.
+        They are exchanged first, unless `equal_sizes` promises that they do not. Strings are gathered along the first
+        dimension only.
         """
-        sent = [to_wire(tf.convert_to_tensor(value))]
+        value = tf.convert_to_tensor(value)
+        if value.dtype == tf.string:
+            return gathered_strings(self, value, dim)
+        if value.dtype == tf.complex128:
+            # The bits of a number are two more numbers, in a dimension of their own.
+            return tf.bitcast(self.gather(tf.bitcast(value, tf.int64), dim, equal_sizes=equal_sizes), value.dtype)
+        sent = [to_wire(value)]
         [gathered] = self._collectives.all_gather(sent, self._axis, dim, equal_sizes=equal_sizes, differentiable=False)
         return from_wire(gathered, value.dtype)
 
@@ -219,8 +227,8 @@ def if_present(present: bool | tf.Tensor, values: list[Any]) -> list[Any]:
     ]
 
 
-# Collectives support few integer dtypes: others are sent as the same bits of another dtype, or as a wider one.
-_SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+# Collectives support few dtypes: others are sent as the same bits of another dtype, or as a wider one.
+_SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64, tf.complex64: tf.int64}
 _WIDER = {tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32}
 
 

@@ -49,6 +49,28 @@ def explained(member: Member, what: str = "") -> Iterator[None]:
         raise member.lost(f"{reason} (Here: rank {member.rank}, {member.position}.)") from None
 
 
+@contextlib.contextmanager
+def meetings_explained() -> Iterator[None]:
+    """Inside, where replicas run, an error of replicas that meet where they cannot says what to write instead.
+
+    Raises:
+        ValueError: in place of TensorFlow's error, which names functions of its own.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "`merge_call` called while defining" not in str(error):
+            raise
+        raise ValueError(
+            "A step needs all replicas of this process inside of a tf.cond, a tf.while_loop or a tf.function of its "
+            "own, where they cannot meet: it applies gradients there, reads a metric's result, sums over replicas or "
+            "gathers rows. To apply the gradients of several steps at once, leave that to Keras, as by "
+            "optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), in place of a tf.cond around "
+            "apply_gradients. Else do it in every step, outside, and choose by tf.where: of gradients that are zero, "
+            "of what is logged; and leave @tf.function to compile and fit."
+        ) from error
+
+
 def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
     if isinstance(error, _OF_THIS_PROCESS) or not member.hears_others:
         return None

@@ -36,6 +36,7 @@ from strategies.batches.row_dependence import marking
 from strategies.batches.rows import lend_rows, rows_of
 from strategies.collectives import gate
 from strategies.engine.context import StepContext, trainer_call
+from strategies.engine.explained import meetings_explained
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.outputs import combined
 from strategies.engine.replica_state import ReplicaWrites, agree
@@ -98,7 +99,19 @@ class Steps:
         return written
 
     def note_write(self, variable: Any) -> None:
-        """Remembers that a replica wrote ``variable`` for itself in the running step."""
+        """Remembers that a replica wrote ``variable`` for itself in the running step.
+
+        Raises:
+            ValueError: its shape changes, and there are other replicas, which it has to agree with.
+        """
+        if self._layout.num_replicas > 1 and not variable.shape.is_fully_defined():
+            raise ValueError(
+                "A step writes a variable whose shape changes, such as the state of a metric that keeps all rows: each "
+                f"of {self._layout.num_replicas} replicas has other rows, and the mean of their values, which a "
+                "strategy would take, is not defined. Keep counts or sums of a fixed shape, as keras.metrics.AUC does "
+                "for its thresholds; or compute it after the epoch, from model.predict(x). Received: "
+                f"{variable.name!r} of shape {variable.shape}."
+            )
         self._writes.note(variable, self.context)
 
     @tf.autograph.experimental.do_not_convert
@@ -168,7 +181,8 @@ class Steps:
         if self._layout.num_local > 1:
             own = [ReplicaAttributes() for _ in local_shares]
             states = PerReplica(local_shares), PerReplica(tuple(own))
-            outputs = call_for_each_replica(strategy, replica_of_several, (*states, args, kwargs))
+            with meetings_explained():
+                outputs = call_for_each_replica(strategy, replica_of_several, (*states, args, kwargs))
             own[0].put_back()
             return outputs
         # Alone here, the replica needs no thread of its own to meet others from.

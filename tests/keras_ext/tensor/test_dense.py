@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,6 +60,24 @@ class TestParity:
             return model
 
         assert_parity(make, vectors().reshape(-1, 3, 2), vectors()[:, :1], axes)
+
+
+def test_sparse_inputs() -> None:
+    """Of text as counts of words: each shard gets them as one dense tensor."""
+    counts, targets = np.maximum(vectors() - 0.5, 0), vectors()[:, :4]
+    batches = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(counts), targets)).batch(14)
+    results = []
+    for axes in (None, {"data": 2, "tensor": 2}):
+        keras.utils.set_random_seed(1)
+        with contextlib.nullcontext() if axes is None else mesh_strategy(axes).scope():
+            inputs = keras.Input((6,), sparse=True)
+            up, down = pair(axes is not None)
+            model = keras.Model(inputs, down(up(inputs)))
+            model.compile("adagrad", "mse")
+        logs = model.fit(batches, epochs=2, shuffle=False, verbose=0).history["loss"]
+        results.append([logs, *model.get_weights(), model.predict(batches, verbose=0)])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 class Normalized(keras.optimizers.Optimizer):

@@ -188,6 +188,19 @@ class TestPrograms:
         prediction = dense().predict(np.zeros((15, 4), "float32"), batch_size=8, verbose=0)
         assert prediction.shape == (15, 1)
 
+    def test_predictions_that_are_no_real_numbers(self) -> None:
+        class Kinds(keras.Model):
+            def call(self, x: Any) -> Any:
+                wide = tf.cast(x, tf.float64)
+                return {"text": tf.strings.as_string(x), "half": tf.complex(x, -x), "whole": tf.complex(wide, -wide)}
+
+        x = np.random.default_rng(0).normal(size=(15, 2)).astype("float32")
+        with strategy().scope():
+            model = Kinds()
+        found = model.predict(x, batch_size=8, verbose=0)
+        for name, wanted in Kinds()(x).items():
+            np.testing.assert_array_equal(found[name], wanted.numpy())
+
     def test_reduce_and_gather(self) -> None:
         def replica() -> tf.Tensor:
             index = tf.distribute.get_replica_context().replica_id_in_sync_group

@@ -1,0 +1,37 @@
+"""Strings of several processes: collectives carry numbers, so that their lengths and their bytes are gathered."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import tensorflow as tf
+
+
+class _Gathers(Protocol):
+    """A process group."""
+
+    def gather(self, value: tf.Tensor, dim: int = 0) -> tf.Tensor:
+        """Returns the processes' values concatenated along `dim`."""
+
+
+def gathered_strings(group: _Gathers, value: tf.Tensor, dim: int = 0) -> tf.Tensor:
+    """Returns the processes' strings concatenated along the first dimension, by rank; their numbers may differ.
+
+    Args:
+        group: of the processes, all of which call it.
+        value: ``[n, ...]``, the other dimensions equal on all.
+        dim: 0.
+
+    Raises:
+        ValueError: another dimension.
+    """
+    if dim != 0:
+        raise ValueError(f"Strings are gathered along the first dimension, dim=0. Received: dim={dim}.")
+    lengths = group.gather(tf.strings.length(value))
+    own = tf.io.decode_raw(tf.strings.reduce_join(tf.reshape(value, [-1])), tf.uint8)
+    codes = tf.cast(group.gather(own), tf.int32)
+    flat = tf.reshape(lengths, [-1])
+    string_of_byte = tf.repeat(tf.range(tf.size(flat)), flat)
+    characters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), codes)
+    strings = tf.strings.unsorted_segment_join(characters, string_of_byte, tf.size(flat))
+    return tf.ensure_shape(tf.reshape(strings, tf.shape(lengths)), lengths.shape)

@@ -1,0 +1,27 @@
+"""Strings of several processes; between processes in `tests/strategies/processes/suite_programs.py`."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from strategies.collectives.strings import gathered_strings
+
+
+class Twice:
+    """A group of two processes that have the same."""
+
+    def gather(self, value: tf.Tensor, dim: int = 0) -> tf.Tensor:
+        return tf.concat([value, value], dim)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_any_bytes_and_none(in_graph: bool) -> None:
+    for own in ([b"", b"a\x00\xff", "\u00e9".encode()], [[b"x", b""], [b"", b"yz"]], [b""]):
+        value = tf.constant(own)
+        function = (lambda v: gathered_strings(Twice(), v)) if not in_graph else None
+        found = (function or tf.function(lambda v: gathered_strings(Twice(), v)))(value)
+        assert found.numpy().tolist() == [*own, *own]
+        assert found.shape == (2 * len(own), *value.shape[1:])
+    with pytest.raises(ValueError, match=r"first dimension, dim=0. Received: dim=1"):
+        gathered_strings(Twice(), tf.constant([["a"]]), 1)
