@@ -13,6 +13,7 @@ from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adap
 
 from strategies._keras_hooks import same_inputs
 from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies.batches.compared_dataset import ComparedDataset
 from strategies.batches.pipeline_ops import reads_generator
 from strategies.batches.prefetch import ReadAheadDataset
 from strategies.batches.sharding import AgreedDataset
@@ -46,6 +47,9 @@ def _epoch_iterator(
         original(iterator, distribute_strategy, **kwargs)
     finally:
         _shared_out.reset(token)
+    if isinstance(iterator._distributed_dataset, (AgreedDataset, ComparedDataset)):
+        are_arrays = isinstance(iterator.data_adapter, array_data_adapter.ArrayDataAdapter)
+        iterator._distributed_dataset.compare_next(are_arrays=are_arrays)
     if engine is not None and _may_read_ahead(iterator, engine):
         iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.layout.devices)
 

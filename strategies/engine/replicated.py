@@ -23,7 +23,7 @@ from strategies._tf_internals import (
     regroup,
     select_replica,
 )
-from strategies.batches import inputs, sharding
+from strategies.batches import first_batch, inputs, sharding
 from strategies.batches.agreement import Agreement
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
@@ -403,6 +403,15 @@ class ReplicatedExtended(MirroredExtended):
             return super()._distribute_datasets_from_function(dataset_fn, options)
         dataset = dataset_fn(self._make_input_context())
         return self._clocked(sharding.distribute_own(dataset, self._agreement, self.layout.num_local))
+
+    def compare_batch(self, batch: Any) -> None:
+        """Refuses, on all processes, a global batch that is not the same on all of them. All of them call it.
+
+        Args:
+            batch: a nest of tensors or arrays; of others, nothing is compared.
+        """
+        if self._agreement is not None and self.layout.process_group is not None:
+            first_batch.compare(batch, self._agreement)
 
     def _clocked(self, dataset: Any) -> Any:
         return dataset.apply(self.waits.clocked) if hasattr(dataset, "apply") else dataset
