@@ -6,6 +6,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import data_adapters, epoch_iterator
@@ -18,6 +19,7 @@ from strategies.batches.pipeline_ops import reads_generator
 from strategies.batches.prefetch import ReadAheadDataset
 from strategies.batches.sharding import AgreedDataset
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.seeds import agree_on_random_state
 
 
 def install() -> None:
@@ -42,6 +44,9 @@ def _epoch_iterator(
     engine = engine_of(distribute_strategy)
     if engine is not None and engine.process_group is not None:
         same_inputs.compare(engine, kwargs)
+        if isinstance(kwargs.get("x"), keras.utils.PyDataset):
+            # Its batches are shuffled by Python's generator, and its own code mostly by numpy's.
+            agree_on_random_state(engine.process_group)
     token = _shared_out.set(engine is not None and engine.process_group is not None)
     try:
         original(iterator, distribute_strategy, **kwargs)
