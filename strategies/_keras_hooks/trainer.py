@@ -33,6 +33,7 @@ from strategies.batches.padding import Source
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.row_dependence import mark_reduced
 from strategies.batches.sharding import AgreedIterator
+from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
@@ -180,6 +181,7 @@ def _compile(
     if engine_of(strategy) is None:
         return original(model, *args, **kwargs)
     asked = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    legacy_keras.refuse_values(keras.tree.flatten(asked))
     _check_part(strategy, "optimizer", asked.get("optimizer"))
     for argument in ("metrics", "weighted_metrics"):
         for metric in tf.nest.flatten(asked.get(argument)):

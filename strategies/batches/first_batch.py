@@ -39,8 +39,8 @@ _REFUSAL = (
 _WARNING = (
     "The first batch on ranks {ranks} has other values than that on rank 0 in some of its tensors, and the same in the "
     "rest, as where every process draws random numbers of its own to augment it. Then each global batch is made of "
-    "rows of several processes' batches, and numbers are not those of one device: draw from the same seed on all ranks, "
-    f"as by keras.utils.set_random_seed. If they are other rows: {REMEDY}"
+    "rows of several processes' batches, and numbers are not those of one device: draw from the same seed on all "
+    f"ranks, as by keras.utils.set_random_seed. If they are other rows: {REMEDY}"
 )
 
 
@@ -109,8 +109,8 @@ def message(values: Sequence[int], origins: Sequence[Origin]) -> list[int]:
 def judge(by_rank: Any) -> None:
     """Refuses, or warns of, a first batch that differs between processes: alike on all of them.
 
-    What is made of data alone has to be equal. What comes from Python may be augmented there: if nothing of it is equal,
-    it is taken for other rows, unless labels that are data alone tell better. What a map draws at random is not compared.
+    What is made of data alone has to be equal. What comes from Python may be augmented there: if nothing of it is
+    equal, it is taken for other rows, unless tensors of data alone tell better. Random numbers are not compared.
 
     Args:
         by_rank: ``[processes, NUM_CHECKSUMS]``, their messages.

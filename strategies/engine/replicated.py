@@ -38,6 +38,7 @@ from strategies.engine.cross_device import adapt, are_int32, bound_reduction, wi
 from strategies.engine.explained import explained
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
+from strategies.engine.legacy_keras import refuse_caller, refuse_step
 from strategies.engine.placed_variables import remote, without_value
 from strategies.engine.reductions import Reductions, Rider
 from strategies.engine.same_batches import SameBatches
@@ -185,6 +186,7 @@ class ReplicatedExtended(MirroredExtended):
     # ---- steps
 
     def _call_for_each_replica(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refuse_step(fn)
         return self._steps.call(fn, args, kwargs)
 
     def note_replica_write(self, variable: ReplicaStateVariable) -> None:
@@ -251,6 +253,7 @@ class ReplicatedExtended(MirroredExtended):
     # ---- variables
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        refuse_caller()
         reference = kwargs.get("colocate_with")
         made = self._make_variable(next_creator, kwargs)
         if self.parts.spans_processes and isinstance(made, tf.distribute.DistributedValues):
@@ -328,6 +331,7 @@ class ReplicatedExtended(MirroredExtended):
         return tf.nest.map_structure(lambda leaf: self._reductions.across(reduce_op, [leaf], context.shares)[0], value)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        refuse_caller()
         # Called for ReplicaContext.all_reduce, as in BatchNormalization(synchronized=True).
         values = [without_gradient(value) for value, _ in value_destination_pairs]
         where = [where for _, where in value_destination_pairs]

@@ -40,9 +40,7 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 @pytest.mark.parametrize("strategy", ["MirroredStrategy", "MultiWorkerMirroredStrategy", "HorovodStrategy"])
 def test_workers_that_are_forked(strategy: str, on_one_device: np.ndarray, tmp_path: Path) -> None:
     """With checkpoints, for which the process hears of SIGTERM, in one process, too."""
-    np.testing.assert_allclose(
-        trained(tmp_path / "job", strategy, "checkpoints"), on_one_device, rtol=1e-6, atol=1e-6
-    )
+    np.testing.assert_allclose(trained(tmp_path / "job", strategy, "checkpoints"), on_one_device, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.timeout(2 * LIMIT_SECONDS + 30)
