@@ -30,13 +30,16 @@ from tensorflow.python.data.experimental.ops.distribute import (
 # The steps of a pipeline, to see where rows can be chosen before they are mapped, and their private attributes, to
 # make them again behind the choice: no public name tells what a dataset was made of. _MapDataset can also run its
 # function in the thread that asks for the element, at a tenth of the cost, which the public method cannot ask for.
+# UnaryUnchangedStructureDataset is the base of a dataset that has the elements of another, which has no public name.
 from tensorflow.python.data.ops.batch_op import _BatchDataset as BatchDataset
 from tensorflow.python.data.ops.batch_op import _ParallelBatchDataset as ParallelBatchDataset
+from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 from tensorflow.python.data.ops.dataset_ops import _OptionsDataset as OptionsDataset
 from tensorflow.python.data.ops.map_op import _MapDataset as MapDataset
 from tensorflow.python.data.ops.map_op import _ParallelMapDataset as ParallelMapDataset
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset as PrefetchDataset
 from tensorflow.python.data.ops.repeat_op import _RepeatDataset as RepeatDataset
+from tensorflow.python.data.ops.shard_op import _ShardDataset as ShardDataset
 from tensorflow.python.data.ops.skip_op import _SkipDataset as SkipDataset
 from tensorflow.python.data.ops.take_op import _TakeDataset as TakeDataset
 
@@ -134,9 +137,11 @@ __all__ = [
     "RegisterGradient",
     "RepeatDataset",
     "ReplicaContext",
+    "ShardDataset",
     "SkipDataset",
     "SyncOnReadVariable",
     "TakeDataset",
+    "UnaryUnchangedStructureDataset",
     "UninitializedVariable",
     "UpdateContext",
     "call_for_each_replica",

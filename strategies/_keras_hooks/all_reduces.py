@@ -1,8 +1,8 @@
 """``ReplicaContext.all_reduce`` in a program's own step of Keras' trainer: what is global already is not summed again.
 
-On one device it returns what it is given. So does it here for the parts of a sum over rows, which it adds up. The mean of
-means over rows is weighed by rows. The sum of what is the same on all replicas, such as a gradient, is a multiple of what
-one device has: that is a finding.
+On one device it returns what it is given. Here it adds up the parts of a sum over rows, which is the same. The mean of
+means over rows is weighed by rows. The sum of what is the same on all replicas, such as a gradient, is a multiple of
+what one device has: that is a finding.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _all_reduce(
         what = "the same on all replicas" if Kind.SAME in kinds else "a mean over each replica's rows"
         warn(
             f"What all_reduce sums here is {what}, so that the sum is a multiple of what one device has",
-            "Leave all_reduce out: gradients with respect to weights are those of the global batch where they are taken, "
-            "and means over rows are averaged over replicas. Sum sums over rows with it, or counts.",
+            "Leave all_reduce out: gradients with respect to weights are those of the global batch where they are "
+            "taken, and means over rows are averaged over replicas. Sum sums over rows with it, or counts.",
         )
     return original(context, reduce_op, value, *args, **kwargs)
 

@@ -46,8 +46,9 @@ def as_terms(gradients: Sequence[Any]) -> tuple[list[Any], list[bool]]:
                 "A gradient that is applied here is computed from each replica's own rows and is neither a mean nor a "
                 "sum over rows, so that the update is not that of one device: replicas take the mean of theirs, "
                 "weighed by rows",
-                "Take it with tape.gradient or tf.gradients in the step itself, where it is that of the global batch (in a "
-                "tf.function that the step calls it is the replica's), and change it after that; or compute it from strategies.gather_rows(x), the rows of all replicas.",
+                "Take it with tape.gradient or tf.gradients in the step itself, where it is that of the global batch "
+                "(in a tf.function that the step calls it is the replica's), and change it after that; or compute it "
+                "from strategies.gather_rows(x), the rows of all replicas.",
             )
         weighed = share.weigh(values)
         if isinstance(gradient, tf.IndexedSlices):
@@ -93,8 +94,8 @@ def apply_alone(
     if share is None or not (alike and is_plain and optimizer.built and not optimizer.gradient_accumulation_steps):
         raise ValueError(
             "Gradients are applied inside a tf.cond, a tf.while_loop or a tf.function of a step, where the replicas of "
-            "a process cannot meet. That works in a step that Keras' trainer runs, with an optimizer that is built, with "
-            "gradients that tape.gradient gave outside of it, and without `shard`. To apply the gradients of several "
+            "a process cannot meet. That works in a step that Keras' trainer runs, with an optimizer that is built, "
+            "with gradients that tape.gradient gave outside of it, and without `shard`. To apply the gradients of several "
             "steps at once, leave that to Keras: optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4). "
             f"Received: {type(optimizer).__name__}, built={optimizer.built}, gradients of the global batch: {alike}."
         )

@@ -6,6 +6,7 @@ Lines of text describe it. Only their digest is exchanged, beside the collective
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,25 +16,28 @@ from strategies.collectives.texts import gather_texts
 from strategies.engine.replicated import ReplicatedExtended
 
 _MOST_SHOWN = 3
+_ANY = re.compile("")
 
 
-def compare(engine: ReplicatedExtended, lines: Sequence[str]) -> None:
+def compare(engine: ReplicatedExtended, lines: Sequence[str], remedy: str = "", where: re.Pattern[str] = _ANY) -> None:
     """Compares lines between all processes of a job. All of them call it, as often as the others.
 
     Args:
         engine: of a strategy over several processes.
         lines: what has to be the same, those first that mean most to the user.
+        remedy: the way out, for the error, if a line differs that matches `where`.
+        where: see there.
 
     Raises:
         ValueError: on all processes, naming what differs on which rank.
     """
     told = _differing(engine, list(lines))
     if told is not None:
-        raise ValueError(difference(told))
+        raise ValueError(difference(told, remedy, where))
 
 
-def difference(told: Sequence[Sequence[str]]) -> str:
-    """Returns the error about lines that differ, from those of all processes by rank."""
+def difference(told: Sequence[Sequence[str]], remedy: str = "", where: re.Pattern[str] = _ANY) -> str:
+    """Returns the error about lines that differ, from those of all processes by rank; see `compare`."""
     # Lines that a process alone has, or has otherwise: those that all have, in whatever order, are left out.
     common = set(told[0]).intersection(*told[1:])
     own = [[line for line in lines if line not in common] for lines in told]
@@ -44,9 +48,10 @@ def difference(told: Sequence[Sequence[str]]) -> str:
     received = " | ".join(
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}" for text, ranks in same.items()
     )
+    way_out = f"{remedy} " if remedy and any(where.match(line) for lines in own for line in lines) else ""
     return (
         "The processes run different programs. All of them have to make the same model, compile it alike and give it "
-        f"the same data, whatever their rank. Received, where they differ: {received}."
+        f"the same data, whatever their rank. {way_out}Received, where they differ: {received}."
     )
 
 

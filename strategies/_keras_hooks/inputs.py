@@ -6,6 +6,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import data_adapters, epoch_iterator
@@ -13,10 +14,12 @@ from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adap
 
 from strategies._keras_hooks import same_inputs
 from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies.batches.compared_dataset import ComparedDataset
 from strategies.batches.pipeline_ops import reads_generator
 from strategies.batches.prefetch import ReadAheadDataset
 from strategies.batches.sharding import AgreedDataset
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.seeds import agree_on_random_state
 
 
 def install() -> None:
@@ -41,11 +44,17 @@ def _epoch_iterator(
     engine = engine_of(distribute_strategy)
     if engine is not None and engine.process_group is not None:
         same_inputs.compare(engine, kwargs)
+        if isinstance(kwargs.get("x"), keras.utils.PyDataset):
+            # Its batches are shuffled by Python's generator, and its own code mostly by numpy's.
+            agree_on_random_state(engine.process_group)
     token = _shared_out.set(engine is not None and engine.process_group is not None)
     try:
         original(iterator, distribute_strategy, **kwargs)
     finally:
         _shared_out.reset(token)
+    if isinstance(iterator._distributed_dataset, (AgreedDataset, ComparedDataset)):
+        are_arrays = isinstance(iterator.data_adapter, array_data_adapter.ArrayDataAdapter)
+        iterator._distributed_dataset.compare_next(are_arrays=are_arrays)
     if engine is not None and _may_read_ahead(iterator, engine):
         iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.layout.devices)
 

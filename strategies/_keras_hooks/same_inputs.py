@@ -1,6 +1,7 @@
 """The arguments of ``fit``, ``evaluate`` and ``predict``, compared between processes before their first step.
 
-Rows themselves are not compared here: they may be large, and each process may read its own.
+Rows themselves are not compared here: they may be large, and are compared when the first batch is drawn
+(``batches.first_batch``). But a shard that a dataset takes by the rank shows in its steps.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.comparing import compare as compare_lines
-from strategies._tf_internals import BatchDataset, ParallelBatchDataset
+from strategies._tf_internals import BatchDataset, ParallelBatchDataset, ShardDataset
+from strategies.batches.first_batch import REMEDY
 from strategies.engine.replicated import ReplicatedExtended
 
 _NAMES = ("steps_per_epoch", "batch_size", "shuffle", "class_weight", "steps_per_execution")
-_DATA = ("x", "y", "sample_weight")
+#: The arguments that hold rows.
+DATA = ("x", "y", "sample_weight")
 # Of the call that makes the iterator: what changes the number of steps, or what happens between them.
 _OF_CALL = (
     "epochs",
@@ -30,6 +33,9 @@ _OF_CALL = (
     "validation_freq",
     "steps",
 )
+
+# Lines about rows.
+_OF_DATA = re.compile(rf"\w+\(({'|'.join(DATA)})=")
 
 # The arguments of the call that runs, until they are compared.
 _call: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("keras_strategies_call", default=None)
@@ -58,7 +64,8 @@ def compare(engine: ReplicatedExtended, arguments: Mapping[str, Any]) -> None:
     if "validation_data" in asked:
         given["validation_data"] = [*_forms(asked["validation_data"])] or None
     arguments = {**arguments, **given}
-    compare_lines(engine, [f"{call}({line})" for line in _description(arguments)])
+    lines = [f"{call}({line})" for line in _description(arguments)]
+    compare_lines(engine, lines, REMEDY if engine.layout.process_group is not None else "", _OF_DATA)
 
 
 def _description(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -72,9 +79,12 @@ def _description(arguments: Mapping[str, Any]) -> Iterator[str]:
     for name in (*_OF_CALL, "validation_data"):
         if name in arguments:
             yield f"{name}={arguments[name]}"
-    for name in _DATA:
+    for name in DATA:
         for text in _forms(arguments.get(name)):
             yield f"{name}={text}"
+    if isinstance(x, tf.data.Dataset):
+        for shard in _shards(x):
+            yield f"x={shard}"
 
 
 def _forms(data: Any) -> Iterator[str]:
@@ -91,10 +101,25 @@ def _forms(data: Any) -> Iterator[str]:
             yield type(leaf).__name__
 
 
+def _shards(dataset: tf.data.Dataset) -> Iterator[str]:
+    """Yields the shards that a dataset of global batches takes of others; none if it is the process' own."""
+    if not _is_of_global_batches(dataset):
+        return
+    if isinstance(dataset, ShardDataset):
+        numbers = [tf.get_static_value(number) for number in (dataset._num_shards, dataset._index)]
+        yield f"dataset.shard({numbers[0]}, {numbers[1]})"
+    for before in dataset._inputs():
+        yield from _shards(before)
+
+
+def _is_of_global_batches(dataset: tf.data.Dataset) -> bool:
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return policy in (tf.data.experimental.AutoShardPolicy.AUTO, tf.data.experimental.AutoShardPolicy.DATA)
+
+
 def _batch_size(dataset: tf.data.Dataset) -> int | None:
     """Returns the batch size of a dataset whose last steps are known; None if it does not show."""
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    if policy not in (tf.data.experimental.AutoShardPolicy.AUTO, tf.data.experimental.AutoShardPolicy.DATA):
+    if not _is_of_global_batches(dataset):
         return None
     while not isinstance(dataset, (BatchDataset, ParallelBatchDataset)):
         inputs = dataset._inputs()

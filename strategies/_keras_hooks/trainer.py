@@ -36,6 +36,7 @@ from strategies.batches.padding import Source
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.row_dependence import mark_reduced
 from strategies.batches.sharding import AgreedIterator
+from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
@@ -48,7 +49,7 @@ Step = Callable[[Any], Any]
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-# Of models on processes that hold parts of one replica: the methods whose first batch was compared.
+# Of models on several processes: the methods whose first batch was compared.
 _compared: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -77,11 +78,17 @@ def _entry(
     with progress.called(engine.member, original.__name__), same_inputs.of_call(arguments):
         _check(model, strategy)
         same_models.compare(model)
-        if engine.same_batches is None:
+        if engine.process_group is None:
             return original(model, *args, **kwargs)
         compared = _compared.setdefault(model, set())
-        if not original.__name__.endswith("_on_batch") or original.__name__ not in compared:
-            compared.add(original.__name__)
+        takes_batch = original.__name__.endswith("_on_batch")
+        is_due = not takes_batch or original.__name__ not in compared
+        compared.add(original.__name__)
+        if is_due and takes_batch:
+            engine.compare_batch([arguments.get(name) for name in same_inputs.DATA])
+        if engine.same_batches is None:
+            return original(model, *args, **kwargs)
+        if is_due:
             engine.same_batches.begin()
         with engine.same_batches.explained():
             return original(model, *args, **kwargs)
@@ -180,6 +187,7 @@ def _compile(
     if engine_of(strategy) is None:
         return original(model, *args, **kwargs)
     asked = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    legacy_keras.refuse_values(keras.tree.flatten(asked))
     check_part(strategy, "optimizer", asked.get("optimizer"))
     for argument in ("metrics", "weighted_metrics"):
         for metric in tf.nest.flatten(asked.get(argument)):

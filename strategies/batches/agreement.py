@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.descriptions import carrying
@@ -42,15 +43,24 @@ class Agreement:
         Raises:
             ValueError: on all processes, if those of one replica do not tell the same numbers.
         """
+        return self.by_position(what, self.gathered(what, *numbers))
+
+    def gathered(self, what: str, *numbers: int) -> np.ndarray:
+        """Returns the numbers of each process, ``[processes, numbers]``. All of them call it, with as many."""
         own = tf.constant([[int(number) for number in numbers]], tf.int64)
         with carrying(what):
-            by_rank = self.job.gather(own, equal_sizes=True).numpy()
-        by_position = by_rank.reshape(self.num_positions, self.num_together, len(numbers))
+            by_rank: np.ndarray = self.job.gather(own, equal_sizes=True).numpy()
+        return by_rank
+
+    def by_position(self, what: str, by_rank: np.ndarray) -> list[list[int]]:
+        """Returns the numbers at each position along the mesh axis "data", from those of each process; see `told`."""
+        num_numbers = by_rank.shape[1]
+        by_position = by_rank.reshape(self.num_positions, self.num_together, num_numbers)
         if (by_position != by_position[:, :1]).any():
             raise ValueError(
                 "Processes that hold parts of one replica have to be given the same dataset: it may depend on the "
                 "position along the mesh axis 'data' (input_context.input_pipeline_id), not on the rank. Received, by "
-                f"rank, {what}: {by_rank.squeeze(1).tolist() if len(numbers) == 1 else by_rank.tolist()}."
+                f"rank, {what}: {by_rank.squeeze(1).tolist() if num_numbers == 1 else by_rank.tolist()}."
             )
         told: list[list[int]] = by_position[:, 0].tolist()
         return told

@@ -29,6 +29,7 @@ from strategies._tf_internals import (
     tensor_lists,
 )
 from strategies.batches import inputs
+from strategies.batches.first_batch import checksums, checksums_of_rows
 from strategies.batches.pipeline_ops import depends_on_its_arguments_only, reads_generator
 from strategies.batches.row_plans import plan_rows
 from strategies.evenly import even_bounds
@@ -47,7 +48,9 @@ _NAMES = {
 }
 
 
-def select_before_mapping(dataset: tf.data.Dataset, first_replica: int, num_local: int, num_replicas: int) -> Any:
+def select_before_mapping(
+    dataset: tf.data.Dataset, first_replica: int, num_local: int, num_replicas: int, *, with_checksums: bool = False
+) -> Any:
     """Returns this process' portions of the dataset's global batches, made from its own rows; or why that cannot be.
 
     Args:
@@ -55,12 +58,14 @@ def select_before_mapping(dataset: tf.data.Dataset, first_replica: int, num_loca
         first_replica: which of all replicas is the first local one.
         num_local: the number of local replicas.
         num_replicas: size of the data axis.
+        with_checksums: whether each element comes in a pair, after the checksums of the first global batch's rows
+            before they are mapped (of other batches, zeros).
 
     Returns:
         A dataset of the same cardinality whose elements are those of :func:`inputs.portion_out`, rows lent to replicas
         without any excepted: those may be other rows. Or the reason, a string.
     """
-    steps = list(_steps_of(dataset))
+    steps = list(steps_of(dataset))
     plan = plan_rows([_name(step) for step in steps])
     if isinstance(plan, str):
         return plan
@@ -76,14 +81,17 @@ def select_before_mapping(dataset: tf.data.Dataset, first_replica: int, num_loca
     def bounds_of(rows: Any) -> list[Any]:
         return even_bounds(rows, num_replicas, tf.minimum)[local]
 
+    # The number of the batch that comes first out of the whole pipeline.
+    skipped = sum(int(tf.get_static_value(step._count) or 0) for step in steps[: plan.batch] if _name(step) == "skip")
+    first = skipped if with_checksums else None
     bounds = even_bounds(int(size), num_replicas)[local]
     num_own = max(1, bounds[-1] - bounds[0])
     if plan.of_arrays:
         if any(array.dtype == tf.variant or array.shape[:1] == [None] for array in source._tensors):
             return f"its arrays are of another kind than tensors: {batch.element_spec}"
-        own = _sliced(source, int(size), bool(drop), num_own, bounds_of)
+        own = _sliced(source, int(size), bool(drop), num_own, bounds_of, first)
     else:
-        own = _chosen(source, int(size), bool(drop), bounds_of)
+        own = _chosen(source, int(size), bool(drop), bounds_of, first)
         for step in reversed(steps[plan.batch + 1 : plan.source]):
             own = _again(step, own)
         own = _batched(batch, own, num_own, bool(drop))
@@ -91,9 +99,11 @@ def select_before_mapping(dataset: tf.data.Dataset, first_replica: int, num_loca
         own = _again(step, own)
 
     @tf.autograph.experimental.do_not_convert
-    def portion(rows: tf.Tensor, element: Any) -> Any:
+    def portion(head: Any, element: Any) -> Any:
+        rows, of_first = head if with_checksums else (head, None)
         total = int(size) if drop else rows[0]
-        return inputs.portion_of(element, total, first_replica, num_local, num_replicas)
+        portions = inputs.portion_of(element, total, first_replica, num_local, num_replicas)
+        return portions if of_first is None else (of_first[0], portions)
 
     # As in `inputs.map_batches`: left to itself, TensorFlow may read a generator ahead.
     own = own.map(portion, synchronous=True if reads_generator(dataset) else None).with_options(dataset.options())
@@ -102,7 +112,17 @@ def select_before_mapping(dataset: tf.data.Dataset, first_replica: int, num_loca
     return own.apply(tf.data.experimental.assert_cardinality(length)) if known else own
 
 
-def _steps_of(dataset: Any) -> Iterator[Any]:
+def selected_from(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the rows from which `select_before_mapping` chooses, of a dataset of which it does."""
+    steps = list(steps_of(dataset))
+    plan = plan_rows([_name(step) for step in steps])
+    if isinstance(plan, str):
+        raise ValueError(f"Rows are not selected before they are mapped: {plan}.")
+    source: tf.data.Dataset = steps[plan.source]
+    return source
+
+
+def steps_of(dataset: Any) -> Iterator[Any]:
     """Yields the dataset and what it is made of, as far as each is made of one."""
     while True:
         yield dataset
@@ -124,23 +144,36 @@ def _is_plain(element_spec: Any) -> bool:
     return all(isinstance(spec, kinds) for spec in tf.nest.flatten(element_spec))
 
 
-def _chosen(source: Any, size: int, drop: bool, bounds_of: Callable[[Any], list[Any]]) -> tf.data.Dataset:
-    """Returns pairs of the rows of a global batch and one of those that are this process'."""
+def _chosen(
+    source: Any, size: int, drop: bool, bounds_of: Callable[[Any], list[Any]], first: int | None
+) -> tf.data.Dataset:
+    """Returns pairs of the rows of a global batch, with checksums of the `first`, and one of this process' rows."""
 
     @tf.autograph.experimental.do_not_convert
-    def of_one_batch(*window: Any) -> tf.data.Dataset:
+    def of_one_batch(number: tf.Tensor, window: Any) -> tf.data.Dataset:
         parts = tf.nest.pack_sequence_as(source.element_spec, tf.nest.flatten(window))
         rows = tf.cast(tf.nest.flatten(window)[0].cardinality(), tf.int32)
         bounds = bounds_of(rows)
         begin, count = bounds[0], bounds[-1] - bounds[0]
         begin, count = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
         kept = tf.data.Dataset.zip(parts).skip(tf.cast(begin, tf.int64)).take(tf.cast(count, tf.int64))
-        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(rows).repeat(), kept))
+        head = _head(rows, number, first, lambda: checksums_of_rows(tf.nest.flatten(window)), source)
+        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(head).repeat(), kept))
 
-    return source.window(size, drop_remainder=drop).flat_map(of_one_batch)
+    return source.window(size, drop_remainder=drop).enumerate().flat_map(of_one_batch)
 
 
-def _sliced(source: Any, size: int, drop: bool, num_own: int, bounds_of: Callable[[Any], list[Any]]) -> tf.data.Dataset:
+def _head(rows: Any, number: tf.Tensor, first: int | None, made: Callable[[], tf.Tensor], source: Any) -> Any:
+    """Returns what goes along with the rows of a batch: their number, and checksums of those of the batch `first`."""
+    if first is None:
+        return rows
+    num_leaves = len(tf.nest.flatten(source.element_spec))
+    return rows, tf.cond(number == first, made, lambda: tf.zeros([num_leaves], tf.int64))
+
+
+def _sliced(
+    source: Any, size: int, drop: bool, num_own: int, bounds_of: Callable[[Any], list[Any]], first: int | None
+) -> tf.data.Dataset:
     """Returns, for each batch of rows of arrays, its number of rows and those of them that are this process'."""
     arrays = source._tensors
     num_rows = int(arrays[0].shape[0])
@@ -155,7 +188,9 @@ def _sliced(source: Any, size: int, drop: bool, num_own: int, bounds_of: Callabl
         own = [array[begin : begin + tf.cast(tf.maximum(count, 1), tf.int64)] for array in arrays]
         for slices, array in zip(own, arrays, strict=True):
             slices.set_shape([num_own if drop else None, *array.shape[1:]])
-        return rows[tf.newaxis], tf.nest.pack_sequence_as(source.element_spec, own)
+        head = _head(rows, number, first, lambda: checksums([array[start : start + size] for array in arrays]), source)
+        head = tf.nest.map_structure(lambda each: each[tf.newaxis], head)
+        return head, tf.nest.pack_sequence_as(source.element_spec, own)
 
     return tf.data.Dataset.range(num_rows // size if drop else -(-num_rows // size)).map(of_one_batch)
 
@@ -177,10 +212,10 @@ def _mapped(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
     wrapped = step._map_func
 
     @tf.autograph.experimental.do_not_convert
-    def mapped(rows: tf.Tensor, element: Any) -> Any:
+    def mapped(head: Any, element: Any) -> Any:
         # The function as it was traced, not the user's Python once more, which may do something else by now.
         results = wrapped.function(*tensor_lists.to_tensor_list(wrapped._input_structure, element))
-        return rows, tensor_lists.from_compatible_tensor_list(wrapped.output_structure, results)
+        return head, tensor_lists.from_compatible_tensor_list(wrapped.output_structure, results)
 
     if type(step) is MapDataset:
         return before.map(mapped, synchronous=step._force_synchronous or None)

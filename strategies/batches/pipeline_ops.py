@@ -20,7 +20,32 @@ def depends_on_its_arguments_only(function: Any) -> bool:
     """True if a traced function of a dataset gives a row the same result whatever rows it was called with before."""
     if not hasattr(function, "graph"):
         return False
-    return all(_HARMLESS.fullmatch(op) or not op_definitions.get(op).is_stateful for op in _ops_in(function))
+    return not any(map(draws, _ops_in(function)))
+
+
+def draws(op: str) -> bool:
+    """True if an operation of this type has a state, as random numbers have, that makes its result differ."""
+    definition = op_definitions.get(op)
+    return definition is not None and definition.is_stateful and not _HARMLESS.fullmatch(op)
+
+
+def functions_in(graph: Any) -> dict[str, set[str]]:
+    """Returns, for each function in the library of a ``GraphDef``, the types of operations that a call of it runs."""
+    own = {definition.signature.name: definition.node_def for definition in graph.library.function}
+
+    def ops_of(name: str, outer: frozenset[str]) -> set[str]:
+        found = set()
+        for node in own[name]:
+            found.add(node.op)
+            for value in node.attr.values():
+                for each in (value.func, *value.list.func):
+                    if each.name in own and each.name not in outer:
+                        found |= ops_of(each.name, outer | {each.name})
+            if node.op in own and node.op not in outer:
+                found |= ops_of(node.op, outer | {node.op})
+        return found
+
+    return {name: ops_of(name, frozenset([name])) - own.keys() for name in own}
 
 
 def reads_generator(dataset: Any) -> bool:

@@ -23,8 +23,10 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica, PerReplicaSpec
-from strategies.batches import early_selection, inputs
+from strategies.batches import early_selection, first_batch, inputs
 from strategies.batches.agreement import Agreement
+from strategies.batches.compared_dataset import Checked, ComparedDataset
+from strategies.batches.origins import Origin, origins_of
 from strategies.batches.portions import Portion, PortionSpec
 from strategies.batches.rows import take_rows
 
@@ -63,21 +65,32 @@ def distribute(dataset: Any, agreement: Agreement, num_local: int) -> Any:
 
     first, num_replicas = agreement.position * num_local, num_positions * num_local
     portions = early_selection.select_before_mapping(dataset, first, num_local, num_replicas)
+    selects_early = not isinstance(portions, str)
     plan = f"by row, each of {num_positions} processes maps its own rows of every global batch and no others"
     if isinstance(portions, str):
         plan = f"by row, each of {num_positions} processes reads all and keeps its rows of every global "
         plan += f"batch, for {portions}"
         portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
-    return ending_together(portions, agreement, plan)
+
+    def with_checksums() -> tf.data.Dataset:
+        if selects_early:
+            return early_selection.select_before_mapping(dataset, first, num_local, num_replicas, with_checksums=True)
+        return inputs.with_checksums(dataset, lambda batch: inputs.portion_out(batch, first, num_local, num_replicas))
+
+    def origins() -> list[Origin]:
+        return origins_of(early_selection.selected_from(dataset) if selects_early else dataset)
+
+    return ending_together(portions, agreement, plan, Checked(with_checksums, origins))
 
 
-def ending_together(dataset: tf.data.Dataset, agreement: Agreement, plan: str) -> Any:
+def ending_together(dataset: tf.data.Dataset, agreement: Agreement, plan: str, checked: Checked | None = None) -> Any:
     """Returns the dataset, of as many elements on all processes, as one that ends on all of them at once.
 
     Args:
         dataset: this process' own.
         agreement: of the processes.
         plan: how the dataset is shared out, for the log.
+        checked: the dataset with checksums, where its first batch can be compared between processes.
 
     Raises:
         ValueError: on all processes, if those of one replica have datasets of different lengths.
@@ -90,10 +103,10 @@ def ending_together(dataset: tf.data.Dataset, agreement: Agreement, plan: str) -
         )
     _say(agreement, plan)
     if len(set(lengths)) == 1 and lengths[0] != tf.data.UNKNOWN_CARDINALITY:
-        return dataset
+        return dataset if checked is None else ComparedDataset(dataset, checked, agreement)
     if tf.data.UNKNOWN_CARDINALITY not in lengths:
         _logger.warning("The processes' datasets have %s batches; all end with the shortest.", lengths)
-    return AgreedDataset(dataset, agreement, _known(min, lengths), ends="first")
+    return AgreedDataset(dataset, agreement, _known(min, lengths), ends="first", checked=checked)
 
 
 def distribute_own(dataset: tf.data.Dataset, agreement: Agreement, num_local: int) -> AgreedDataset:
@@ -140,6 +153,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         ends: "first", with the process that ends first, where elements are parts of one global batch; "last", where
             each process counts its own rows: those that have ended take part without rows.
         num_together: how many elements are one step's.
+        checked: the dataset with checksums, where its first batch can be compared between processes.
     """
 
     def __init__(
@@ -150,12 +164,20 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         *,
         ends: Literal["first", "last"],
         num_together: int = 1,
+        checked: Checked | None = None,
     ) -> None:
         self.num_batches = num_batches
         self.dataset = dataset
         self._agreement = agreement
         self._ends = ends
         self._num_together = num_together
+        self._checked = checked
+        self._transformations: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
+        self._is_due = self._are_arrays = False
+
+    def compare_next(self, *, are_arrays: bool) -> None:
+        """Has the first element of the next iterator compared, if it can be. All processes call it."""
+        self._is_due, self._are_arrays = self._checked is not None, are_arrays
 
     @property
     def element_spec(self) -> Any:
@@ -170,25 +192,44 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         """Returns the same with another dataset of portions: what ``transformation`` makes of this process'."""
         applied = copy.copy(self)
         applied.dataset = transformation(self.dataset)
+        applied._transformations = [*self._transformations, transformation]
         return applied
 
     def __iter__(self) -> AgreedIterator:
-        return AgreedIterator(self.dataset, self.element_spec, self._agreement, self._ends, self._num_together)
+        arguments = (self.element_spec, self._agreement, self._ends, self._num_together)
+        if not self._is_due or self._checked is None:
+            return AgreedIterator(self.dataset, *arguments)
+        self._is_due = False
+        dataset = self._checked.dataset()
+        for transformation in self._transformations:
+            dataset = dataset.apply(transformation)
+        return AgreedIterator(dataset, *arguments, self._checked, are_arrays=self._are_arrays)
 
 
 class AgreedIterator:
-    """Iterates over an :class:`AgreedDataset`."""
+    """Iterates over an :class:`AgreedDataset`; its elements come with checksums where the first is compared."""
 
     def __init__(
-        self, dataset: tf.data.Dataset, element_spec: Any, agreement: Agreement, ends: str, num_together: int
+        self,
+        dataset: tf.data.Dataset,
+        element_spec: Any,
+        agreement: Agreement,
+        ends: str,
+        num_together: int,
+        checked: Checked | None = None,
+        *,
+        are_arrays: bool = False,
     ) -> None:
         self.element_spec = element_spec
-        self._part_spec = dataset.element_spec
+        self._part_spec = dataset.element_spec if checked is None else dataset.element_spec[1]
         self._iterator = iter(dataset)
         self._agreement = agreement
         self._ends = ends
         self._num_together = num_together
         self._last: Any = None
+        self._checked = checked
+        self._are_arrays = are_arrays
+        self._is_first, self._checksums = True, None
 
     def __iter__(self) -> AgreedIterator:
         return self
@@ -197,7 +238,7 @@ class AgreedIterator:
         parts = [self._draw() for _ in range(self._num_together)]
         have_more = any(part is not None for part in parts)
         mine = 0 if self._ends == "first" else sum(_num_own(part) for part in parts if part is not None)
-        told = self._agreement.told("1 for a batch or 0 for the end, and its rows if they are counted", have_more, mine)
+        told, first = self._told(have_more, mine)
         num_having = sum(having for having, _ in told)
         if num_having == 0 or (self._ends == "first" and num_having < len(told)):
             if have_more:
@@ -205,14 +246,29 @@ class AgreedIterator:
                     "Process %d has batches left: another process' dataset ended.", self._agreement.job.rank
                 )
             raise StopIteration
+        if first is not None:
+            first_batch.judge(first)
         if self._ends == "first":
             return parts[0]
         parts = [_nothing(self._like()) if part is None else part for part in parts]
         return _merged(parts, tf.constant(sum(rows for _, rows in told)), self.element_spec)
 
+    def _told(self, have_more: bool, mine: int) -> tuple[list[list[int]], Any]:
+        """Returns the numbers at each position, and the messages of all processes about a first batch to compare."""
+        what, numbers = "1 for a batch or 0 for the end, and its rows if they are counted", [int(have_more), mine]
+        if self._checked is None or not self._is_first:
+            return self._agreement.told(what, *numbers), None
+        self._is_first = False
+        checksums = self._checked.message(self._checksums, are_arrays=self._are_arrays)
+        by_rank = self._agreement.gathered(what, *numbers, *checksums)
+        return self._agreement.by_position(what, by_rank[:, :2]), by_rank[:, 2:]
+
     def _draw(self) -> Any:
         """Returns the next element that has rows; None at the end."""
         for element in self._iterator:
+            if self._checked is not None:
+                checksums, element = element
+                self._checksums = checksums if self._is_first else None
             if self._ends == "first" or _num_own(element):
                 self._last = element
                 return element

@@ -9,11 +9,14 @@ Messages are lines of JSON. Nothing is read from anyone who has not joined.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +53,7 @@ class Board:
             end.setblocking(False)
         self._thread = threading.Thread(target=self._work, name="strategies-board", daemon=True)
         self._thread.start()
+        os.register_at_fork(after_in_child=functools.partial(_let_go, weakref.ref(self)))
 
     def post(self, key: str, text: str) -> None:
         """Puts a text under `key`, for all processes to read; a second one replaces it. Does not wait."""
@@ -161,6 +165,19 @@ class Board:
         # Full means that it is awake.
         with contextlib.suppress(OSError):
             self._wake_writer.send(b"\0")
+
+
+def _let_go(board: weakref.ref[Board]) -> None:
+    """Has a child that was forked hold no connection open: the end of this process closes them."""
+    inherited = board()
+    if inherited is None:
+        return
+    inherited._is_closed = True
+    for link in inherited._links.values():
+        link.connection.close()
+    inherited._links.clear()
+    inherited._wake_reader.close()
+    inherited._wake_writer.close()
 
 
 class _Link:

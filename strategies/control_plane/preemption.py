@@ -2,6 +2,9 @@
 
 TensorFlow's runtime takes the signal for itself once several processes have joined, and goes on (2.21). And Python
 handles signals in its main thread only, which may be waiting in a collective. So a thread of its own hears of them.
+
+A child made by ``fork``, as a worker of ``multiprocessing.Pool`` is, inherits handler and pipe. It lets go of both: its
+end is not that of this process.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ class Preemption:
         self._saver: Saver | None = None
         self._is_heard = False
         self._first = threading.Lock()
+        self._pipe = (-1, -1)
+        # By thread: the mask of signals before it forked.
+        self._forking = threading.local()
         self.is_asked = False
 
     def leave_by(self, leave: Callable[[str], None]) -> None:
@@ -62,7 +68,7 @@ class Preemption:
         if self._is_heard or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         self._is_heard = True
-        reader, writer = os.pipe()
+        self._pipe = reader, writer = os.pipe()
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         if before >= 0:
@@ -71,6 +77,29 @@ class Preemption:
         else:
             threading.Thread(target=self._listen, args=[reader], name="strategies-signals", daemon=True).start()
         signal.signal(signal.SIGTERM, self._handle)
+        os.register_at_fork(
+            before=self._hold_signal, after_in_parent=self._release_signal, after_in_child=self._become_child
+        )
+
+    def _hold_signal(self) -> None:
+        # Until the child has let go of the pipe, a signal to it would arrive here.
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _release_signal(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def _become_child(self) -> None:
+        """Forgets the job, in a child that was forked: SIGTERM ends the child, and nobody else."""
+        self._leave, self._saver, self.is_asked, self._is_heard = (lambda reason: None), None, False, False
+        self._first = threading.Lock()
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        other = signal.set_wakeup_fd(-1)
+        if other not in (-1, self._pipe[1]):
+            signal.set_wakeup_fd(other)
+        for end in self._pipe:
+            os.close(end)
+        self._release_signal()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._take()

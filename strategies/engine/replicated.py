@@ -23,7 +23,7 @@ from strategies._tf_internals import (
     regroup,
     select_replica,
 )
-from strategies.batches import inputs, sharding
+from strategies.batches import first_batch, inputs, sharding
 from strategies.batches.agreement import Agreement
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
@@ -38,6 +38,7 @@ from strategies.engine.cross_device import adapt, are_int32, bound_reduction, wi
 from strategies.engine.explained import explained
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
+from strategies.engine.legacy_keras import refuse_caller, refuse_step
 from strategies.engine.placed_variables import remote, without_value
 from strategies.engine.reductions import Reductions, Rider
 from strategies.engine.same_batches import SameBatches
@@ -185,6 +186,7 @@ class ReplicatedExtended(MirroredExtended):
     # ---- steps
 
     def _call_for_each_replica(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refuse_step(fn)
         return self._steps.call(fn, args, kwargs)
 
     def note_replica_write(self, variable: ReplicaStateVariable) -> None:
@@ -273,6 +275,7 @@ class ReplicatedExtended(MirroredExtended):
             yield
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        refuse_caller()
         reference = kwargs.get("colocate_with")
         made = self._make_variable(next_creator, kwargs)
         if self.parts.spans_processes and isinstance(made, tf.distribute.DistributedValues):
@@ -350,6 +353,7 @@ class ReplicatedExtended(MirroredExtended):
         return tf.nest.map_structure(lambda leaf: self._reductions.across(reduce_op, [leaf], context.shares)[0], value)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        refuse_caller()
         # Called for ReplicaContext.all_reduce, as in BatchNormalization(synchronized=True).
         values = [without_gradient(value) for value, _ in value_destination_pairs]
         where = [where for _, where in value_destination_pairs]
@@ -425,6 +429,15 @@ class ReplicatedExtended(MirroredExtended):
             return super()._distribute_datasets_from_function(dataset_fn, options)
         dataset = dataset_fn(self._make_input_context())
         return self._clocked(sharding.distribute_own(dataset, self._agreement, self.layout.num_local))
+
+    def compare_batch(self, batch: Any) -> None:
+        """Refuses, on all processes, a global batch that is not the same on all of them. All of them call it.
+
+        Args:
+            batch: a nest of tensors or arrays; of others, nothing is compared.
+        """
+        if self._agreement is not None and self.layout.process_group is not None:
+            first_batch.compare(batch, self._agreement)
 
     def _clocked(self, dataset: Any) -> Any:
         return dataset.apply(self.waits.clocked) if hasattr(dataset, "apply") else dataset

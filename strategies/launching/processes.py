@@ -195,6 +195,8 @@ def _preparation(task: Task) -> Callable[[], None]:
     pin = getattr(os, "sched_setaffinity", None)
 
     def prepare() -> None:
+        # Inherited: a signal to this process is none to the launcher.
+        signal.set_wakeup_fd(-1)
         if prctl is not None:
             prctl(*kill_me_too)
             if os.getppid() != launcher:

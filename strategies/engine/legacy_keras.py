@@ -1,0 +1,103 @@
+"""Refusal of models, layers and optimizers of Keras 2 (``tf_keras``) under our strategies.
+
+They sum gradients by TensorFlow's rules, which are other ones than those of Keras 3 here: weights would be wrong
+without an error. They are known by the names of their modules; nothing of Keras 2 is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+# TensorFlow keeps a copy of it, which it imports itself, and programs do by mistake.
+_LEGACY = ("tf_keras", "tensorflow.python.keras")
+# How deep functions are looked for in functions.
+_DEPTH = 3
+
+
+def refuse_caller() -> None:
+    """Refuses what a module of Keras 2 asks for: a variable, a step, a sum of gradients.
+
+    Raises:
+        ValueError: with the object of Keras 2 that asks.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if _is_legacy(module):
+            owner = frame.f_locals.get("self")
+            raise ValueError(_refusal(module if owner is None else _named(owner)))
+        if module.split(".")[0] == "keras":
+            # Keras 3 asks, whoever has called it.
+            return
+        frame = frame.f_back
+
+
+def refuse_values(values: Iterable[Any]) -> None:
+    """Refuses objects of Keras 2 among values, such as the arguments of ``compile``.
+
+    Raises:
+        ValueError: with the first of them.
+    """
+    for value in values:
+        if _is_legacy(type(value).__module__):
+            raise ValueError(_refusal(_named(value)))
+
+
+def refuse_step(function: Any) -> None:
+    """Refuses the function of a step that Keras 2 runs, or that refers to its objects; costs nothing without it.
+
+    Raises:
+        ValueError: with the first of them.
+    """
+    if "tf_keras" in sys.modules:
+        refuse_caller()
+        refuse_values(_references(function, _DEPTH))
+
+
+def _is_legacy(module: str) -> bool:
+    return module in _LEGACY or module.startswith(tuple(f"{name}." for name in _LEGACY))
+
+
+def _references(function: Any, depth: int) -> Iterator[Any]:
+    """Yields the objects that a function takes from around itself: what it is bound to, its closure, globals."""
+    function = getattr(function, "python_function", function)
+    yield getattr(function, "__self__", None)
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None or depth == 0:
+        return
+    for cell in function.__closure__ or ():
+        try:
+            found = cell.cell_contents
+        except ValueError:
+            # Not set yet.
+            continue
+        yield found
+        yield from _references(found, depth - 1)
+    for name in code.co_names:
+        found = function.__globals__.get(name)
+        yield found
+        if getattr(found, "__module__", None) == function.__module__:
+            yield from _references(found, depth - 1)
+
+
+def _named(value: Any) -> str:
+    cls = type(value)
+    name = getattr(value, "name", None)
+    return f"{cls.__module__}.{cls.__qualname__}{f' {name!r}' if isinstance(name, str) else ''}"
+
+
+def _refusal(received: str) -> str:
+    strategy = type(tf.distribute.get_strategy()).__name__
+    return (
+        f"Keras 2 (tf_keras) does not work under strategies of this package, which are made for Keras 3: its gradients "
+        "would be summed otherwise, and weights would not be those of one device. Make the model, its layers, the "
+        "optimizer, losses and metrics with Keras 3: `import keras`, then keras.Model, keras.layers, keras.optimizers. "
+        "If they come from tf.keras, unset the environment variable TF_USE_LEGACY_KERAS. "
+        f"Received: {received}, under {strategy}."
+    )
