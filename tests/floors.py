@@ -48,6 +48,7 @@ ROOMS = (
             "strategies.batches.row_plans",
             "strategies.batches.row_rules",
             "strategies.batches.row_shapes",
+            "strategies.batches.row_shards",
         ),
         (),
         ("row values",),

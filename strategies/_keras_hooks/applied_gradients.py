@@ -19,6 +19,8 @@ from strategies.batches.row_warnings import warn
 from strategies.engine.layout import local_values
 from strategies.engine.replicated import ReplicatedExtended
 
+#: Of a gradient that is the same on all replicas.
+_GLOBAL = (Kind.SAME, Kind.SHARD, Kind.SHARD_APART, Kind.SHARD_NUMBER)
 #: Of a replica's gradient that is a term of the global one.
 _TERMS = (Kind.SUM, Kind.COUNT)
 
@@ -38,8 +40,19 @@ def as_terms(gradients: Sequence[Any]) -> tuple[list[Any], list[bool]]:
             continue
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
         kind = share.dependence.kind(values)
-        are_global[i] = kind is Kind.SAME
-        if kind is Kind.SAME or kind in _TERMS:
+        are_global[i] = kind in _GLOBAL
+        if kind is Kind.SHARD_NUMBER:
+            warn(
+                "A gradient of a shard is changed by a number that is made of it alone, such as its norm, where on one "
+                "device it is that of the whole weight: the layer is split over the devices of a replica",
+                "Use clipnorm, global_clipnorm or clipvalue of the optimizer, or an optimizer that needs whole weights, "
+                "which see whole gradients; or leave the layer whole in the plan of keras_ext.parallelize.",
+            )
+        if are_global[i] or kind in _TERMS:
+            continue
+        if kind is Kind.DRAWN:
+            # Random numbers for no rows: those of the first replica, on all of them.
+            found[i] = values * tf.cast(share.replica_id == 0, values.dtype)
             continue
         if kind is not Kind.MEAN:
             warn(

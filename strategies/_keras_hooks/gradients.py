@@ -37,6 +37,7 @@ from strategies.batches.row_warnings import is_fault, warn_of
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.replica.passes import differentiates_passes
+from strategies.replica.splitting import weight_of
 
 #: Weighed. So is one number that is neither mean nor sum, which is nearest to what is meant, but a warning says so.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.DRAWN)
@@ -220,13 +221,20 @@ def _of_global_batch(local: Any, sources: Any, stays: bool) -> Any:
             flat[i] = _as_term(flat[i])
             mine.remove(i)
         for i, total in zip(mine, _summed(engine, share, [flat[i] for i in mine], [of[i] for i in mine]), strict=True):
-            flat[i] = total
+            flat[i] = _as_shard(engine, total, of[i])
     return tf.nest.pack_sequence_as(sources, flat)
 
 
 def _is_alike(share: shares.Share, source: Any) -> bool:
     """True of a variable, and of a tensor that does not depend on rows."""
     return not isinstance(source, tf.Tensor) or share.dependence.kind(source) is Kind.SAME
+
+
+def _as_shard(engine: ReplicatedExtended, total: Any, source: Any) -> Any:
+    """Marks the gradient of a shard as that, so that what looks at all of its numbers is found; returns it."""
+    if weight_of(source) is not None and isinstance(total, tf.Tensor):
+        mark(total, Kind.SHARD_APART if engine.parts.crosses("tensor") else Kind.SHARD)
+    return total
 
 
 def _as_term(gradient: Any) -> Any:

@@ -36,6 +36,9 @@ class Kind(enum.Enum):
         AMBIGUOUS: a sum over rows divided by a constant, which may be the replica's number of terms, or the batch's.
         UNKNOWN: made of rows by an operation that mixes them, or that no rule knows.
         OTHER: anything else made of all rows: the root of a mean, a product of means.
+        SHARD: the gradient of a shard of a weight, of which this process has all shards: see `row_shards`.
+        SHARD_APART: the same, where other processes have the other shards.
+        SHARD_NUMBER: made of all numbers of such a gradient, as a norm.
     """
 
     SAME = enum.auto()
@@ -56,6 +59,9 @@ class Kind(enum.Enum):
     AMBIGUOUS = enum.auto()
     UNKNOWN = enum.auto()
     OTHER = enum.auto()
+    SHARD = enum.auto()
+    SHARD_APART = enum.auto()
+    SHARD_NUMBER = enum.auto()
 
     @property
     def has_rows(self) -> bool:

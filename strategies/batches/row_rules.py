@@ -9,6 +9,7 @@ from strategies.batches import row_gathers as gathers
 from strategies.batches import row_names as names
 from strategies.batches import row_order as order
 from strategies.batches import row_shapes as shapes
+from strategies.batches import row_shards as shards
 from strategies.batches.row_kinds import Kind, Op, linear, mixing, row_wise
 
 _SPREADING = ("BroadcastTo", "Fill", "Tile")
@@ -112,6 +113,8 @@ def kind_of(op: Op) -> Kind:
         return arithmetic.total(op) if op.type == "Sum" else Kind.SAME
     if op.type == "IdentityN":
         return op.inputs[op.output]
+    if shards.is_of_shards(op):
+        return shards.of_shards(op, kind_of)
     if op.type.startswith(("FusedBatchNorm", "_FusedBatchNorm")):
         return _normalised(op)
     if op.type in _RULES:

@@ -57,6 +57,10 @@ _FAULTS = {
     Kind.MIN: "the smallest of rows, and neither a mean nor a sum over them",
     Kind.MIXED: "a sum over rows plus a term that is none",
     Kind.OTHER: "neither a mean nor a sum over rows",
+    Kind.SHARD_NUMBER: (
+        "made of all numbers of the gradient of one shard, where a layer is split over the devices of a replica, and not "
+        "of the weight's whole gradient"
+    ),
     Kind.UNKNOWN: "made by operations that mix rows, or that may do so",
 }
 _FIXES = {
