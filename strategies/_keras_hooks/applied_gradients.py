@@ -43,8 +43,8 @@ def as_terms(gradients: Sequence[Any]) -> tuple[list[Any], list[bool]]:
         are_global[i] = kind in _GLOBAL
         if kind is Kind.SHARD_NUMBER:
             warn(
-                "A gradient of a shard is changed by a number that is made of it alone, such as its norm, where on one "
-                "device it is that of the whole weight: the layer is split over the devices of a replica",
+                "A gradient of a shard is changed by a number that is made of it alone, such as its norm, where on "
+                "one device it is that of the whole weight: the layer is split over the devices of a replica",
                 "Use clipnorm, global_clipnorm or clipvalue of the optimizer, or an optimizer that needs whole weights, "
                 "which see whole gradients; or leave the layer whole in the plan of keras_ext.parallelize.",
             )
@@ -108,7 +108,7 @@ def apply_alone(
         raise ValueError(
             "Gradients are applied inside a tf.cond, a tf.while_loop or a tf.function of a step, where the replicas of "
             "a process cannot meet. That works in a step that Keras' trainer runs, with an optimizer that is built, "
-            "with gradients that tape.gradient gave outside of it, and without `shard`. To apply the gradients of several "
+            "with gradients that tape.gradient gave outside of it, and without `shard`. To apply gradients of several "
             "steps at once, leave that to Keras: optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4). "
             f"Received: {type(optimizer).__name__}, built={optimizer.built}, gradients of the global batch: {alike}."
         )

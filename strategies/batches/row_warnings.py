@@ -58,8 +58,8 @@ _FAULTS = {
     Kind.MIXED: "a sum over rows plus a term that is none",
     Kind.OTHER: "neither a mean nor a sum over rows",
     Kind.SHARD_NUMBER: (
-        "made of all numbers of the gradient of one shard, where a layer is split over the devices of a replica, and not "
-        "of the weight's whole gradient"
+        "made of all numbers of the gradient of one shard, where a layer is split over the devices of a replica, and "
+        "not of the weight's whole gradient"
     ),
     Kind.UNKNOWN: "made by operations that mix rows, or that may do so",
 }
