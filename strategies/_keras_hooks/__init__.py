@@ -35,6 +35,7 @@ from strategies._keras_hooks import (
     sharded_optimizers,
     stored_values,
     synchronized_norms,
+    trackers,
     train_steps,
     trainer,
     weights,
@@ -69,6 +70,7 @@ def install() -> None:
     sharded_optimizers.install()
     stored_values.install()
     synchronized_norms.install()
+    trackers.install()
     train_steps.install()
     trainer.install()
     weights.install()

@@ -45,7 +45,7 @@ def as_terms(gradients: Sequence[Any]) -> tuple[list[Any], list[bool]]:
             warn(
                 "A gradient of a shard is changed by a number that is made of it alone, such as its norm, where on "
                 "one device it is that of the whole weight: the layer is split over the devices of a replica",
-                "Use clipnorm, global_clipnorm or clipvalue of the optimizer, or an optimizer that needs whole weights, "
+                "Use clipnorm, global_clipnorm or clipvalue of the optimizer, or one that needs whole weights, "
                 "which see whole gradients; or leave the layer whole in the plan of keras_ext.parallelize.",
             )
         if are_global[i] or kind in _TERMS:

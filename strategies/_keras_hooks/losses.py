@@ -6,7 +6,7 @@ number of replicas. Summed over replicas, that is the loss of the global batch o
 * every loss value ``m_r`` of replica r is formed such that ``sum over r of weight_r * m_r`` is the global value;
 * in a step of Keras' trainer, the program sees ``m_r``, as on one device. What it does with it is weighed where
   replicas come together: in gradients (``gradients``), so that their sum is the global gradient, in means of scalars
-  (below) and in what the step returns (``engine.outputs``);
+  (``trackers``) and in what the step returns (``engine.outputs``);
 * in a custom loop the program sees ``weight_r * m_r``, as TensorFlow's convention for ``strategy.run`` has it:
   ``strategy.reduce("SUM", loss, axis=None)`` is the global value.
 
@@ -19,21 +19,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Concatenate
+from typing import Any, Concatenate
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.losses import loss as keras_loss
-from keras.src.metrics import reduction_metrics as keras_mean
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_warnings import warn_of
+from strategies.batches.row_warnings import warn_of, warn_of_mixed_rows
 
 _BY_COUNT = ("sum_over_batch_size", "mean")
 
@@ -43,7 +41,6 @@ def install() -> None:
     wrap(keras_loss, "scale_loss_for_distribution", _scale)
     wrap(keras_loss, "unscale_loss_for_distribution", _unscale)
     wrap(keras_loss, "reduce_weighted_values", _reduce)
-    wrap(keras_mean.Mean, "update_state", _update_mean)
     wrap(keras_trainer.Trainer, "compute_loss", _compute_loss)
     wrap(keras_trainer.Trainer, "_compute_loss", _compute_loss)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_aggregate_additional_loss", _added_loss)
@@ -82,21 +79,6 @@ def _scale(original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.T
 def _unscale(original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.Tensor:
     # Keras asks for it in its own steps, where losses are shown as they are.
     return original(value) if shares.current() is None else value
-
-
-def _update_mean(
-    original: Callable[..., None], metric: keras.metrics.Mean, values: tf.Tensor, sample_weight: tf.Tensor | None = None
-) -> None:
-    """A mean of scalars in the trainer's steps, one per step: each replica's counts by its rows."""
-    share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1 or sample_weight is not None:
-        return original(metric, values, sample_weight)
-    if len(values.shape) if hasattr(values, "shape") else np.ndim(values):
-        return original(metric, values, sample_weight)
-    values = share.as_mean(values)
-    if share.is_even:
-        return original(metric, values, sample_weight)
-    return original(metric, values, share.weigh(tf.constant(float(share.num_replicas))))
 
 
 def _reduce(
@@ -171,6 +153,11 @@ def _compute_loss(
     share = shares.current()
     if share is None or share.raw_losses:
         return original(model, *args, **kwargs)
+    predicted: Any = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
+    if share.num_replicas > 1 and share.in_trainer:
+        dependence = shares.dependence_here()
+        if warn_of_mixed_rows(predicted, dependence, f"What {model.name!r} computes for a row"):
+            dependence.take_as_rows(predicted)
     with _raw(share):
         value = tf.convert_to_tensor(original(model, *args, **kwargs))
     if share.num_replicas > 1:

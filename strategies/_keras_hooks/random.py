@@ -17,6 +17,8 @@ from keras.src.random import seed_generator
 
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
 from strategies.replica import drawing
 from strategies.replica.recomputed import check_seeded
 
@@ -43,10 +45,14 @@ def _next(
 ) -> tf.Tensor:
     seed = original(generator, *args, **kwargs)
     share = shares.current()
-    if share is None or share.replica_id == 0:
+    if share is None:
+        return mark(tf.identity(seed), Kind.DRAWN) if shares.known_dependence() is not None else seed
+    if share.num_replicas == 1:
         return seed
+    if share.replica_id == 0:
+        return mark(tf.identity(seed), Kind.DRAWN)
     offset = tf.constant([share.replica_id * _STRIDE % 2**31, 0], tf.int64)
-    return seed + tf.cast(offset, seed.dtype)
+    return mark(seed + tf.cast(offset, seed.dtype), Kind.DRAWN)
 
 
 def _global_seed_generator(original: Callable[[], keras.random.SeedGenerator]) -> keras.random.SeedGenerator:

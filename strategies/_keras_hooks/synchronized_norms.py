@@ -2,19 +2,24 @@
 
 Keras asks for three sums over all replicas one by one: of the values, of their squares, and their number.
 
+Without ``synchronized`` the layer looks at the rows of its replica, as is documented: that is no finding.
 Micro-batches of a pipeline run one after the other, so that such a layer cannot see them all: that is a finding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn as keras_tf_nn
+from keras.src.layers.normalization import batch_normalization
 
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
+from strategies.batches import shares
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn
 from strategies.engine.findings import Finding
 
@@ -23,8 +28,23 @@ _Moments = tuple[tf.Tensor, tf.Tensor]
 
 
 def install() -> None:
-    """Wraps the mean and variance over all replicas."""
+    """Wraps the mean and variance over all replicas, and the layer."""
     wrap(keras_tf_nn, "_compute_moments_sync", _moments)
+    wrap(batch_normalization.BatchNormalization, "call", _call)
+
+
+def _call(
+    original: Callable[Concatenate[keras.layers.BatchNormalization, tf.Tensor, Rest], tf.Tensor],
+    layer: keras.layers.BatchNormalization,
+    inputs: tf.Tensor,
+    *args: Rest.args,
+    **kwargs: Rest.kwargs,
+) -> tf.Tensor:
+    outputs = original(layer, inputs, *args, **kwargs)
+    dependence = shares.known_dependence()
+    if dependence is not None and dependence.kind(inputs) is Kind.ROWS:
+        mark(outputs, Kind.ROWS)
+    return outputs
 
 
 def _moments(original: Callable[..., _Moments], x: tf.Tensor, axes: Sequence[int], keepdims: bool) -> _Moments:

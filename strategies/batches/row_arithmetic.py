@@ -186,6 +186,13 @@ def _is_count(number: float, rows: int, summed: tuple[int, ...] | None) -> bool:
     return any(math.prod(each) == times for each in chosen)
 
 
+def comparison(op: Op) -> Kind:
+    """Whether numbers are equal, or larger: each replica has rows, so that their number is compared with 0 alike."""
+    if set(op.inputs) == {Kind.COUNT, Kind.SAME} and _is_zero(op, op.inputs.index(Kind.SAME)):
+        return Kind.SAME
+    return row_wise(op)
+
+
 def bound(op: Op) -> Kind:
     """The larger, or the smaller, of two: of a count and a constant, still the count."""
     if Kind.COUNT in op.inputs and set(op.inputs) <= {Kind.COUNT, Kind.SAME}:

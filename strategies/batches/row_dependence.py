@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -152,6 +152,34 @@ class RowDependence:
             marked: Kind = getattr(value, _MARK, Kind.SAME if self._has_marks() else Kind.ROWS)
             return marked
         return self._found(_Place(value, None))[0]
+
+    def take_as_rows(self, value: Any) -> None:
+        """Takes tensors of a nest for what has something for each row from now on: what they are has been said."""
+        for leaf in tf.nest.flatten(value):
+            if isinstance(leaf, tf.Tensor):
+                place = _Place(leaf, None)
+                self._kept.append(place)
+                self._known[place.key] = (Kind.ROWS, ROW_MAJOR)
+                mark(leaf, Kind.ROWS)
+
+    def origin(self, value: Any, is_of: Callable[[Kind], bool]) -> Any:
+        """Returns the first tensor of those that `value` is made of whose kind is such, and that of no input is.
+
+        `value` itself, if it is not in a graph.
+
+        Args:
+            value: a tensor of such a kind.
+            is_of: tells whether a kind is such.
+        """
+        if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
+            return value
+        place = _Place(value, None)
+        while True:
+            _, sources = self._look(place)
+            before = next((each for each in sources if is_of(self._found(each)[0])), None)
+            if before is None or hasattr(before.tensor, "numpy"):
+                return place.tensor
+            place = before
 
     def is_one_for_each_row(self, value: tf.Tensor) -> bool:
         """True if a tensor that has rows has one item for each of them, along its first dimension."""

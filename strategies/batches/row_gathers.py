@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
 
 
@@ -19,9 +21,16 @@ def gathered(op: Op) -> Kind:
         return Kind.ROWS
     if not table.has_rows or table is Kind.PAIRS:
         return row_wise(op)
-    if gathered_dim(op) != op.layout(0).axis or int(op.attribute("batch_dims") or 0) > op.layout(0).axis:
-        return row_wise(op)
+    batch_dims = int(op.attribute("batch_dims") or 0)
+    if gathered_dim(op) != op.layout(0).axis or batch_dims > op.layout(0).axis:
+        each_its_own = not indices.has_rows or (batch_dims > op.layout(0).axis == op.layout(1).axis)
+        return _by_row(op) if each_its_own else Kind.PAIRS
     return _rows_by(op, table, indices)
+
+
+def _by_row(op: Op) -> Kind:
+    """Row by row, whatever the dimensions of indices."""
+    return row_wise(dataclasses.replace(op, input_shapes=()))
 
 
 def gathered_dim(op: Op) -> int:
@@ -37,7 +46,7 @@ def _rows_by(op: Op, table: Kind, indices: Kind) -> Kind:
     """Rows that are looked up along their dimension."""
     if indices.has_rows and op.layout(1).is_position:
         # Each row's own, by its position.
-        return row_wise(op)
+        return _by_row(op)
     return Kind.SOME if indices is Kind.SOME and table in (Kind.ROWS, Kind.SOME) else mixing(op)
 
 
@@ -59,7 +68,7 @@ def scattered(op: Op) -> Kind:
     """What is added up by indices, in zeros of a given shape."""
     indices, updates, shape = op.inputs[:3]
     if shape in (Kind.SHAPE, Kind.COUNT):
-        return row_wise(op) if op.layout(0).is_position or not updates.has_rows else mixing(op)
+        return _by_row(op) if op.layout(0).is_position or not updates.has_rows else mixing(op)
     return _summed(op, indices, updates)
 
 
@@ -67,7 +76,7 @@ def scattered_into(op: Op) -> Kind:
     """What is added to a tensor by indices."""
     into, indices, updates = op.inputs[:3]
     if into.has_rows:
-        return row_wise(op) if op.layout(1).is_position or indices.is_fixed else mixing(op)
+        return _by_row(op) if op.layout(1).is_position or indices.is_fixed else mixing(op)
     summed = _summed(op, indices, updates)
     if into.is_fixed and summed is Kind.SUM:
         start = op.constant(0)
@@ -78,7 +87,7 @@ def scattered_into(op: Op) -> Kind:
 def overwritten(op: Op) -> Kind:
     """A tensor of which parts are replaced by indices."""
     if op.inputs[0].has_rows and op.layout(1).is_position:
-        return row_wise(op)
+        return _by_row(op)
     return mixing(op)
 
 
@@ -86,16 +95,19 @@ def summed_by_segment(op: Op) -> Kind:
     """Sums of rows by the segments that they are in."""
     data, segments, number = op.inputs[:3]
     if number in (Kind.COUNT, Kind.SHAPE):
-        return row_wise(op) if op.layout(1).is_position else mixing(op)
+        return _by_row(op) if op.layout(1).is_position else mixing(op)
     return _summed(op, segments, data)
 
 
 def counted(op: Op) -> Kind:
     """How often each number appears."""
     kind = op.inputs[0]
-    if kind is Kind.ROWS and op.inputs[1].is_fixed:
-        return Kind.ROWS if op.rank(0) == 2 and op.output_rank == 2 and op.layout(0).axis == 0 else Kind.SUM
-    return mixing(op)
+    if kind is not Kind.ROWS:
+        return mixing(op)
+    if op.rank(0) == 2 and op.output_rank == 2 and op.layout(0).axis == 0:
+        # In as many columns as the largest number says, which is the program's affair.
+        return Kind.ROWS
+    return Kind.SUM if op.inputs[1].is_fixed else mixing(op)
 
 
 def _summed(op: Op, indices: Kind, values: Kind) -> Kind:

@@ -11,6 +11,11 @@ from strategies.batches import row_shapes as shapes
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 
 _REDUCTIONS = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
+#: Of a shape or a count these only take parts, or make other shapes.
+_HAND_ON = (
+    *("Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "Pack", "Reshape", "Slice", "Split", "SplitV"),
+    *("Squeeze", "StridedSlice", "Unpack"),
+)
 _MAY_BE_ROWS = Layout(may_be_rows=True)
 
 
@@ -124,9 +129,7 @@ def _moved(op: Op, kind: Kind) -> Layout:
         return _at(layout, axis + 1)
     if op.type == "Tile":
         return dataclasses.replace(layout, times=None)
-    if op.type in ("BroadcastTo", "Fill", "Range", "OnesLike", "ZerosLike"):
-        return _aligned(op, of, layout)
-    return _aligned(op, of, layout)
+    return layout if op.type.startswith("TensorList") else _aligned(op, of, layout)
 
 
 def _aligned(op: Op, of: int, layout: Layout) -> Layout:
@@ -149,7 +152,9 @@ def _of_count(op: Op, kind: Kind) -> Layout:
     layout = op.layout(dependent[0])
     if kind is Kind.SHAPE:
         if op.type in ("Pack", "ConcatV2") and len(dependent) == 1 and op.inputs[dependent[0]] is Kind.COUNT:
-            return dataclasses.replace(layout, axis=dependent[0] if op.type == "Pack" else 0)
+            return dataclasses.replace(layout, axis=dependent[0] if op.type == "Pack" else _before(op, dependent[0]))
+        if op.type == "ConcatV2" and len(dependent) == 1:
+            return dataclasses.replace(layout, axis=layout.axis + _before(op, dependent[0]))
         return layout
     if kind is Kind.COUNT:
         return dataclasses.replace(layout, times=_factor(op, layout.times))
@@ -161,9 +166,15 @@ def _of_count(op: Op, kind: Kind) -> Layout:
     return layout
 
 
+def _before(op: Op, i: int) -> int:
+    """The number of dimensions that are joined before some of a shape."""
+    shapes_before = [op.shape(j) for j in range(i)]
+    return sum((shape[0] or 0) if shape else 0 for shape in shapes_before)
+
+
 def _factor(op: Op, times: Fraction | None) -> Fraction | None:
     numbers = [op.constant(i) for i, kind in enumerate(op.inputs) if kind is Kind.SAME]
-    if op.type in ("Cast", "Identity", "StridedSlice", "GatherV2", "Unpack", "Squeeze", "Reshape", "ExpandDims"):
+    if op.type in _HAND_ON:
         return times
     if times is None or len(op.inputs) != 2 or len(numbers) != 1 or numbers[0] is None or numbers[0].size != 1:
         return None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 
 from strategies.batches.row_arithmetic import reduced_dims
 from strategies.batches.row_kinds import Kind, Op, along, linear, mixing, row_wise
+
+
+_LINEAR = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 
 
 def last_dims(number: int) -> Callable[[Op], Kind]:
@@ -19,6 +23,13 @@ def last_dims(number: int) -> Callable[[Op], Kind]:
         return mixing(op) if across else row_wise(op)
 
     return rule
+
+
+def by_row(op: Op) -> Kind:
+    """Row by row, along the first dimension of each input."""
+    if any(kind.has_rows and op.layout(i).axis > 0 for i, kind in enumerate(op.inputs)):
+        return mixing(op)
+    return row_wise(dataclasses.replace(op, input_shapes=()), is_linear=op.type in _LINEAR)
 
 
 def _given(op: Op) -> Collection[int] | None:

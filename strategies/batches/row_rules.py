@@ -10,11 +10,13 @@ from strategies.batches import row_names as names
 from strategies.batches import row_order as order
 from strategies.batches import row_shapes as shapes
 from strategies.batches import row_shards as shards
-from strategies.batches.row_kinds import Kind, Op, linear, mixing, row_wise
+from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
 
-_SPREADING = ("BroadcastTo", "Fill", "Tile")
+_SPREADING = ("BroadcastTo", "Empty", "Fill", "Tile")
 _RULES: dict[str, Callable[[Op], Kind]] = {
-    **dict.fromkeys((*names.ELEMENTWISE, *names.BY_ROW), row_wise),
+    **dict.fromkeys(names.ELEMENTWISE, row_wise),
+    **dict.fromkeys(names.BY_ROW, order.by_row),
+    **dict.fromkeys(("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"), arithmetic.comparison),
     **dict.fromkeys(names.LAST_DIM, order.last_dims(1)),
     **dict.fromkeys(names.LAST_TWO_DIMS, order.last_dims(2)),
     **dict.fromkeys(names.LAST_THREE_DIMS, order.last_dims(3)),
@@ -36,7 +38,6 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(("Select", "SelectV2"), arithmetic.selection),
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul"), arithmetic.matrix_product),
     "Einsum": arithmetic.einsum,
-    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative"), linear),
     **dict.fromkeys(("Shape", "ShapeN"), shapes.shape_of),
     "Size": shapes.size_of,
     "Rank": lambda op: Kind.SAME,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 from strategies.batches.row_arithmetic import addition
@@ -246,9 +248,11 @@ def reshaped_axis(op: Op) -> tuple[int, Fraction | None, tuple[int | None, ...]]
             for one, other in zip(before[:axis], after[:axis], strict=True)
         ):
             return axis, _times(times, before[axis + 1 :], after[axis + 1 :]), ()
-        ones = sum(each == 1 for each in before[:axis])
-        if ones == axis:
-            return 0, _times(times, before[axis + 1 :], after[1:]), ()
+        # The same number of items before it, in other dimensions.
+        number = _product(before[:axis])
+        for place in range(len(after)):
+            if number is not None and _product(after[:place]) == number:
+                return place, _times(times, before[axis + 1 :], after[place + 1 :]), ()
         return 0, None, tuple(before[:axis])
     first, leading = after[0], layout.leading
     if leading and len(after) > len(leading) and all(map(_may_equal, leading, after)):
@@ -273,19 +277,19 @@ def _may_equal(one: int | None, other: int | None) -> bool:
     return one is None or other is None or one == other
 
 
-def _times(times: Fraction | None, before: object, after: object) -> Fraction | None:
+def _times(times: Fraction | None, old: Sequence[int | None], new: Sequence[int | None]) -> Fraction | None:
     """The items for each row, given the sizes of the dimensions after it, before and after it is reshaped."""
-    old, new = list(before), list(after)  # type: ignore[call-overload]
-    if old == new:
+    if list(old) == list(new):
         return times
-    if times is None or None in old or None in new:
+    if times is None:
         return None
-    of_old, of_new = 1, 1
-    for each in old:
-        of_old *= each
-    for each in new:
-        of_new *= each
-    return times * of_old / of_new if of_new else None
+    of_old, of_new = _product(old), _product(new)
+    return times * of_old / of_new if of_old and of_new else None
+
+
+def _product(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def spread(op: Op) -> Kind:

@@ -9,6 +9,9 @@ import sys
 import warnings
 from typing import Any
 
+import tensorflow as tf
+
+from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
 
 
@@ -71,8 +74,16 @@ _FIXES = {
 #: Of what a layer gives for each row: these look at other rows, too.
 _MIXED_ROWS = (*_FAULTS, Kind.PAIRS, Kind.SHIFTED)
 
-#: Files of these libraries, and of Python's own.
-_FILES = ("threading.py", "functools.py", "contextlib.py")
+#: What is said of a layer, or of a model, whose outputs mix rows, and what to do.
+LOOKS_ACROSS = (
+    "looks at several rows of the batch, so that under a strategy it is not that of one device: each replica looks at "
+    "its own rows"
+)
+MIXING_FIX = (
+    "Look at the rows of all replicas, which strategies.gather_rows(x) returns, and at their number, "
+    "strategies.global_rows(); for the mean and variance of a layer, keras.layers.BatchNormalization("
+    "synchronized=True) does that."
+)
 _LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
 
 
@@ -97,6 +108,20 @@ def warn_of(kind: Kind, subject: str) -> None:
         warn(f"{subject} is {_FAULTS[kind]}, {_DIFFERENCE}", _FIXES.get(kind, _FIX))
 
 
+def warn_of_mixed_rows(value: Any, dependence: RowDependence, subject: str) -> bool:
+    """Warns once of tensors that are to have something for each row, and that look at other rows as well.
+
+    Returns:
+        whether any does.
+    """
+    found = False
+    for leaf in tf.nest.flatten(value):
+        if mixes_rows(dependence.kind(leaf)):
+            found = True
+            warn(f"{subject} {LOOKS_ACROSS}", MIXING_FIX, line_of(dependence.origin(leaf, mixes_rows)))
+    return found
+
+
 def description(kind: Kind) -> str:
     """Returns the dependence on rows of what :func:`is_fault` is true of, in words."""
     return _FAULTS[kind]
@@ -106,9 +131,10 @@ def line_of(tensor: Any) -> tuple[str, int] | None:
     """Returns the file and the line of the program that made a tensor; None if that is not known: it has no graph."""
     if hasattr(tensor, "numpy"):
         return None
+    files = [sys.modules[name].__file__ or "" for name in _LIBRARIES if name in sys.modules]
+    folders = tuple(each.removesuffix("__init__.py") for each in files)
     for frame in reversed(tensor.op.traceback):
-        parts = frame.filename.replace("\\", "/").split("/")
-        if not any(each in _LIBRARIES or each in _FILES for each in parts):
+        if not frame.filename.startswith((*folders, "<")):
             return frame.filename, int(frame.lineno)
     return None
 

@@ -153,8 +153,26 @@ def current() -> Share | None:
 
 def dependence_here() -> RowDependence:
     """Returns what tells how tensors depend on rows: those of micro-batches, inside of :func:`in_microbatches`."""
+    return known_dependence() or RowDependence()
+
+
+def known_dependence() -> RowDependence | None:
+    """As :func:`dependence_here`; None outside of steps, of micro-batches, and of :func:`judged_by`."""
     share = current()
-    return _of_microbatches.get() or (RowDependence() if share is None else share.dependence)
+    return _judge.get() or _of_microbatches.get() or (None if share is None else share.dependence)
+
+
+@contextlib.contextmanager
+def judged_by(dependence: RowDependence) -> Iterator[None]:
+    """Inside, a model is traced only to be judged: `dependence` tells how its tensors depend on rows."""
+    token = _judge.set(dependence)
+    try:
+        yield
+    finally:
+        _judge.reset(token)
+
+
+_judge: contextvars.ContextVar[RowDependence | None] = contextvars.ContextVar("keras_strategies_judge", default=None)
 
 
 # The dependence of tensors on the rows of the micro-batches that are being computed.

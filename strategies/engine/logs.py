@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.batches.row_dependence import is_reduced
+from strategies.batches.row_dependence import RowDependence, is_reduced
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import description, is_fault, line_of, warn
 from strategies.batches.shares import Share
@@ -83,7 +83,7 @@ def _part_of_batch(
     if kinds <= set(_TOTALS) and not dtype.is_bool and _is_number(dtype):
         return sum_in_order([s.keep(value, tf.zeros_like(value)) for s, value in zip(shares, local, strict=True)])
     if not (dtype.is_floating and kinds <= {Kind.MEAN, Kind.SAME}):
-        _say(name, local[0], kinds, is_mean=dtype.is_floating)
+        _say(name, local[0], kinds, shares[0].dependence)
     if not dtype.is_floating:
         return None
     if all(share.is_even for share in shares):
@@ -96,14 +96,14 @@ def _part_of_batch(
     return sum_in_order(weighed)
 
 
-def _say(name: str, value: tf.Tensor, kinds: set[Kind], *, is_mean: bool) -> None:
+def _say(name: str, value: tf.Tensor, kinds: set[Kind], dependence: RowDependence) -> None:
     faults = [kind for kind in kinds if is_fault(kind)]
     what = f"is {description(faults[0])}" if faults else "is made by each replica for itself"
-    taken = "the mean of the replicas', weighed by rows" if is_mean else "that of one replica"
+    taken = "the mean of the replicas', weighed by rows" if value.dtype.is_floating else "that of one replica"
     warn(
         f"{_subject(name)} {what}, so that under a strategy it is not that of one device: the trainer takes {taken}",
         f"{_FIX}.",
-        line_of(value),
+        line_of(dependence.origin(value, is_fault)) if faults else line_of(value),
     )
 
 

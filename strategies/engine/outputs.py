@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 from strategies.batches.row_dependence import is_reduced
+from strategies.batches.row_warnings import warn_of_mixed_rows
 from strategies.batches.rows import is_batch, is_tensor, take_rows
 from strategies.batches.shares import Share
 from strategies.engine.layout import ReplicaLayout, local_values
@@ -33,6 +34,9 @@ def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> An
         ValueError: rows to be fetched from other processes that are not dense tensors.
     """
     combination = shares[0].combination
+    if combination == "concat" and layout.num_replicas > 1:
+        share = shares[0]
+        warn_of_mixed_rows(tf.nest.map_structure(_first, outputs), share.dependence, "What a model predicts for a row")
     if combination == "mean":
         return of_whole_batch(outputs, shares, layout) if layout.num_replicas > 1 else outputs
     if not all(share.has_rows is True and share.is_even for share in shares):
@@ -40,6 +44,10 @@ def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> An
     if combination == "concat" and layout.process_group is not None:
         return tf.nest.map_structure(lambda leaf: _rows_of_all_processes(leaf, layout), outputs)
     return outputs
+
+
+def _first(leaf: Any) -> Any:
+    return local_values(leaf)[0]
 
 
 def _rows_of_all_processes(value: Any, layout: ReplicaLayout) -> Any:

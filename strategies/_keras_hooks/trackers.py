@@ -1,0 +1,111 @@
+"""``Mean`` and ``Sum`` trackers in steps of Keras' trainer: what they are given counts as one device's number does.
+
+A tracker's sums are those of all replicas. What has a number for each row adds up by itself. One number for a whole
+batch, such as a loss or a count, is given by each replica: by its kind (``row_dependence``) it is weighed by rows, added
+up, or, if it is neither a mean nor a sum over rows, a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.metrics import reduction_metrics
+
+from strategies._keras_hooks.wrapping import wrap
+from strategies.batches import shares
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import description, is_fault, line_of, warn
+
+_FIX = (
+    "Give it a number for each row, a mean or a sum over rows, or what is computed from the rows of all replicas, which "
+    "strategies.gather_rows(x) returns"
+)
+_PER_ROW = (Kind.ROWS, Kind.SOME, Kind.ROWS_PER_COUNT)
+_TOTALS = (Kind.SUM, Kind.COUNT)
+
+
+def install() -> None:
+    """Wraps the updates of the two metrics."""
+    wrap(reduction_metrics.Mean, "update_state", _update_mean)
+    wrap(reduction_metrics.Sum, "update_state", _update_sum)
+
+
+def _update_mean(
+    original: Callable[..., None], metric: keras.metrics.Mean, values: Any, sample_weight: Any = None
+) -> None:
+    share = _of_tracker()
+    if share is None:
+        return original(metric, values, sample_weight)
+    kind = share.dependence.kind(values)
+    if kind in _PER_ROW:
+        return original(metric, values, sample_weight)
+    _say_if_faulty(metric, values, kind, share)
+    if sample_weight is not None:
+        weights = share.dependence.kind(sample_weight)
+        if _counts_rows(sample_weight, weights, share):
+            return original(metric, share.as_mean(values), sample_weight)
+        if weights is not Kind.SAME or _rank(sample_weight):
+            # Keras' own metrics come with weights for each row.
+            if _rank(values) == 0 and kind is not Kind.SAME and not is_fault(kind):
+                _say(metric, "is weighed by something else than the number of rows", sample_weight)
+            return original(metric, values, sample_weight)
+    values = share.as_mean(values)
+    if share.is_even:
+        return original(metric, values, sample_weight)
+    votes = share.weigh(tf.constant(float(share.num_replicas)))
+    return original(metric, values, votes if sample_weight is None else votes * tf.cast(sample_weight, votes.dtype))
+
+
+def _update_sum(
+    original: Callable[..., None], metric: keras.metrics.Sum, values: Any, sample_weight: Any = None
+) -> None:
+    share = _of_tracker()
+    if share is None:
+        return original(metric, values, sample_weight)
+    kind = share.dependence.kind(values)
+    if kind in _PER_ROW or kind in _TOTALS:
+        return original(metric, values, sample_weight)
+    if share.dependence.kind(sample_weight) is not Kind.SAME and not is_fault(kind):
+        return original(metric, values, sample_weight)
+    _say_if_faulty(metric, values, kind, share)
+    return original(metric, share.weigh(tf.cast(values, metric.dtype)), sample_weight)
+
+
+def _of_tracker() -> shares.Share | None:
+    """The share of a replica whose tracker is one of several, of one step of Keras' trainer."""
+    share = shares.current()
+    if share is None or not share.in_trainer or share.num_replicas == 1 or shares.is_in_microbatches():
+        return None
+    return share
+
+
+def _rank(value: Any) -> int:
+    return len(value.shape) if hasattr(value, "shape") else int(np.ndim(value))
+
+
+def _counts_rows(weight: Any, kind: Kind, share: shares.Share) -> bool:
+    """True of the number of the replica's rows: Keras passes a plain one, if it is known beforehand."""
+    return kind is Kind.COUNT or (isinstance(weight, int) and weight in share.num_rows)
+
+
+def _say_if_faulty(metric: keras.Metric, values: Any, kind: Kind, share: shares.Share) -> None:
+    if is_fault(kind) or kind in (Kind.DRAWN, Kind.PAIRS, Kind.SHIFTED):
+        what = f"is {description(kind)}" if is_fault(kind) else "is made by each replica for itself"
+        _say(metric, what, share.dependence.origin(values, lambda other: other is kind))
+    elif isinstance(values, int) and not isinstance(values, bool) and values in share.num_rows and values != 1:
+        _say(
+            metric, f"is {values}, the number of rows of one replica, if it was read from the shape of the batch", None
+        )
+
+
+def _say(metric: keras.Metric, what: str, value: Any) -> None:
+    warn(
+        f"A number that the tracker {metric.name!r} is given for a batch {what}, so that under a strategy it is not that "
+        "of one device: it is put together from one number of each replica, weighed by rows",
+        f"{_FIX}; the number of rows is tf.shape(x)[0], or strategies.global_rows().",
+        line_of(value) if isinstance(value, tf.Tensor) else None,
+    )
