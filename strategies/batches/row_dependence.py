@@ -440,9 +440,12 @@ def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
         arguments: of the step: what has rows in it.
         sizes: the numbers of rows that are known.
     """
-    for leaf in tf.nest.flatten(arguments, expand_composites=True):
-        if isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.resource, tf.variant) and leaf.shape.rank != 0:
-            mark(leaf, Kind.ROWS)
+    for leaf in tf.nest.flatten(arguments):
+        for each in tf.nest.flatten(leaf, expand_composites=True):
+            if isinstance(each, tf.Tensor) and each.dtype not in (tf.resource, tf.variant) and each.shape.rank != 0:
+                mark(each, Kind.ROWS)
+        if isinstance(leaf, tf.SparseTensor):
+            mark(leaf.dense_shape, Kind.SHAPE)
     if not tf.executing_eagerly():
         yield
         return

@@ -14,10 +14,8 @@ from strategies.batches.row_kinds import Kind, Op
 
 #: Look at several numbers of a tensor.
 _REDUCING = frozenset(
-    """
-    All Any ArgMax ArgMin BatchMatMul BatchMatMulV2 BatchMatMulV3 Cumsum Einsum EuclideanNorm L2Loss MatMul Max Mean Min
-    Prod Qr Sum Svd TopKV2
-    """.split()
+    {"All", "Any", "ArgMax", "ArgMin", "Cumsum", "Einsum", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod"}
+    | {"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul", "Qr", "Sum", "Svd", "TopKV2"}
 )
 #: Join numbers of several tensors.
 _JOINING = frozenset({"Add", "AddN", "AddV2", "ConcatV2", "Pack"})
