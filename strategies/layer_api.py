@@ -15,6 +15,7 @@ from strategies._keras_hooks.summaries import write_scalars
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import variables_undrawn
 from strategies._keras_hooks.wrapping import engine_of
+from strategies.batches.shares import as_rows
 from strategies.control_plane.preemption import Saver
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings
@@ -105,6 +106,7 @@ __all__ = [
     "SplitWeight",
     "StageMessages",
     "agree_on",
+    "as_rows",
     "clock_offset",
     "compare_weights",
     "copy_value",

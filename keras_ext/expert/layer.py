@@ -194,7 +194,8 @@ class MixtureOfExperts(keras.Layer):
         outputs = weighted_sum_over_experts(
             tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept, shards
         )
-        outputs = ops.reshape(outputs, shape)
+        # Tokens are sorted by experts and back: each gets its own.
+        outputs = layer_api.as_rows(ops.reshape(outputs, shape), inputs)
         return outputs if self.shared_hidden_dim is None else outputs + plain_form.shared_output(inner, inputs)
 
     def by_name(self) -> dict[str, Any]:

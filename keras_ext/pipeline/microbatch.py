@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, set_metadata
+from strategies import layer_api
 from strategies.evenly import even_bounds, even_sizes
 
 
@@ -59,12 +60,15 @@ class Microbatches:
         if value is None or not len(value.shape):
             return [value] * self.number
         if isinstance(self.num_rows, int) and value.shape[0] is not None:
-            return list(ops.split(value, even_bounds(self.num_rows, self.number, ops.minimum)[1:-1], axis=0))
-        last = self.num_rows - 1
-        return [
-            value[ops.minimum(start, last) : ops.maximum(end, ops.minimum(start, last) + 1)]
-            for start, end in itertools.pairwise(even_bounds(self.num_rows, self.number, ops.minimum))
-        ]
+            pieces = list(ops.split(value, even_bounds(self.num_rows, self.number, ops.minimum)[1:-1], axis=0))
+        else:
+            last = self.num_rows - 1
+            pieces = [
+                value[ops.minimum(start, last) : ops.maximum(end, ops.minimum(start, last) + 1)]
+                for start, end in itertools.pairwise(even_bounds(self.num_rows, self.number, ops.minimum))
+            ]
+        layer_api.as_rows(pieces, value)
+        return pieces
 
     def weights(self) -> list[Any]:
         """Returns each micro-batch's weight in a mean over the batch's rows: its share of the rows; they add up to 1.
@@ -100,8 +104,9 @@ class Microbatches:
 
     def _join_one(self, pieces: Sequence[Any]) -> Any:
         value = ops.concatenate(pieces, axis=0)
-        if isinstance(self.num_rows, int):
-            return value
-        # Rows lent to micro-batches without any are at the end. If all have rows, none was lent: an output may have
-        # another number of rows than the batch.
-        return value[: ops.where(self.num_rows < self.number, self.num_rows, ops.shape(value)[0])]
+        if not isinstance(self.num_rows, int):
+            # Rows lent to micro-batches without any are at the end. If all have rows, none was lent: an output may have
+            # another number of rows than the batch.
+            value = value[: ops.where(self.num_rows < self.number, self.num_rows, ops.shape(value)[0])]
+        layer_api.as_rows(value, list(pieces))
+        return value

@@ -1,12 +1,15 @@
-"""Losses that layers add in their calls and that under a strategy are not those of one device, found before training.
+"""Layers that under a strategy do not compute what they compute on one device, found before training.
 
-The model is traced once, in a graph that is thrown away, and each loss is judged by the rule by which a training step
-puts those of replicas together: see ``strategies.batches.row_kinds``.
+The model is traced once, in a graph that is thrown away. Each loss that a layer adds is judged by the rule by which a
+training step puts those of replicas together, and each output by whether a row of it depends on other rows: see
+``strategies.batches.row_kinds``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,13 +17,20 @@ import tensorflow as tf
 
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.shapes import shapes_of
+<<<<<<< HEAD
 from strategies._keras_hooks.synchronized_norms import norms_of_microbatches
+=======
+from strategies.batches import shares
+>>>>>>> kinds
 from strategies.batches.row_dependence import RowDependence
-from strategies.batches.row_warnings import is_fault
+from strategies.batches.row_warnings import MIXING_FIX, is_fault, line_of, mixes_rows
 from strategies.engine.findings import Finding
 from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import current_parts
 
+_MIXES = "What it computes for a row depends on other rows: {where}, which are not all of the batch{line}."
+_MIXES_ON_REPLICAS = "each of {number} replicas has its own rows"
+_MIXES_IN_MICROBATCHES = "each of {number} micro-batches has its own rows"
 _DIFFERENCE = (
     "A loss that it adds is neither a mean nor a sum over rows: {where}, and training takes their mean, which is not "
     "the loss of the global batch."
@@ -39,6 +49,7 @@ class KerasStrategy(MeshStrategy):
     """The base of the strategies: a mesh, and what becomes of a Keras model on it."""
 
     def check(self, model: Any, inputs: Any = None) -> tuple[Finding, ...]:
+<<<<<<< HEAD
         """Returns the layers whose numbers are not those of one device, with ways out; empty if all are.
 
         Found are losses that a layer adds in its call (``add_loss``) and that are neither a mean nor a sum over rows,
@@ -48,6 +59,21 @@ class KerasStrategy(MeshStrategy):
         ``synchronized=True``, which normalizes by each of them. Nothing else is looked at: neither losses of a
         ``train_step`` or a loss function, of which training warns, nor layers that normalise by the rows of their
         replica, as ``BatchNormalization`` without ``synchronized`` does.
+=======
+        """Returns the layers that do not compute what they compute on one device, with ways out; empty if all do.
+
+        Looked at are the calls of all layers, in training. Found are
+
+        * layers whose output mixes rows (``x - mean(x, 0)``, statistics of the batch, flips and sorting along rows,
+          rows that are shuffled): over several replicas, or several micro-batches of a pipeline, they see some rows;
+        * losses that a layer adds (``add_loss``) and that are neither a mean nor a sum over rows, such as the
+          load-balancing losses of most mixtures of experts: training takes the mean of theirs. What is put together
+          right, as activity regularizers are, is not among them.
+
+        Not looked at are a ``train_step``, loss functions and metrics, of which training warns, and what layers keep in
+        variables. ``BatchNormalization`` without ``synchronized=True`` is no finding: it is known to normalise by the
+        rows of its replica. Of functions that TensorFlow does not show, as in ``tf.py_function``, nothing is known.
+>>>>>>> kinds
 
         The model is traced, not computed: weights, seeds, metrics and losses stay as they are. Nothing is printed, and
         processes do not wait for each other.
@@ -70,13 +96,15 @@ class KerasStrategy(MeshStrategy):
             return ()
         if num_microbatches > 1:
             difference = _DIFFERENCE.format(where=_OVER_MICROBATCHES.format(number=num_microbatches))
+            mixes = _MIXES_IN_MICROBATCHES.format(number=num_microbatches)
         else:
             difference = _DIFFERENCE.format(where=_OVER_REPLICAS.format(number=num_replicas))
+            mixes = _MIXES_ON_REPLICAS.format(number=num_replicas)
         fix = _REPLACE if num_microbatches == 1 else _ONE_MICROBATCH
         symbolic = _symbolic_inputs(model, inputs)
         with self.scope():
             try:
-                layers = _layers_with_faults(model, symbolic, of_microbatches=num_microbatches > 1)
+                mixing, layers = _layers_with_faults(model, symbolic, of_microbatches=num_microbatches > 1)
             except Exception as error:
                 if inputs is not None or not _has_open_sizes(symbolic):
                     raise
@@ -86,21 +114,47 @@ class KerasStrategy(MeshStrategy):
                     f"{model.name!r} with inputs {keras.tree.map_structure(lambda each: each.shape, symbolic)}, and "
                     f"{type(error).__name__}: {error}"
                 ) from error
+<<<<<<< HEAD
         losses = [Finding(getattr(layer, "path", None) or layer.name, difference, fix) for layer in layers]
         return (*norms_of_microbatches(model), *losses)
+=======
+        found = [
+            Finding(
+                _name_of(layer),
+                _MIXES.format(where=mixes, line=f" ({':'.join(map(str, line))})" if line else ""),
+                MIXING_FIX,
+            )
+            for layer, line in mixing
+        ]
+        return (*found, *(Finding(_name_of(layer), difference, fix) for layer in layers))
+>>>>>>> kinds
 
 
-def _layers_with_faults(model: Any, inputs: Any, *, of_microbatches: bool) -> list[Any]:
-    """Returns the layers that add a loss which cannot be put together of those of replicas, each once."""
+def _name_of(layer: Any) -> str:
+    return str(getattr(layer, "path", None) or layer.name)
+
+
+def _layers_with_faults(
+    model: Any, inputs: Any, *, of_microbatches: bool
+) -> tuple[list[tuple[Any, tuple[str, int] | None]], list[Any]]:
+    """Returns the layers that mix rows, with the lines that do, and those that add a loss that is neither mean nor sum.
+
+    Each once.
+    """
     layers = model._flatten_layers()
     # Each call of a model forgets the losses of the one before, and in here notes which are whose.
     before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in layers]
     dependence = RowDependence(_static_rows(inputs), of_microbatches=of_microbatches)
     found: list[Any] = []
+    mixing: list[tuple[Any, tuple[str, int] | None]] = []
 
     def call(inputs: Any) -> tuple[()]:
         # In this scope nothing is assigned to variables.
-        with keras.StatelessScope(collect_losses=True):
+        with (
+            keras.StatelessScope(collect_losses=True),
+            shares.judged_by(dependence),
+            _watched(layers, dependence, mixing),
+        ):
             model(inputs, **({"training": True} if model._call_has_training_arg else {}))
             for layer in layers:
                 if any(is_fault(dependence.kind(loss)) for loss in layer._get_own_losses()):
@@ -116,7 +170,36 @@ def _layers_with_faults(model: Any, inputs: Any, *, of_microbatches: bool) -> li
             layer._losses[:] = losses
             layer._loss_ids.clear()
             layer._loss_ids.update(ids)
-    return found
+    return mixing, found
+
+
+@contextlib.contextmanager
+def _watched(
+    layers: Sequence[Any], dependence: RowDependence, mixing: list[tuple[Any, tuple[str, int] | None]]
+) -> Iterator[None]:
+    """Inside, layers whose outputs mix rows are noted: those that do it themselves, not those after or around them."""
+
+    def watch(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            outputs = call(*args, **kwargs)
+            for leaf in keras.tree.flatten(outputs):
+                if mixes_rows(dependence.kind(leaf)):
+                    if all(layer is not known for known, _ in mixing):
+                        mixing.append((layer, line_of(dependence.origin(leaf, mixes_rows))))
+                    dependence.take_as_rows(leaf)
+            return outputs
+
+        return watched
+
+    watched = [layer for layer in layers if "call" not in vars(layer)]
+    for layer in watched:
+        object.__setattr__(layer, "call", watch(layer, layer.call))
+    try:
+        yield
+    finally:
+        for layer in watched:
+            object.__delattr__(layer, "call")
 
 
 def _symbolic_inputs(model: Any, inputs: Any) -> Any:

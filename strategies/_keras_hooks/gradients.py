@@ -171,8 +171,8 @@ def _upstream(target: Any, given: Any) -> Any:
     if any(not isinstance(leaf, tf.Tensor) for leaf in flat):
         return given
     kinds = [share.dependence.kind(leaf) for leaf in flat]
-    for kind in kinds:
-        warn_of(kind, "The loss of which a gradient is taken here")
+    for kind, leaf in zip(kinds, flat, strict=True):
+        warn_of(kind, "The loss of which a gradient is taken here", leaf, share.dependence)
     are_means = [
         kind in _AS_MEANS or (is_fault(kind) and (kind in _REDUCED or leaf.shape.rank == 0))
         for kind, leaf in zip(kinds, flat, strict=True)

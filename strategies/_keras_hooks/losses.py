@@ -102,7 +102,8 @@ def _reduce(
     if len(values.shape) == 0:
         # The loss' own function has reduced it.
         if share.num_replicas > 1:
-            warn_of(share.dependence.kind(value), "What a loss function returns, one number for all rows,")
+            kind, dependence = share.dependence.kind(value), share.dependence
+            warn_of(kind, "What a loss function returns, one number for all rows,", value, dependence)
         return _emit(share.as_mean(value), share)
     if reduction == "sum":
         # A sum over rows needs no weight. A program outside compute_loss sees it as it is in a custom loop.
@@ -161,7 +162,8 @@ def _compute_loss(
     with _raw(share):
         value = tf.convert_to_tensor(original(model, *args, **kwargs))
     if share.num_replicas > 1:
-        warn_of(share.dependence.kind(value), f"What compute_loss of {type(model).__name__} returns")
+        subject = f"What compute_loss of {type(model).__name__} returns"
+        warn_of(share.dependence.kind(value), subject, value, share.dependence)
     return _emit(share.as_mean(value), share)
 
 
@@ -169,5 +171,5 @@ def _added_loss(original: Callable[..., tf.Tensor], model: keras.Model, loss: tf
     share = shares.current()
     if share is None or share.num_replicas == 1:
         return original(model, loss)
-    warn_of(share.dependence.kind(loss), f"A loss that a layer of {model.name!r} adds")
+    warn_of(share.dependence.kind(loss), f"A loss that a layer of {model.name!r} adds", loss, share.dependence)
     return original(model, share.as_mean(loss))

@@ -1,8 +1,8 @@
 """``Mean`` and ``Sum`` trackers in steps of Keras' trainer: what they are given counts as one device's number does.
 
 A tracker's sums are those of all replicas. What has a number for each row adds up by itself. One number for a whole
-batch, such as a loss or a count, is given by each replica: by its kind (``row_dependence``) it is weighed by rows, added
-up, or, if it is neither a mean nor a sum over rows, a finding.
+batch, such as a loss or a count, is given by each replica: by its kind (``row_dependence``) it is weighed by rows,
+added up, or, if it is neither a mean nor a sum over rows, a finding.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import description, is_fault, line_of, warn
 
 _FIX = (
-    "Give it a number for each row, a mean or a sum over rows, or what is computed from the rows of all replicas, which "
-    "strategies.gather_rows(x) returns"
+    "Give it a number for each row, a mean or a sum over rows, or what is computed from the rows of all replicas, "
+    "which strategies.gather_rows(x) returns"
 )
 _PER_ROW = (Kind.ROWS, Kind.SOME, Kind.ROWS_PER_COUNT)
 _TOTALS = (Kind.SUM, Kind.COUNT)
@@ -95,17 +95,24 @@ def _counts_rows(weight: Any, kind: Kind, share: shares.Share) -> bool:
 def _say_if_faulty(metric: keras.Metric, values: Any, kind: Kind, share: shares.Share) -> None:
     if is_fault(kind) or kind in (Kind.DRAWN, Kind.PAIRS, Kind.SHIFTED):
         what = f"is {description(kind)}" if is_fault(kind) else "is made by each replica for itself"
-        _say(metric, what, share.dependence.origin(values, lambda other: other is kind))
+        origin = share.dependence.origin(values, is_fault if is_fault(kind) else lambda other: other is kind)
+        if share.dependence.is_first_asked(origin):
+            _say(metric, what, origin)
     elif isinstance(values, int) and not isinstance(values, bool) and values in share.num_rows and values != 1:
+<<<<<<< HEAD
         _say(
             metric, f"is {values}, the number of rows of one replica, if it was read from the shape of the batch", None
         )
+=======
+        what = f"is {values}, the number of rows of one replica, if it was read from the shape of the batch"
+        _say(metric, what, None)
+>>>>>>> kinds
 
 
 def _say(metric: keras.Metric, what: str, value: Any) -> None:
     warn(
-        f"A number that the tracker {metric.name!r} is given for a batch {what}, so that under a strategy it is not that "
-        "of one device: it is put together from one number of each replica, weighed by rows",
+        f"A number that the tracker {metric.name!r} is given for a batch {what}, so that under a strategy it is not "
+        "that of one device: it is put together from one number of each replica, weighed by rows",
         f"{_FIX}; the number of rows is tf.shape(x)[0], or strategies.global_rows().",
         line_of(value) if isinstance(value, tf.Tensor) else None,
     )

@@ -141,6 +141,7 @@ class RowDependence:
         self._results: dict[tuple[int, int], list[_Found]] = {}
         # One for each call, so that the places in it have one key.
         self._calls: dict[tuple[int, int], _Call] = {}
+        self._said: dict[int, Any] = {}
         # Keeps alive the tensors and calls whose ids are keys of `_known`.
         self._kept: list[_Place] = []
 
@@ -152,6 +153,12 @@ class RowDependence:
             marked: Kind = getattr(value, _MARK, Kind.SAME if self._has_marks() else Kind.ROWS)
             return marked
         return self._found(_Place(value, None))[0]
+
+    def is_first_asked(self, origin: Any) -> bool:
+        """True the first time that it is called for a tensor, of which one warning is enough."""
+        is_new = id(origin) not in self._said
+        self._said[id(origin)] = origin
+        return is_new
 
     def take_as_rows(self, value: Any) -> None:
         """Takes tensors of a nest for what has something for each row from now on: what they are has been said."""
@@ -431,7 +438,11 @@ def _attribute(op: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
+<<<<<<< HEAD
     """Marks arguments of a step; inside, in this thread, tensors as they are made, unless they are of a graph.
+=======
+    """Inside, in this thread, tensors are marked as they are made, unless they are of a graph; the arguments before.
+>>>>>>> kinds
 
     In a graph their operations show what they are made of, but for the arguments: how a batch was cut is no part of the
     step. May be entered again: micro-batches of a replica have other numbers of rows than the replica.
@@ -440,12 +451,21 @@ def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
         arguments: of the step: what has rows in it.
         sizes: the numbers of rows that are known.
     """
+<<<<<<< HEAD
     for leaf in tf.nest.flatten(arguments):
         for each in tf.nest.flatten(leaf, expand_composites=True):
             if isinstance(each, tf.Tensor) and each.dtype not in (tf.resource, tf.variant) and each.shape.rank != 0:
                 mark(each, Kind.ROWS)
         if isinstance(leaf, tf.SparseTensor):
             mark(leaf.dense_shape, Kind.SHAPE)
+=======
+    for leaf in tf.nest.flatten(arguments, expand_composites=True):
+        if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.resource, tf.variant):
+            continue
+        # In a graph, too, they may be parts of what has the rows of others.
+        if leaf.shape.rank != 0 or tf.executing_eagerly():
+            mark(leaf, Kind.ROWS)
+>>>>>>> kinds
     if not tf.executing_eagerly():
         yield
         return

@@ -102,9 +102,18 @@ def mixes_rows(kind: Kind) -> bool:
     return kind in _MIXED_ROWS
 
 
-def warn_of(kind: Kind, subject: str) -> None:
-    """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas."""
-    if is_fault(kind):
+def warn_of(kind: Kind, subject: str, value: Any = None, dependence: RowDependence | None = None) -> None:
+    """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas.
+
+    Args:
+        kind: of the loss.
+        subject: names the loss, at the beginning of a sentence.
+        value: the loss; of what else is made of the same faulty number, nothing is said again.
+        dependence: tells of what `value` is made.
+    """
+    if not is_fault(kind):
+        return
+    if dependence is None or dependence.is_first_asked(dependence.origin(value, is_fault)):
         warn(f"{subject} is {_FAULTS[kind]}, {_DIFFERENCE}", _FIXES.get(kind, _FIX))
 
 
@@ -118,7 +127,9 @@ def warn_of_mixed_rows(value: Any, dependence: RowDependence, subject: str) -> b
     for leaf in tf.nest.flatten(value):
         if mixes_rows(dependence.kind(leaf)):
             found = True
-            warn(f"{subject} {LOOKS_ACROSS}", MIXING_FIX, line_of(dependence.origin(leaf, mixes_rows)))
+            origin = dependence.origin(leaf, mixes_rows)
+            if dependence.is_first_asked(origin):
+                warn(f"{subject} {LOOKS_ACROSS}", MIXING_FIX, line_of(origin))
     return found
 
 

@@ -99,11 +99,14 @@ def _part_of_batch(
 def _say(name: str, value: tf.Tensor, kinds: set[Kind], dependence: RowDependence) -> None:
     faults = [kind for kind in kinds if is_fault(kind)]
     what = f"is {description(faults[0])}" if faults else "is made by each replica for itself"
+    origin = dependence.origin(value, is_fault) if faults else value
+    if not dependence.is_first_asked(origin):
+        return
     taken = "the mean of the replicas', weighed by rows" if value.dtype.is_floating else "that of one replica"
     warn(
         f"{_subject(name)} {what}, so that under a strategy it is not that of one device: the trainer takes {taken}",
         f"{_FIX}.",
-        line_of(dependence.origin(value, is_fault)) if faults else line_of(value),
+        line_of(origin),
     )
 
 
