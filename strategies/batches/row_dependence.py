@@ -438,11 +438,7 @@ def _attribute(op: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
-<<<<<<< HEAD
     """Marks arguments of a step; inside, in this thread, tensors as they are made, unless they are of a graph.
-=======
-    """Inside, in this thread, tensors are marked as they are made, unless they are of a graph; the arguments before.
->>>>>>> kinds
 
     In a graph their operations show what they are made of, but for the arguments: how a batch was cut is no part of the
     step. May be entered again: micro-batches of a replica have other numbers of rows than the replica.
@@ -451,21 +447,14 @@ def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
         arguments: of the step: what has rows in it.
         sizes: the numbers of rows that are known.
     """
-<<<<<<< HEAD
     for leaf in tf.nest.flatten(arguments):
         for each in tf.nest.flatten(leaf, expand_composites=True):
-            if isinstance(each, tf.Tensor) and each.dtype not in (tf.resource, tf.variant) and each.shape.rank != 0:
+            if not isinstance(each, tf.Tensor) or each.dtype in (tf.resource, tf.variant):
+                continue
+            if each.shape.rank != 0 or tf.executing_eagerly():
                 mark(each, Kind.ROWS)
         if isinstance(leaf, tf.SparseTensor):
             mark(leaf.dense_shape, Kind.SHAPE)
-=======
-    for leaf in tf.nest.flatten(arguments, expand_composites=True):
-        if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.resource, tf.variant):
-            continue
-        # In a graph, too, they may be parts of what has the rows of others.
-        if leaf.shape.rank != 0 or tf.executing_eagerly():
-            mark(leaf, Kind.ROWS)
->>>>>>> kinds
     if not tf.executing_eagerly():
         yield
         return
