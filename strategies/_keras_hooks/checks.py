@@ -17,11 +17,8 @@ import tensorflow as tf
 
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.shapes import shapes_of
-<<<<<<< HEAD
 from strategies._keras_hooks.synchronized_norms import norms_of_microbatches
-=======
 from strategies.batches import shares
->>>>>>> kinds
 from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_warnings import MIXING_FIX, is_fault, line_of, mixes_rows
 from strategies.engine.findings import Finding
@@ -49,17 +46,6 @@ class KerasStrategy(MeshStrategy):
     """The base of the strategies: a mesh, and what becomes of a Keras model on it."""
 
     def check(self, model: Any, inputs: Any = None) -> tuple[Finding, ...]:
-<<<<<<< HEAD
-        """Returns the layers whose numbers are not those of one device, with ways out; empty if all are.
-
-        Found are losses that a layer adds in its call (``add_loss``) and that are neither a mean nor a sum over rows,
-        such as the load-balancing losses of most mixtures of experts: over several replicas, or several micro-batches
-        of a pipeline, training takes the mean of theirs. What is put together right, as activity regularizers are, is
-        not among them. In a pipeline of several micro-batches, found is also a ``BatchNormalization`` with
-        ``synchronized=True``, which normalizes by each of them. Nothing else is looked at: neither losses of a
-        ``train_step`` or a loss function, of which training warns, nor layers that normalise by the rows of their
-        replica, as ``BatchNormalization`` without ``synchronized`` does.
-=======
         """Returns the layers that do not compute what they compute on one device, with ways out; empty if all do.
 
         Looked at are the calls of all layers, in training. Found are
@@ -68,12 +54,13 @@ class KerasStrategy(MeshStrategy):
           rows that are shuffled): over several replicas, or several micro-batches of a pipeline, they see some rows;
         * losses that a layer adds (``add_loss``) and that are neither a mean nor a sum over rows, such as the
           load-balancing losses of most mixtures of experts: training takes the mean of theirs. What is put together
-          right, as activity regularizers are, is not among them.
+          right, as activity regularizers are, is not among them;
+        * in a pipeline of several micro-batches, ``BatchNormalization(synchronized=True)``, which normalizes by each of
+          them.
 
         Not looked at are a ``train_step``, loss functions and metrics, of which training warns, and what layers keep in
         variables. ``BatchNormalization`` without ``synchronized=True`` is no finding: it is known to normalise by the
         rows of its replica. Of functions that TensorFlow does not show, as in ``tf.py_function``, nothing is known.
->>>>>>> kinds
 
         The model is traced, not computed: weights, seeds, metrics and losses stay as they are. Nothing is printed, and
         processes do not wait for each other.
@@ -114,10 +101,6 @@ class KerasStrategy(MeshStrategy):
                     f"{model.name!r} with inputs {keras.tree.map_structure(lambda each: each.shape, symbolic)}, and "
                     f"{type(error).__name__}: {error}"
                 ) from error
-<<<<<<< HEAD
-        losses = [Finding(getattr(layer, "path", None) or layer.name, difference, fix) for layer in layers]
-        return (*norms_of_microbatches(model), *losses)
-=======
         found = [
             Finding(
                 _name_of(layer),
@@ -126,8 +109,7 @@ class KerasStrategy(MeshStrategy):
             )
             for layer, line in mixing
         ]
-        return (*found, *(Finding(_name_of(layer), difference, fix) for layer in layers))
->>>>>>> kinds
+        return (*norms_of_microbatches(model), *found, *(Finding(_name_of(layer), difference, fix) for layer in layers))
 
 
 def _name_of(layer: Any) -> str:

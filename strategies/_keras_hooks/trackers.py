@@ -99,14 +99,8 @@ def _say_if_faulty(metric: keras.Metric, values: Any, kind: Kind, share: shares.
         if share.dependence.is_first_asked(origin):
             _say(metric, what, origin)
     elif isinstance(values, int) and not isinstance(values, bool) and values in share.num_rows and values != 1:
-<<<<<<< HEAD
-        _say(
-            metric, f"is {values}, the number of rows of one replica, if it was read from the shape of the batch", None
-        )
-=======
         what = f"is {values}, the number of rows of one replica, if it was read from the shape of the batch"
         _say(metric, what, None)
->>>>>>> kinds
 
 
 def _say(metric: keras.Metric, what: str, value: Any) -> None:
