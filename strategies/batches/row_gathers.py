@@ -144,3 +144,8 @@ def of_components(op: Op) -> Kind:
     """What is made of the components of a sparse tensor, places and values, which lie side by side and not across."""
     kinds = {kind for kind in op.inputs if not kind.is_fixed}
     return Kind.ROWS if kinds and kinds <= {Kind.ROWS, Kind.SHAPE} else mixing(op)
+
+
+def reduced_by_sorted_segment(op: Op) -> Kind:
+    """What entries of rows come to by segments whose numbers rise: those of rows, as of sparse and ragged tensors."""
+    return Kind.ROWS if tuple(op.inputs[:2]) == (Kind.ROWS, Kind.ROWS) else mixing(op)

@@ -59,6 +59,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub"), gathers.scattered_into),
     **dict.fromkeys(("TensorScatterUpdate", "TensorScatterMax", "TensorScatterMin"), gathers.overwritten),
     "UnsortedSegmentSum": gathers.summed_by_segment,
+    **dict.fromkeys(("SegmentMax", "SegmentMean", "SegmentMin", "SegmentSum"), gathers.reduced_by_sorted_segment),
     **dict.fromkeys(("Bincount", "DenseBincount"), gathers.counted),
     **dict.fromkeys(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"), gathers.distinct),
     **dict.fromkeys(("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum"), gathers.reduced_by_segment),
