@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from strategies.batches.row_arithmetic import reduced_dims
 from strategies.batches.row_kinds import Kind, Op, along, linear, mixing, row_wise
 
-
 _LINEAR = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 
 
