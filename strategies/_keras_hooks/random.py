@@ -2,12 +2,17 @@
 
 A layer's seed state is the same on all replicas, so Dropout would drop the same positions of every replica's rows.
 The replica's index enters where a seed is used, not where it is kept.
+
+In a step of Keras' trainer that holds for what is drawn for rows. Numbers in a shape without rows, such as noise on a
+weight, are those of one device on all replicas. So are rows that are drawn with an int for a seed: each replica draws
+for all rows of the batch, and takes its own.
 """
 
 from __future__ import annotations
 
+import contextvars
 import random as python_random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate
 
 import keras
@@ -19,6 +24,7 @@ from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import warn
 from strategies.replica import drawing
 from strategies.replica.recomputed import check_seeded
 
@@ -26,6 +32,8 @@ from strategies.replica.recomputed import check_seeded
 _STRIDE = 0x9E3779B9
 
 _Draw = Callable[..., tf.Tensor]
+# True while numbers are drawn that all replicas have alike.
+_alike: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_draws_alike", default=False)
 
 
 def install() -> None:
@@ -35,6 +43,9 @@ def install() -> None:
     wrap(backend_random, "normal", _normal)
     wrap(backend_random, "truncated_normal", _truncated_normal)
     wrap(backend_random, "uniform", _uniform)
+    wrap(backend_random, "randint", _randint)
+    wrap(backend_random, "categorical", _categorical)
+    wrap(backend_random, "dropout", _dropout)
 
 
 def _next(
@@ -47,7 +58,7 @@ def _next(
     share = shares.current()
     if share is None:
         return mark(tf.identity(seed), Kind.DRAWN) if shares.known_dependence() is not None else seed
-    if share.num_replicas == 1:
+    if share.num_replicas == 1 or _alike.get():
         return seed
     if share.replica_id == 0:
         return mark(tf.identity(seed), Kind.DRAWN)
@@ -79,19 +90,127 @@ def _mirrored_seed_generator(strategy: tf.distribute.Strategy) -> keras.random.S
 def _normal(
     original: _Draw, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    return _drawn("normal", original, shape, (mean, stddev), dtype, seed)
+    return _placed(shape, seed, lambda shape: _drawn("normal", original, shape, (mean, stddev), dtype, seed))
 
 
 def _truncated_normal(
     original: _Draw, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    return _drawn("truncated_normal", original, shape, (mean, stddev), dtype, seed)
+    return _placed(shape, seed, lambda shape: _drawn("truncated_normal", original, shape, (mean, stddev), dtype, seed))
 
 
 def _uniform(
     original: _Draw, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    return _drawn("uniform", original, shape, (minval, maxval), dtype, seed)
+    return _placed(shape, seed, lambda shape: _drawn("uniform", original, shape, (minval, maxval), dtype, seed))
+
+
+def _randint(
+    original: _Draw, shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None
+) -> tf.Tensor:
+    return _placed(shape, seed, lambda shape: original(shape, minval, maxval, dtype, seed))
+
+
+def _categorical(
+    original: _Draw, logits: tf.Tensor, num_samples: Any, dtype: Any = "int64", seed: Any = None
+) -> tf.Tensor:
+    def draw(shape: Any) -> tf.Tensor:
+        share = shares.current()
+        if share is None or shape[0] is rows:
+            return original(logits, num_samples, dtype, seed)
+        # What a row gets depends on its position and its logits.
+        first = _first_row(share)
+        after = shape[0] - first - rows
+        return original(tf.pad(logits, [[first, after], [0, 0]]), num_samples, dtype, seed)
+
+    rows = tf.shape(logits)[0] if logits.shape[0] is None else logits.shape[0]
+    return _placed([rows, num_samples], seed, draw)
+
+
+def _dropout(original: _Draw, inputs: tf.Tensor, rate: float, noise_shape: Any = None, seed: Any = None) -> tf.Tensor:
+    def draw(shape: Any) -> tf.Tensor:
+        if shape is own:
+            return original(inputs, rate, noise_shape, seed)
+        noise = None if noise_shape is None else [None, *noise_shape[1:]]
+        return original(tf.ones([shape[0], *own[1:]], inputs.dtype), rate, noise, seed)
+
+    dynamic = tf.shape(inputs)
+    own = [dynamic[i] if size is None else size for i, size in enumerate(inputs.shape)]
+    if noise_shape is not None and len(noise_shape) and noise_shape[0] == 1:
+        # The same is dropped of all rows.
+        return _alike_drawn(lambda: original(inputs, rate, noise_shape, seed))
+    dropped = _placed(own, seed, draw)
+    is_mask = isinstance(seed, int) and _draws_for_all(own, seed)
+    return inputs * dropped if is_mask else dropped
+
+
+def _placed(shape: Any, seed: Any, draw: Callable[[Any], tf.Tensor]) -> tf.Tensor:
+    """Returns what `draw` draws in a shape: for the rows of a replica, or the same on all of them."""
+    share = _of_trainer()
+    if share is None:
+        return draw(shape)
+    if not _has_rows(shape, share):
+        return _alike_drawn(lambda: draw(shape))
+    if not isinstance(seed, int):
+        return draw(shape)
+    if not _draws_for_all(shape, seed):
+        warn(
+            "Rows are drawn with an int for a seed where the numbers of rows of other replicas are not known, "
+            "so that each replica gets the same numbers, unlike one device",
+            "Use a keras.random.SeedGenerator, which draws other numbers on each replica, or draw in the data.",
+        )
+        return draw(shape)
+    whole = draw([share.num_all, *shape[1:]])
+    # One that is lent has the numbers of the last.
+    first = _first_row(share)
+    rows = whole[first : first + shape[0]]
+    if isinstance(shape[0], int):
+        rows = tf.ensure_shape(rows, [shape[0], *rows.shape[1:]])
+    return mark(rows, Kind.ROWS)
+
+
+def _of_trainer() -> shares.Share | None:
+    share = shares.current()
+    return None if share is None or not share.in_trainer or share.num_replicas == 1 else share
+
+
+def _has_rows(shape: Any, share: shares.Share) -> bool:
+    """True if a shape has the replica's number of rows in it."""
+    if isinstance(shape, tf.Tensor):
+        return share.dependence.kind(shape) is not Kind.SAME
+    sizes: Sequence[Any] = list(shape) if isinstance(shape, Sequence | tf.TensorShape) else [shape]
+    dependence = shares.dependence_here()
+    if any(isinstance(size, tf.Tensor) and dependence.kind(size) is not Kind.SAME for size in sizes):
+        return True
+    return bool(sizes) and isinstance(sizes[0], int) and sizes[0] in dependence.sizes.of_replica
+
+
+def _draws_for_all(shape: Any, seed: int) -> bool:
+    """True if the replica can draw for the rows of all, which are as many as it knows."""
+    share = _of_trainer()
+    if share is None or share.num_all is None or share.in_inner_function or shares.is_in_microbatches():
+        return False
+    if isinstance(shape, tf.Tensor) or not _has_rows(shape[:1], share):
+        return False
+    if isinstance(shape[0], tf.Tensor) and not share.dependence.is_number_of_rows(shape[0]):
+        return False
+    return share.find_first_row() is not None
+
+
+def _first_row(share: shares.Share) -> int | tf.Tensor:
+    first, number = share.find_first_row(), share.num_all
+    if isinstance(first, int) and isinstance(number, int):
+        return min(first, max(number - 1, 0))
+    last: tf.Tensor = tf.minimum(first, tf.maximum(tf.convert_to_tensor(number) - 1, 0))
+    return last
+
+
+def _alike_drawn(draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+    token = _alike.set(_of_trainer() is not None)
+    try:
+        return draw()
+    finally:
+        _alike.reset(token)
 
 
 def _drawn(kind: str, original: _Draw, shape: Any, numbers: tuple[Any, Any], dtype: Any, seed: Any) -> tf.Tensor:

@@ -154,6 +154,11 @@ class RowDependence:
             return marked
         return self._found(_Place(value, None))[0]
 
+    def is_number_of_rows(self, value: tf.Tensor) -> bool:
+        """True if a tensor is the number of rows, not some times it."""
+        kind, layout = self._found(_Place(value, None))
+        return kind is Kind.COUNT and layout.times == 1
+
     def is_first_asked(self, origin: Any) -> bool:
         """True the first time that it is called for a tensor, of which one warning is enough."""
         is_new = id(origin) not in self._said

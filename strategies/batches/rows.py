@@ -21,10 +21,12 @@ class Rows:
     Attributes:
         local: per local replica, its own rows; int where static, else int32 scalar.
         total: rows of all replicas of all processes; None where this process does not know.
+        is_cut: whether this package has cut a batch into those of replicas, as evenly as can be.
     """
 
     local: tuple[int | tf.Tensor, ...]
     total: int | tf.Tensor | None = None
+    is_cut: bool = False
 
     def local_total(self) -> tf.Tensor:
         """Returns the rows of this process, int32 scalar."""
@@ -67,8 +69,8 @@ def rows_of(structure: Any, num_local: int) -> Rows | None:
         if not isinstance(leaf, Portion):
             return Rows(tuple(n for value in leaf.values if (n := num_rows(value)) is not None))
         if leaf.static_rows is not None:
-            return Rows(leaf.static_rows[:-1], leaf.static_rows[-1])
-        return Rows(tuple(tf.unstack(leaf.num_own, num_local)), leaf.num_all)
+            return Rows(leaf.static_rows[:-1], leaf.static_rows[-1], is_cut=True)
+        return Rows(tuple(tf.unstack(leaf.num_own, num_local)), leaf.num_all, is_cut=True)
     return None
 
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 from strategies.batches.row_dependence import RowDependence, Sizes, mark, marking
 from strategies.batches.row_kinds import Kind
 from strategies.batches.rows import Rows
+from strategies.evenly import even_bounds
 
 _ATTRIBUTE = "_keras_strategies_share"
 
@@ -46,6 +47,9 @@ class Share:
         raw_losses: whether losses are left as they are, because the caller weighs their total.
         graph: the graph in which the replica's function began.
         rows_that_count: the rows behind so many, int32 scalar, were added and count for nothing; None if none were.
+        num_all: rows of all replicas; int, or int32 scalar where not static; None where the step has no batch.
+        find_first_row: returns how many rows of the batch come before this replica's, int or int32 scalar; None if that
+            is not known.
     """
 
     replica_id: int
@@ -59,6 +63,8 @@ class Share:
     raw_losses: bool = False
     graph: tf.Graph | None = None
     rows_that_count: tf.Tensor | None = None
+    num_all: int | tf.Tensor | None = None
+    find_first_row: Callable[[], int | tf.Tensor | None] = lambda: None
 
     @property
     def in_trainer(self) -> bool:
@@ -241,11 +247,13 @@ def divide(
     even = 1.0 / num_replicas
     weights: list[float | tf.Tensor] = [even] * num_local
     present: list[bool | tf.Tensor] = [True] * num_local
+    num_all = None if rows is None else rows.total
     if rows is not None and num_replicas > 1:
         static = [n for n in rows.local if isinstance(n, int)]
         total = rows.total
         if total is None:
             total = sum(static) if len(static) == num_local else rows.local_total()
+        num_all = total
         if isinstance(total, int) and len(static) == num_local:
             if total:
                 weights = [n / total for n in static]
@@ -265,6 +273,8 @@ def divide(
             functools.partial(read_weight, r),
             own[r],
             RowDependence(own[r], is_marked=num_replicas > 1, num_all=_of_all(rows, own[r], num_local, num_replicas)),
+            num_all=num_all,
+            find_first_row=functools.partial(_first_row, rows, num_all, r, first_replica + r, num_replicas),
         )
         for r in range(num_local)
     ]
@@ -287,3 +297,16 @@ def _of_all(rows: Rows | None, own: Collection[int], num_local: int, num_replica
     if num_local == num_replicas and len(static) == num_local:
         return (sum(static),)
     return tuple(n * num_replicas for n in own)
+
+
+def _first_row(
+    rows: Rows | None, num_all: int | tf.Tensor | None, local: int, replica: int, num_replicas: int
+) -> int | tf.Tensor | None:
+    if rows is None or num_all is None:
+        return None
+    if len(rows.local) == num_replicas:
+        return sum(rows.local[:local])
+    if not rows.is_cut:
+        return None
+    bound: int | tf.Tensor = even_bounds(num_all, num_replicas, tf.minimum)[replica]
+    return bound

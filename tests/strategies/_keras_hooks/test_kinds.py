@@ -1,0 +1,285 @@
+"""What a step computes from rows, on two replicas and on one device: trackers, logs, layers, random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import strategies
+from tests.strategies.parity.harness import features
+
+#: An odd number of rows: the last batch has one, which is the first replica's.
+X, Y = features(9, 4), features(9, 1, seed=1)
+L = keras.layers
+
+
+@pytest.fixture(autouse=True)
+def fresh_registry() -> None:
+    """Lines of this file that have been warned of are forgotten."""
+    globals().pop("__warningregistry__", None)
+
+
+class Logging(keras.Model):
+    """A model whose step also returns what `look` makes of its rows, and what its trackers make of it."""
+
+    def __init__(self, look: Callable[[Any, Any], dict[str, Any]], trackers: dict[str, keras.Metric]) -> None:
+        super().__init__()
+        self.head = L.Dense(1, use_bias=False)
+        self.look, self.trackers = look, trackers
+
+    def call(self, x: Any) -> Any:
+        return self.head(x)
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        for name, value in self.look(*data).items():
+            if name in self.trackers:
+                self.trackers[name].update_state(*(value if isinstance(value, tuple) else (value,)))
+                logs[name] = self.trackers[name].result()
+            else:
+                logs[name] = value
+        return logs
+
+
+def trained(make: Callable[[], Any], strategy: Any, batch_size: int = 4, **compiled: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(3)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = make()
+        model.compile(keras.optimizers.SGD(0.1), "mse", **compiled)
+    history = model.fit(X, Y, batch_size=batch_size, shuffle=False, verbose=0).history
+    weights = {f"weight {i}": np.asarray(weight) for i, weight in enumerate(model.get_weights())}
+    return weights | {name: np.asarray(values) for name, values in history.items()}
+
+
+def mirrored() -> strategies.MirroredStrategy:
+    return strategies.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def assert_equal(make: Callable[[], Any], **compiled: Any) -> None:
+    plain, ours = trained(make, None, **compiled), trained(make, mirrored(), **compiled)
+    assert plain.keys() == ours.keys()
+    for name, wanted in plain.items():
+        np.testing.assert_allclose(ours[name], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def assert_said(make: Callable[[], Any], *parts: str, **compiled: Any) -> None:
+    """One warning, at a line of this file."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(make, mirrored(), **compiled)
+    said = {(str(each.message), each.filename, each.lineno) for each in caught}
+    assert len(said) == 1, said
+    ((message, file, _),) = said
+    assert file == __file__
+    for part in (*parts, "replica", "strategies.gather_rows"):
+        assert part in message
+
+
+def numbers(x: Any, y: Any) -> dict[str, Any]:
+    rows = ops.square(x[:, 0])
+    return {
+        "any": tf.reduce_any(x > 2),
+        "argmax": ops.argmax(x, axis=1)[:, None] * 0 + tf.shape(x)[0] * 0,
+        "count": tf.shape(x)[0],
+        "every": tf.reduce_all(x > -2),
+        "largest": ops.max(x),
+        "least": ops.min(x, axis=0),
+        "mean": ops.mean(rows),
+        "numbers": tf.size(x),
+        "sum": ops.sum(rows),
+        "same": 3,
+    }
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_logs_are_those_of_the_batch(eagerly: bool) -> None:
+    def last(x: Any, y: Any) -> dict[str, Any]:
+        return {name: value for name, value in numbers(x, y).items() if name != "argmax"}
+
+    assert_equal(lambda: Logging(last, {}), run_eagerly=eagerly)
+
+
+def test_trackers_count_as_those_of_one_device() -> None:
+    names = ("mean", "sum", "rows", "weighted", "constant", "count", "chosen", "vector", "penalty")
+
+    def look(x: Any, y: Any) -> dict[str, Any]:
+        rows = ops.square(x[:, 0])
+        values = {
+            "mean": ops.mean(rows),
+            "sum": ops.sum(rows),
+            "rows": rows,
+            "weighted": (rows, ops.abs(x[:, 1])),
+            "constant": (ops.mean(rows), 2.0),
+            "count": tf.shape(x)[0],
+            "chosen": tf.boolean_mask(rows, x[:, 1] > 0),
+            "vector": ops.mean(x, axis=0),
+            "penalty": 7.0,
+        }
+        return {f"{kind} of {name}": value for kind in ("mean", "sum") for name, value in values.items()}
+
+    def make() -> Any:
+        trackers: dict[str, Any] = {f"mean of {name}": keras.metrics.Mean(name=f"m_{name}") for name in names}
+        return Logging(look, trackers | {f"sum of {name}": keras.metrics.Sum(name=f"s_{name}") for name in names})
+
+    assert_equal(make)
+
+
+ROOT = lambda x: ops.sqrt(ops.mean(ops.square(x)))  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("look", "trackers", "said"),
+    [
+        (lambda x: {"root": ROOT(x)}, {}, "'root', which a step returns, is neither a mean nor a sum"),
+        (
+            lambda x: {"median": ops.median(x[:, 0])},
+            {},
+            "'median', which a step returns, is made by operations that mix",
+        ),
+        (lambda x: {"drawn": tf.random.uniform(())}, {}, "'drawn', which a step returns, is made by each replica"),
+        (lambda x: {"root": ROOT(x)}, {"root": keras.metrics.Mean}, "tracker 'root' is given for a batch is neither"),
+        (lambda x: {"largest": ops.max(x)}, {"largest": keras.metrics.Sum}, "tracker 'largest' is given"),
+    ],
+    ids=["root", "median", "drawn", "tracked", "summed"],
+)
+def test_what_cannot_be_put_together_is_said(look: Any, trackers: dict[str, Any], said: str) -> None:
+    assert_said(
+        lambda: Logging(lambda x, y: look(x), {name: metric(name=name) for name, metric in trackers.items()}), said
+    )
+
+
+class Mixes(L.Layer):
+    """A layer that looks at other rows."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__(name="mixes")
+        self.function = function
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+
+MIXING = {
+    "centres": lambda x: x - ops.mean(x, 0, keepdims=True),
+    "reverses": lambda x: x + ops.flip(x, 0),
+    "rolls": lambda x: ops.roll(x, 1, axis=0),
+    "softmax": lambda x: ops.softmax(x, axis=0),
+    "sorts": lambda x: ops.sort(x, axis=0),
+    "deviation": lambda x: ops.concatenate([x, ops.ones_like(x) * ops.mean(ops.std(x, axis=0))], axis=1),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_layers_that_mix_rows_are_said_and_found(name: str) -> None:
+    def make() -> Any:
+        return keras.Sequential(
+            [keras.Input((4,)), L.Dense(3), L.BatchNormalization(), Mixes(MIXING[name]), L.Dropout(0.5), L.Dense(1)]
+        )
+
+    assert_said(make, "looks at several rows of the batch")
+    strategy = mirrored()
+    with strategy.scope():
+        model = make()
+    (finding,) = strategy.check(model)
+    assert finding.layer.endswith("mixes")
+    assert "What it computes for a row depends on other rows: each of 2 replicas has its own rows" in finding.difference
+    assert f"({__file__}:" in finding.difference
+    assert "strategies.gather_rows" in finding.fix
+    with pytest.warns(strategies.DifferenceWarning, match="What a model predicts for a row looks at several rows"):
+        model.predict(X, verbose=0)
+
+
+class MixUp(keras.Model):
+    """A step that mixes each row with another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = L.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.head(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        order = tf.random.shuffle(tf.range(tf.shape(x)[0]))
+        return super().train_step((0.7 * x + 0.3 * tf.gather(x, order), y))
+
+
+def test_a_step_that_mixes_rows_is_said() -> None:
+    assert_said(MixUp, "looks at several rows of the batch")
+
+
+class Draws(keras.Model):
+    """A step with random numbers: for rows by an int, and for the gradient of a weight by a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.seeds = L.Dense(1), keras.random.SeedGenerator(5)
+
+    def call(self, x: Any) -> Any:
+        return self.head(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        rows = ops.shape(x)[0]
+        x = x + keras.random.normal(ops.shape(x), seed=42)
+        x = keras.random.dropout(x, 0.3, seed=43)
+        shift = ops.cast(keras.random.randint((rows, 1), 0, 5, seed=44), "float32")
+        chosen = ops.cast(keras.random.categorical(x, 1, seed=45), "float32")
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x + shift + chosen))
+        (kernel, bias) = tape.gradient(loss, self.trainable_variables)
+        kernel += 0.1 * keras.random.normal(kernel.shape, seed=self.seeds)
+        kernel = keras.random.dropout(kernel, 0.5, seed=self.seeds)
+        self.optimizer.apply_gradients(zip([kernel, bias], self.trainable_variables, strict=True))
+        return {"loss": loss, "drawn": keras.random.uniform((), seed=self.seeds)}
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_random_numbers_are_those_of_one_device(eagerly: bool) -> None:
+    assert_equal(Draws, run_eagerly=eagerly)
+
+
+class AverageLoss(keras.Model):
+    """TensorFlow's tutorial: a sum over rows, divided by the size of the global batch."""
+
+    def __init__(self, divisor: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.head, self.divisor = L.Dense(2), divisor
+
+    def call(self, x: Any) -> Any:
+        return self.head(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(self(x) - y)) / self.divisor(x)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_static_batches(eagerly: bool) -> None:
+    """Of two replicas, with rows of two numbers: 8 is the size of the batch, and the number of a replica's terms."""
+
+    def losses(divisor: Callable[[Any], float], strategy: Any) -> list[float]:
+        keras.utils.set_random_seed(3)
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            model = AverageLoss(divisor)
+            model.compile(keras.optimizers.SGD(0.1), run_eagerly=eagerly)
+        data = tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(8, drop_remainder=True)
+        return [model.fit(data, epochs=2, shuffle=False, verbose=0).history["loss"]]
+
+    for divisor in (lambda x: 5.0, lambda x: float(x.shape[0]), lambda x: 16.0):
+        np.testing.assert_allclose(losses(divisor, mirrored()), losses(divisor, None), rtol=1e-6)
+    with pytest.warns(strategies.DifferenceWarning, match=r"may be the number of terms.*strategies.global_rows"):
+        losses(lambda x: 8.0, mirrored())
