@@ -31,7 +31,8 @@ class PartitionByTime:
     Attributes:
         sample_input: a micro-batch as the model takes it, arrays or tensors. If left out, zeros, or empty strings, and
             words of its vocabulary for a lookup that takes no others.
-        num_rows: of a micro-batch, if `sample_input` is left out. Other sizes that are not known are 16.
+        num_rows: of a micro-batch, if `sample_input` is left out. Other sizes that are not known are 16,
+            or 4 or 1 where a layer takes no more.
         max_stage_bytes: of the weights of a stage, their gradients and two slots of an optimizer for each, and the
             activations of as many micro-batches as the schedule has it hold. For each stage, or for all alike.
 

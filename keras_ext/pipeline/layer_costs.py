@@ -27,6 +27,9 @@ _logger = logging.getLogger(__name__)
 #: Passes that are timed of each layer, after a first one.
 NUM_TIMED = 3
 
+#: What sizes are that a model leaves open, such as the length of a sequence: the first that all layers take.
+OPEN_SIZES = (16, 4, 1)
+
 #: Seconds, forward and backward, and the bytes that are held in between.
 LayerCost = tuple[float, int]
 
@@ -44,7 +47,18 @@ def costs_of(graph: Any, sample_input: Any, num_rows: int) -> list[LayerCost]:
     Raises:
         ValueError: a layer refuses what the input has become there.
     """
-    values = dict(zip(map(id, graph.inputs), _sample(graph, sample_input, num_rows), strict=True))
+    has_open_sizes = any(None in tensor.shape[1:] for tensor in graph.inputs)
+    refusals: list[ValueError] = []
+    for size in OPEN_SIZES if sample_input is None and has_open_sizes else OPEN_SIZES[:1]:
+        try:
+            return _costs(graph, sample_input, num_rows, size)
+        except ValueError as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
+def _costs(graph: Any, sample_input: Any, num_rows: int, open_size: int) -> list[LayerCost]:
+    values = dict(zip(map(id, graph.inputs), _sample(graph, sample_input, num_rows, open_size), strict=True))
     costs, known = [], dict[Any, LayerCost]()
     sample = "zeros" if sample_input is None else "your sample_input"
     for node in nodes_of(graph):
@@ -206,10 +220,10 @@ def _as_words(value: Any, words: Sequence[Any]) -> Any:
     return ops.cast(ops.convert_to_tensor(np.resize(words, value.shape)), value.dtype)
 
 
-def _sample(graph: Any, sample_input: Any, num_rows: int) -> list[Any]:
+def _sample(graph: Any, sample_input: Any, num_rows: int, open_size: int) -> list[Any]:
     if sample_input is not None:
         return [ops.convert_to_tensor(value) for value in graph._standardize_inputs(sample_input)]
     return [
-        ops.zeros([num_rows, *(16 if size is None else size for size in tensor.shape[1:])], tensor.dtype)
+        ops.zeros([num_rows, *(open_size if size is None else size for size in tensor.shape[1:])], tensor.dtype)
         for tensor in graph.inputs
     ]

@@ -278,7 +278,7 @@ class PipelineModel(keras.Model):
 
     def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:
         if self._compile_loss is not None and not self._compile_loss.built:
-            self._symbolic_build(data_batch=(x, y, sample_weight))
+            self._build_loss((x, y, sample_weight))
         flat = self._standardize_inputs(x)
         if self._placed.crosses:
             check_on_all_ranks(self, (x, y, sample_weight), training=True)
@@ -314,6 +314,17 @@ class PipelineModel(keras.Model):
             # Those of the last stage, which all processes read together.
             logs = self.get_metrics_result()
         return logs if self._on_action is None else {**logs, "recorded": sum(run.recorded, ops.zeros(()))}
+
+    def _build_loss(self, data: Any) -> None:
+        """Builds the loss and the metrics ahead; the loss alone, by the graph's outputs, if a layer looks at values."""
+        try:
+            self._symbolic_build(data_batch=data)
+        # Whatever layers, losses and metrics raise that only run in steps, with run_eagerly=True.
+        except Exception:
+            # Processes without the last stage would never have its metrics.
+            if self._placed.crosses:
+                raise
+            self._compile_loss.build(data[1], self.output)
 
     def _packed(self, outputs: Sequence[Any]) -> Any:
         return keras.tree.pack_sequence_as(self.output, list(outputs))

@@ -139,3 +139,23 @@ def test_a_layer_that_refuses_zeros_is_named() -> None:
         keras_ext.PipelineModel(model, 2)
     sample = keras_ext.PartitionByTime(np.ones((3, 4), "float32"))
     assert len(keras_ext.PipelineModel(model, 2, partition=sample).partition.stages) == 2
+
+
+@keras.saving.register_keras_serializable("tests")
+class Positions(keras.Layer):
+    """Takes sequences up to a length."""
+
+    def build(self, shape: Any) -> None:
+        self.table = self.add_weight(shape=(8, shape[-1]))
+
+    def call(self, x: Any) -> Any:
+        return x + tf.slice(self.table, [0, 0], [tf.shape(x)[1], -1])
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+def test_a_layer_that_takes_short_sequences_only() -> None:
+    x = keras.Input((None, 4))
+    model = keras.Model(x, L.Dense(2)(Positions()(x)))
+    assert [held > 0 for _, held in costs_of(model, None, 8)] == [True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -190,3 +191,28 @@ def test_refuses(message: str) -> None:
     make, arguments = REFUSED[message]
     with pytest.raises(ValueError, match=message):
         keras_ext.PipelineModel(make(), **dict[str, Any](num_stages=2, partition="uniform") | arguments)
+
+
+class LooksAtValues(keras.layers.Layer):
+    """Cannot be called on symbolic tensors, but knows its shapes."""
+
+    def call(self, x: Any) -> Any:
+        return x * float(np.abs(x.numpy()).max() >= 0)
+
+    def compute_output_spec(self, x: Any, **_: Any) -> Any:
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+def test_a_layer_that_looks_at_values() -> None:
+    results = []
+    for split in (False, True):
+        keras.utils.set_random_seed(1)
+        with mesh_strategy({"pipe": 2}).scope() if split else contextlib.nullcontext():
+            model: Any = keras.Sequential([keras.Input((6,)), L.Dense(4), LooksAtValues(), L.Dense(1)])
+            if split:
+                model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
+            model.compile("sgd", "mse", metrics=["mae"], run_eagerly=True)
+        logs = model.fit(vectors()[:8], vectors()[:8, :1], batch_size=8, shuffle=False, verbose=0).history
+        results.append([*logs.values(), *model.get_weights()])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
