@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import UnaryUnchangedStructureDataset
+from strategies._tf_internals import UnaryUnchangedStructureDataset, tensor_lists
 from strategies.batches import first_batch
 from strategies.batches.agreement import Agreement
 from strategies.batches.origins import Origin
@@ -84,30 +84,38 @@ class ComparedDataset(UnaryUnchangedStructureDataset):
     def _compared(self) -> tf.data.Dataset:
         checked = self._checked.dataset()
         iterator = iter(_without_prefetch(checked))
-        values, first = next(iterator, (None, None))
+        first = next(iterator, None)
+        values = None if first is None else first[0]
         mine = self._checked.message(values, are_arrays=self._are_arrays)
         first_batch.judge(self._agreement.gathered("checksums of the first batch", *mine))
-        if values is None:
+        if first is None:
             return checked.map(lambda _, element: element)
         return _rejoined(first, iterator, checked)
 
 
 def _rejoined(first: Any, iterator: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the first element of pairs and those that the iterator goes on with, as one dataset."""
-    _, spec = dataset.element_spec
-    size = dataset.cardinality()
-
-    def flat(element: Any) -> list[tf.Tensor]:
-        return tf.nest.flatten(element, expand_composites=True)
+    spec, size = dataset.element_spec, dataset.cardinality()
+    types, shapes = tensor_lists.get_flat_tensor_types(spec), tensor_lists.get_flat_tensor_shapes(spec)
 
     @tf.autograph.experimental.do_not_convert
-    def element(index: tf.Tensor) -> Any:
-        tensors = tf.cond(index == 0, lambda: [*map(tf.identity, flat(first))], lambda: flat(next(iterator)[1]))
-        return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+    def element(index: tf.Tensor, held: tuple[tf.Tensor, list[tf.Tensor]]) -> Any:
+        handle, tensors = held
+        drawn = tf.cond(
+            index == 0,
+            lambda: [*map(tf.identity, tensors)],
+            lambda: tf.raw_ops.IteratorGetNext(iterator=handle, output_types=types, output_shapes=shapes),
+        )
+        _, found = tensor_lists.from_compatible_tensor_list(spec, drawn)
+        return found
 
+    # The function captures nothing: graphs live until garbage is collected, and an iterator has threads, which it ends
+    # the slower, the longer they have run.
+    held = iterator._iterator_resource, tuple(tensor_lists.to_tensor_list(spec, first))
     numbers = tf.data.Dataset.range(tf.int64.max if size == tf.data.INFINITE_CARDINALITY else size)
+    both = tf.data.Dataset.zip((numbers, tf.data.Dataset.from_tensors(held).repeat()))
     # Like the portions themselves, none is read before it is asked for.
-    return numbers.map(element, synchronous=True).with_options(dataset.options())
+    return both.map(element, synchronous=True).with_options(dataset.options())
 
 
 def _without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
