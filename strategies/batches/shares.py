@@ -46,6 +46,7 @@ class Share:
         raw_losses: whether losses are left as they are, because the caller weighs their total.
         graph: the graph in which the replica's function began.
         rows_that_count: the rows behind so many, int32 scalar, were added and count for nothing; None if none were.
+        num_all: rows of all replicas; int, or int32 scalar where not static; None where the step has no batch.
     """
 
     replica_id: int
@@ -59,6 +60,7 @@ class Share:
     raw_losses: bool = False
     graph: tf.Graph | None = None
     rows_that_count: tf.Tensor | None = None
+    num_all: int | tf.Tensor | None = None
 
     @property
     def in_trainer(self) -> bool:
@@ -163,15 +165,40 @@ _of_microbatches: contextvars.ContextVar[RowDependence | None] = contextvars.Con
 )
 
 
+_num_microbatches: contextvars.ContextVar[int] = contextvars.ContextVar("keras_strategies_num_microbatches", default=1)
+
+
 @contextlib.contextmanager
-def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
-    """Inside, the replica computes a batch, a nest of tensors, in micro-batches of so many rows, where known."""
-    token = _of_microbatches.set(RowDependence(num_rows))
+def in_microbatches(batch: Any, num_rows: Collection[int], number: int) -> Iterator[None]:
+    """Inside, the replica computes a batch in micro-batches.
+
+    Args:
+        batch: a nest of tensors.
+        num_rows: of the micro-batches, as far as they are known beforehand.
+        number: of micro-batches.
+    """
+    token, of_number = _of_microbatches.set(RowDependence(num_rows)), _num_microbatches.set(number)
     try:
         with marking(batch, num_rows):
             yield
     finally:
+        _num_microbatches.reset(of_number)
         _of_microbatches.reset(token)
+
+
+@contextlib.contextmanager
+def of_whole_batch() -> Iterator[None]:
+    """Inside of :func:`in_microbatches`, the replica computes something of all of its rows at once."""
+    token = _num_microbatches.set(1)
+    try:
+        yield
+    finally:
+        _num_microbatches.reset(token)
+
+
+def num_microbatches() -> int:
+    """Returns the number of micro-batches of which one is being computed; 1 where the replica's rows are together."""
+    return _num_microbatches.get()
 
 
 def is_in_microbatches() -> bool:
@@ -201,11 +228,13 @@ def divide(
     even = 1.0 / num_replicas
     weights: list[float | tf.Tensor] = [even] * num_local
     present: list[bool | tf.Tensor] = [True] * num_local
+    num_all = None if rows is None else rows.total
     if rows is not None and num_replicas > 1:
         static = [n for n in rows.local if isinstance(n, int)]
         total = rows.total
         if total is None:
             total = sum(static) if len(static) == num_local else rows.local_total()
+        num_all = total
         if isinstance(total, int) and len(static) == num_local:
             if total:
                 weights = [n / total for n in static]
@@ -225,6 +254,7 @@ def divide(
             functools.partial(read_weight, r),
             own[r],
             RowDependence(own[r], is_marked=num_replicas > 1),
+            num_all=num_all,
         )
         for r in range(num_local)
     ]
