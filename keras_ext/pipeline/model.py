@@ -250,10 +250,8 @@ class PipelineModel(keras.Model):
     def test_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with (
-            self._flowing(tests=True),
-            self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes),
-        ):
+        cut_up = Microbatches.of(x, self.num_microbatches)
+        with self._flowing(tests=True), self._parts.in_microbatches(data, cut_up.sizes, cut_up.number):
             if self._placed.crosses:
                 check_on_all_ranks(self, (x, y, sample_weight), training=False)
             if self._placed.has_last:
@@ -273,7 +271,7 @@ class PipelineModel(keras.Model):
         data = keras.tree.map_structure(lambda each: None if each is None else ops.convert_to_tensor(each), data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         cut_up = Microbatches.of(x, self.num_microbatches)
-        with self._parts.in_microbatches(data, cut_up.sizes):
+        with self._parts.in_microbatches(data, cut_up.sizes, cut_up.number):
             return self._train_step(cut_up, x, y, sample_weight)
 
     def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:

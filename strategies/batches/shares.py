@@ -206,18 +206,44 @@ _of_microbatches: contextvars.ContextVar[RowDependence | None] = contextvars.Con
 )
 
 
+_num_microbatches: contextvars.ContextVar[int] = contextvars.ContextVar("keras_strategies_num_microbatches", default=1)
+
+
 @contextlib.contextmanager
-def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
-    """Inside, the replica computes a batch, a nest of tensors, in micro-batches of so many rows, where known."""
+def in_microbatches(batch: Any, num_rows: Collection[int], number: int) -> Iterator[None]:
+    """Inside, the replica computes a batch in micro-batches.
+
+    Args:
+        batch: a nest of tensors.
+        num_rows: of the micro-batches, as far as they are known beforehand.
+        number: of micro-batches.
+    """
     share = current()
     # A program that knows a size beforehand knows that of the batch.
     num_all = () if share is None else share.dependence.sizes.of_all or share.num_rows
     token = _of_microbatches.set(RowDependence(num_rows, num_all=num_all))
+    of_number = _num_microbatches.set(number)
     try:
         with marking(batch, Sizes(num_rows, num_all)):
             yield
     finally:
+        _num_microbatches.reset(of_number)
         _of_microbatches.reset(token)
+
+
+@contextlib.contextmanager
+def of_whole_batch() -> Iterator[None]:
+    """Inside of :func:`in_microbatches`, the replica computes something of all of its rows at once."""
+    token = _num_microbatches.set(1)
+    try:
+        yield
+    finally:
+        _num_microbatches.reset(token)
+
+
+def num_microbatches() -> int:
+    """Returns the number of micro-batches of which one is being computed; 1 where the replica's rows are together."""
+    return _num_microbatches.get()
 
 
 def is_in_microbatches() -> bool:

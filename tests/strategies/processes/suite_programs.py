@@ -292,3 +292,44 @@ class TestPrograms:
         if os.environ["SUITE_STRATEGY"] == "HorovodStrategy":
             with pytest.raises(ValueError, match="--mpi"):
                 strategies.HorovodStrategy(reduction="adasum")
+
+
+class TestGatheredRows:
+    @pytest.mark.parametrize("count", [5, 1])
+    @pytest.mark.parametrize("in_graph", [True, False], ids=["graph", "eager"])
+    def test_all_rows_and_the_sum_of_all_gradients(self, count: int, in_graph: bool) -> None:
+        x = np.random.default_rng(0).standard_normal((count, 3)).astype("float32")
+        others = {"int": np.arange(count)[:, None], "bool": x > 0, "half": tf.cast(x, tf.bfloat16)}
+
+        def replica(x: tf.Tensor, others: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                rows = strategies.gather_rows(x)
+                loss = (rank() + 1.0) * tf.reduce_sum(tf.square(tf.matmul(rows, rows, transpose_b=True)))
+            slope = tape.gradient(loss, x)
+            others = strategies.gather_rows(others)
+            number = tf.cast(strategies.global_rows(x), tf.float32)
+            sums = [number * tf.reduce_sum(tf.cast(each, tf.float32)) for each in others.values()]
+            return rows[None], strategies.gather_rows(slope)[None], tf.stack(sums)[None]
+
+        [batch] = strategy().experimental_distribute_dataset(tf.data.Dataset.from_tensors((x, others)))
+        step = functools.partial(strategy().run, replica)
+        rows, slopes, sums = (tf.function(step) if in_graph else step)(batch)
+        whole = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(whole)
+            loss = 3.0 * tf.reduce_sum(tf.square(tf.matmul(whole, whole, transpose_b=True)))
+        expected = [count * float(tf.reduce_sum(tf.cast(each, tf.float32))) for each in others.values()]
+        differences = [
+            float(tf.reduce_max(tf.abs(one - other)))
+            for one, other in ((rows, whole), (slopes, tape.gradient(loss, whole)), (sums, expected))
+            if one.shape[0]
+        ]
+        assert max(all_ranks(max(differences, default=0.0))) <= 1e-4
+
+    def test_strings_are_refused_on_both_ranks(self) -> None:
+        def replica(x: tf.Tensor) -> Any:
+            return strategies.gather_rows(tf.as_string(x))
+
+        with pytest.raises(ValueError, match="strings"):
+            strategy().run(replica, args=(tf.ones([2, 1]),))
