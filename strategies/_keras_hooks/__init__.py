@@ -31,6 +31,7 @@ from strategies._keras_hooks import (
     random,
     remat,
     replica_attributes,
+    row_counts,
     row_updates,
     sharded_optimizers,
     stored_values,
@@ -66,6 +67,7 @@ def install() -> None:
     random.install()
     remat.install()
     replica_attributes.install()
+    row_counts.install()
     row_updates.install()
     sharded_optimizers.install()
     stored_values.install()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from strategies._tf_internals import op_callbacks
+from strategies._tf_internals import op_callbacks, op_definitions
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 from strategies.batches.row_layouts import layout_of
 from strategies.batches.row_rules import joined, kind_of
@@ -26,6 +26,17 @@ _LAYOUT = "_keras_strategies_row_layout"
 _SUMMED = "_keras_strategies_summed_over_rows"
 _REDUCED = "_keras_strategies_reduced"
 _PARTS = "_keras_strategies_parts"
+_MADE = "_keras_strategies_made"
+# Eager operations that are remembered although what they make has rows, or seems to: see `row_terms`.
+_REMEMBERED = (
+    "ScatterNd",
+    "TensorScatterAdd",
+    "Transpose",
+    "UnsortedSegmentMax",
+    "UnsortedSegmentMin",
+    "UnsortedSegmentSum",
+)
+_REMEMBERED_OF_ALL = ("Bincount", "DenseBincount", "BatchMatMulV2", "MatMul")
 # While tensors that are made in this thread, outside of graphs, are marked: numbers of rows, see `RowDependence`.
 _marking: contextvars.ContextVar[Sizes | None] = contextvars.ContextVar("keras_strategies_marking", default=None)
 # Elements up to which TensorFlow makes `tf.ones` and the like constants, while it traces.
@@ -92,6 +103,49 @@ class Sizes:
 
     of_replica: Collection[int] = ()
     of_all: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """The operation that made a tensor, in a graph or as it was called.
+
+    Attributes:
+        type: its name, as TensorFlow has it.
+        inputs: tensors, in one list.
+        output: which of its outputs the tensor is.
+        attribute: gives an attribute, None if there is none of that name.
+    """
+
+    type: str
+    inputs: Sequence[Any]
+    output: int
+    attribute: Callable[[str], Any]
+
+    @property
+    def is_stateful(self) -> bool:
+        """True if the operation may give something else when it runs a second time."""
+        return bool(op_definitions.get(self.type).is_stateful)
+
+    def repeat(self, inputs: Sequence[Any]) -> Any:
+        """Runs the operation on other inputs, of the same dtypes; returns the same output of it."""
+        definition = op_definitions.get(self.type)
+        arguments: dict[str, Any] = {}
+        inferred, rest = set(), list(inputs)
+        for each in definition.input_arg:
+            inferred |= {each.type_attr, each.number_attr, each.type_list_attr}
+            if each.number_attr:
+                n = int(self.attribute(each.number_attr))
+                arguments[each.name], rest = rest[:n], rest[n:]
+            else:
+                arguments[each.name] = rest.pop(0)
+        arguments |= {each.name: self.attribute(each.name) for each in definition.attr if each.name not in inferred}
+        results = getattr(tf.raw_ops, self.type)(**arguments)
+        return results[self.output] if isinstance(results, (list, tuple)) else results
+
+    @staticmethod
+    def sum_of(base: Any, addend: Any) -> Made:
+        """Returns the operation that adds two tensors."""
+        return Made("AddV2", (base, addend), 0, lambda name: None)
 
 
 @dataclass(frozen=True)
@@ -203,6 +257,23 @@ class RowDependence:
         if hasattr(value, "numpy"):
             return _eager_parts(value) if self._has_marks() else [(Kind.ROWS, int(value.shape[0]))]
         return self._parts(_Place(value, None))
+
+    def made(self, value: tf.Tensor) -> Made | None:
+        """Returns the operation that made a tensor; None if it is not known, or a function's."""
+        if hasattr(value, "numpy"):
+            made: Made | None = getattr(value, _MADE, None)
+            return made
+        place: _Place | None = _Place(value, None)
+        while place is not None and place.tensor.op.type == "Placeholder":
+            if hasattr(place.tensor, _MARK):
+                return None
+            place = _source_of(place)
+            if place is not None and hasattr(place.tensor, "numpy"):
+                return None
+        if place is None or _body_of(place.tensor.op) is not None:
+            return None
+        op = place.tensor.op
+        return Made(op.type, list(op.inputs), place.tensor.value_index, lambda name: _attribute(op, name))
 
     def _has_marks(self) -> bool:
         """True if tensors that are not in a graph are marked: one without a mark is the same on all replicas."""
@@ -521,12 +592,21 @@ def _mark_outputs(name: str, inputs: list[Any], attrs: Sequence[Any], outputs: l
         )
         if kind is not Kind.SAME:
             mark(output, kind)
+            if _is_remembered(name, kind):
+                setattr(output, _MADE, Made(name, inputs, index, named.get))
         if layout != ROW_MAJOR:
             setattr(output, _LAYOUT, layout)
         if name == "ConcatV2" and output.dtype.is_integer and output.shape.rank == 1:
             setattr(output, _PARTS, [part for each in inputs[:-1] for part in _eager_parts(each)])
         elif name in ("Reshape", "Identity", "Cast") and hasattr(inputs[0], _PARTS) and output.shape.rank == 1:
             setattr(output, _PARTS, getattr(inputs[0], _PARTS))
+
+
+def _is_remembered(name: str, kind: Kind) -> bool:
+    """True of operations whose inputs are kept: of what has no rows, which is small, and of few others."""
+    if name in _REMEMBERED or not kind.has_rows:
+        return True
+    return name in _REMEMBERED_OF_ALL and kind is not Kind.ROWS
 
 
 def _eager_parts(value: Any) -> list[tuple[Kind, Any]]:

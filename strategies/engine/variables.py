@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import MirroredVariable, SyncOnReadVariable, get_update_replica_id
 from strategies.batches import shares
+from strategies.engine import state_writes
 
 #: Sums over all replicas of metric state, by the references of the variables; None while none are held.
 _totals: contextvars.ContextVar[Mapping[Any, tf.Tensor] | None] = contextvars.ContextVar(
@@ -67,7 +68,66 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     its name in the name of the class, does not.
     """
 
+    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+        """Assigns ``value``; in a trainer's step that of the global batch, see `state_writes`."""
+        write = self._of_global_batch(value, is_increment=False)
+        if write is None:
+            return super().assign(value, use_locking, name, read_value)
+        return self._component_of(write).assign(write.value, use_locking, name, read_value)
+
+    def assign_add(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Adds ``value``; in a trainer's step that of the global batch, see `state_writes`."""
+        write = self._of_global_batch(value, is_increment=True)
+        if write is None:
+            return super().assign_add(value, use_locking, name, read_value)
+        return self._component_of(write).assign_add(write.value, use_locking, name, read_value)
+
+    def assign_sub(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Subtracts ``value``; in a trainer's step that of the global batch, see `state_writes`."""
+        write = self._of_global_batch(value, is_increment=True)
+        if write is None:
+            return super().assign_sub(value, use_locking, name, read_value)
+        return self._component_of(write).assign_sub(write.value, use_locking, name, read_value)
+
+    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Adds slices; in a trainer's step those of the global batch."""
+        dense = self._scattered(sparse_delta)
+        return super().scatter_add(sparse_delta, use_locking, name) if dense is None else self.assign_add(dense)
+
+    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
+        """Subtracts slices; in a trainer's step those of the global batch."""
+        dense = self._scattered(sparse_delta)
+        return super().scatter_sub(sparse_delta, use_locking, name) if dense is None else self.assign_sub(dense)
+
+    def _scattered(self, sparse_delta: tf.IndexedSlices) -> tf.Tensor | None:
+        """Returns slices that depend on rows as a whole tensor; None if all replicas have the same."""
+        share = state_writes.step_of_program()
+        if share is None or get_update_replica_id() is not None or state_writes.is_same(sparse_delta):
+            return None
+        indices = tf.reshape(sparse_delta.indices, [-1, 1])
+        return tf.scatter_nd(indices, sparse_delta.values, tf.constant(self.shape.as_list(), indices.dtype))
+
+    def _of_global_batch(self, value: Any, *, is_increment: bool) -> state_writes.Write | None:
+        """Returns what the running replica writes of ``value``; None where TensorFlow's contract holds."""
+        if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return None
+        share = state_writes.step_of_program()
+        if share is None or get_update_replica_id() is not None:
+            return None
+        return state_writes.of_global_batch(share, self._common_name, value, self.dtype, is_increment=is_increment)
+
+    def _component_of(self, write: state_writes.Write) -> Any:
+        if write.differs:
+            self.distribute_strategy.extended.note_replica_write(self)
+        return self._get_on_device_or_primary()
+
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        if isinstance(value, tf.IndexedSlices):
+            state_writes.check_scattered(self._common_name, value)
         # Integers are counters and random seeds, which advance alike on all replicas without being averaged.
         if self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating:
             self.distribute_strategy.extended.note_replica_write(self)

@@ -1,0 +1,29 @@
+"""Keras' `ops.shape`: the number of rows of a replica, where it is known beforehand, says that it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.tensorflow import core
+
+from strategies._keras_hooks.wrapping import wrap
+from strategies.batches import shares
+from strategies.batches.row_counts import RowCount
+
+
+def install() -> None:
+    """Wraps the reading of shapes."""
+    wrap(core, "shape", _shape)
+
+
+def _shape(original: Callable[[Any], Any], x: Any) -> Any:
+    found = original(x)
+    share = shares.current()
+    if share is None or not share.in_trainer or share.num_replicas == 1:
+        return found
+    is_known = isinstance(found, tuple) and found and isinstance(found[0], int)
+    if is_known and isinstance(x, tf.Tensor) and found[0] in share.num_rows:
+        return (RowCount.of_first_dim(x), *found[1:])
+    return found

@@ -1,0 +1,225 @@
+"""The values that a step writes into variables: those of the global batch.
+
+A trainer's step is a program for one device. What a replica writes is one of these, by the kind of the value:
+
+* the same on all replicas: written as it is;
+* a mean over rows: each replica writes its own, and their mean is made when the step ends (`replica_state`);
+* made of sums, counts, means and maxima over rows: these are reduced over replicas where the value is written, and
+  the value is computed again from the results (`row_terms`), so that later reads in the step see it;
+* anything else: the program's line is warned of.
+
+Where replicas cannot meet, in branches and functions of their own, a sum is divided by the replica's weight instead:
+the mean that is made when the step ends is then the sum. Keras' own layers are left alone: their state is moving means.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.batches import row_warnings, shares
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_terms import NoTermsError, Term, Terms, linear
+from strategies.batches.shares import Share
+
+#: Packages between a program and a variable, and Keras' parts that hand values on.
+_BETWEEN = ("strategies", "tensorflow", "functools", "contextlib", "threading", "numpy")
+_KERAS_BETWEEN = ("backend", "ops", "utils", "variables", "layers.layer", "metrics.metric")
+_TOTAL = "_keras_strategies_total"
+
+_MEND = (
+    "Write a sum, a mean or a count over rows, or what is computed from these, without the rows themselves; or compute "
+    "it from the rows of all replicas, which strategies.gather_rows(x) returns, and their number, "
+    "strategies.global_rows()."
+)
+
+
+@dataclass(frozen=True)
+class Write:
+    """A value to be written into a replica's component of a variable.
+
+    Attributes:
+        value: the value, or what is added to the variable.
+        differs: between replicas; their mean, weighted by rows, is the value of the global batch.
+    """
+
+    value: Any
+    differs: bool
+
+
+def step_of_program() -> Share | None:
+    """Returns the replica's share if a program's own code writes or reads state now, in a trainer's step of several.
+
+    None outside of such steps, and in Keras' own layers, metrics and optimizers.
+    """
+    share = shares.current()
+    if share is None or not share.in_trainer or share.num_replicas == 1 or _is_keras_own():
+        return None
+    return share
+
+
+def _is_keras_own() -> bool:
+    """True if the innermost code that is neither ours, TensorFlow's nor Keras' plumbing is Keras' or keras_ext's."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        package, _, rest = frame.f_globals.get("__name__", "").partition(".")
+        if package == "keras":
+            if not rest.removeprefix("src.").startswith(_KERAS_BETWEEN):
+                return True
+        elif package not in _BETWEEN:
+            return bool(package == "keras_ext")
+        frame = frame.f_back
+    return False
+
+
+def can_meet(share: Share) -> bool:
+    """True where all replicas come by at the same time: not in branches, loops, and functions of their own."""
+    if shares.is_in_microbatches():
+        return False
+    return share.graph is None or share.graph is tf.compat.v1.get_default_graph()
+
+
+def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
+    """Returns what a replica writes, so that the variable gets the value of the global batch.
+
+    Args:
+        share: the replica's.
+        name: the variable's, for warnings.
+        value: the program's.
+        dtype: the variable's.
+        is_increment: whether the value is added to the variable.
+    """
+    dependence = shares.dependence_here()
+    if shares.is_in_microbatches():
+        return _of_microbatch(share, name, value, dtype, is_increment=is_increment)
+    kind = dependence.kind(value)
+    if kind is Kind.SAME:
+        _warn_of_static_count(share, name, value, is_increment=is_increment)
+        return Write(value, differs=False)
+    if kind is Kind.MEAN and dtype.is_floating:
+        return Write(value, differs=True)
+    try:
+        if can_meet(share):
+            terms = Terms(dependence, value)
+            return Write(mark(terms.recomputed(totals(share, terms.found)), Kind.SAME), differs=False)
+        if dtype.is_floating:
+            as_mean = linear(dependence, value, same=_unchanged, mean=_unchanged, total=share.unweigh)
+            return Write(as_mean, differs=True)
+    except NoTermsError:
+        pass
+    row_warnings.warn(
+        f"{name!r} is set to a value that a replica computes from its own rows, neither a mean nor a sum, so that under "
+        "a strategy it is not that of one device",
+        _MEND,
+    )
+    return Write(value, differs=dtype.is_floating)
+
+
+def is_same(slices: tf.IndexedSlices) -> bool:
+    """True if slices are the same on all replicas."""
+    dependence = shares.dependence_here()
+    return all(dependence.kind(each) is Kind.SAME for each in (slices.values, slices.indices))
+
+
+def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
+    """Warns of slices that a program sets, of which each replica has its own."""
+    if step_of_program() is not None and not is_same(slices):
+        row_warnings.warn(
+            f"Rows of {name!r} are set to what a replica has of its own rows, so that under a strategy they are not "
+            "those of one device",
+            "Set them from the rows of all replicas, which strategies.gather_rows(x) returns for indices and values.",
+        )
+
+
+def totals(share: Share, terms: Sequence[Term]) -> list[tf.Tensor]:
+    """Returns the terms of all replicas, reduced. All replicas call it at the same time; one message."""
+    missing = [term for term in terms if not hasattr(term.tensor, _TOTAL)]
+    if missing:
+        context = tf.distribute.get_replica_context()
+        sums = context.all_reduce("SUM", [tf.stop_gradient(_addend(share, term)) for term in missing])
+        for term, total in zip(missing, sums, strict=True):
+            reduced = total
+            if term.how in ("max", "min"):
+                reduced = (tf.reduce_max if term.how == "max" else tf.reduce_min)(total, axis=0)
+            setattr(term.tensor, _TOTAL, mark(reduced, Kind.SAME))
+    return [getattr(term.tensor, _TOTAL) for term in terms]
+
+
+def _addend(share: Share, term: Term) -> tf.Tensor:
+    """Returns what a replica adds to a sum over replicas: for a maximum, its own in a row of its own."""
+    tensor = term.tensor
+    if term.how == "sum":
+        return share.keep(tensor, tf.zeros_like(tensor))
+    if term.how == "mean":
+        return tf.math.multiply_no_nan(tensor, tf.cast(share.weight_here(), tensor.dtype))
+    limits = (tensor.dtype.min, tensor.dtype.max)
+    neutral = tf.fill(tf.shape(tensor), tf.constant(limits[0] if term.how == "max" else limits[1], tensor.dtype))
+    row = share.keep(tensor, neutral)[tf.newaxis]
+    before, after = share.replica_id, share.num_replicas - share.replica_id - 1
+    return tf.pad(row, [[before, after], *([[0, 0]] * (row.shape.rank - 1))])
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: bool) -> None:
+    """Warns of a constant that is added to a variable and equals the number of rows, which is known beforehand."""
+    counts = [n for n in share.num_rows if n > 1]
+    if not counts or not isinstance(value, tf.Tensor | int | float):
+        return
+    added = [value]
+    made = share.dependence.made(value) if isinstance(value, tf.Tensor) else None
+    if not is_increment:
+        added = list(made.inputs) if made is not None and made.type in ("Add", "AddV2", "Sub") else []
+    for each in added:
+        number = tf.get_static_value(each) if isinstance(each, tf.Tensor) else each
+        if number is not None and getattr(number, "size", 1) == 1 and float(number) in counts:
+            row_warnings.warn(
+                f"{name!r} is changed by {float(number):g}, which is also the number of rows of a replica: if it was "
+                "taken from the shape of a batch of static size, one device has that of all rows",
+                "For the number of all rows, write strategies.global_rows().",
+            )
+
+
+def _of_microbatch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
+    """Sums over the rows of micro-batches add up to those of the batch; nothing else does."""
+    dependence = shares.dependence_here()
+    try:
+        if not dtype.is_floating:
+            raise NoTermsError
+        old = functools.partial(_only_old, is_increment=is_increment)
+        return Write(linear(dependence, value, same=old, mean=_refused, total=share.unweigh), differs=True)
+    except NoTermsError:
+        row_warnings.warn(
+            f"{name!r} is written by a stage of a pipeline, so that a replica writes it once for each micro-batch, and "
+            "one device once for the batch",
+            "Write it in the model's train_step, from the outputs of all rows; or add sums over rows to it.",
+        )
+    return Write(value, differs=dtype.is_floating)
+
+
+_STATE = "_keras_strategies_state"
+
+
+def mark_read(tensor: Any) -> Any:
+    """Marks a tensor as what a variable holds; returns it."""
+    if isinstance(tensor, tf.Tensor):
+        setattr(tensor, _STATE, True)
+    return tensor
+
+
+def _only_old(value: Any, *, is_increment: bool) -> Any:
+    if is_increment or not hasattr(value, _STATE):
+        raise NoTermsError
+    return value
+
+
+def _refused(value: Any) -> Any:
+    raise NoTermsError

@@ -1,0 +1,135 @@
+"""What a step of Keras' trainer writes into variables is that of the global batch, or its line is warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import strategies
+from tests.strategies.parity.harness import features
+
+X, Y = features(10, 3), features(10, 1, seed=1)
+
+# Of each, what a layer does with a variable `v` of shape (3,) and a counter `n`, and rows x.
+EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "sum": lambda v, n, x: v.assign_add(ops.sum(x, 0)),
+    "count": lambda v, n, x: n.assign_add(ops.shape(x)[0]),
+    "count_of_floats": lambda v, n, x: v.assign(v + ops.cast(ops.shape(x)[0], "float32")),
+    "same": lambda v, n, x: (n.assign_add(1), v.assign(0.5 * v + 1.0)),
+    "mean": lambda v, n, x: v.assign(0.9 * v + 0.1 * ops.mean(x, 0)),
+    "decayed_sum": lambda v, n, x: v.assign(0.9 * v + 0.1 * ops.sum(x, 0)),
+    "subtracted": lambda v, n, x: v.assign_sub(ops.sum(x, 0)),
+    "of_tensorflow": lambda v, n, x: (
+        v.value.assign_add(tf.reduce_sum(x, 0)),
+        n.value.assign_add(tf.reduce_sum(tf.cast(x > 0, "int32"))),
+        v.value.assign_sub(tf.reduce_mean(x, 0)),
+    ),
+    "quotient": lambda v, n, x: v.assign(ops.sum(x * x, 0) / (1.0 + ops.sum(ops.abs(x), 0))),
+    "moments": lambda v, n, x: v.assign(ops.sqrt(ops.mean(x * x, 0) - ops.square(ops.mean(x, 0)))),
+    "maximum": lambda v, n, x: v.assign(ops.maximum(v, ops.max(x, 0))),
+    "minimum": lambda v, n, x: v.assign(ops.minimum(v, ops.min(x, 0))),
+    "scattered": lambda v, n, x: (
+        v.value.scatter_add(tf.IndexedSlices(x[:, 0], tf.argmax(x, 1))),
+        v.assign(tf.tensor_scatter_nd_add(v, tf.argmax(x, 1)[:, None], x[:, 1])),
+        v.assign(v + tf.math.unsorted_segment_sum(x[:, 0], tf.argmax(x, 1), 3)),
+        n.assign_add(tf.reduce_sum(tf.math.bincount(tf.argmax(x, 1, output_type="int32"), minlength=3, maxlength=3))),
+    ),
+    "written_twice": lambda v, n, x: (v.assign_add(ops.mean(x, 0)), v.assign(v * v), v.assign_add(ops.sum(x, 0))),
+    "transposed_product": lambda v, n, x: v.assign(
+        0.5 * v + ops.matmul(ops.transpose(x), x)[0] + tf.matmul(x, x, transpose_a=True)[1]
+    ),
+}
+SAID: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "first_row": lambda v, n, x: v.assign(x[0]),
+    "sorted": lambda v, n, x: v.assign(ops.sort(x, 0)[0]),
+    "replaced_rows": lambda v, n, x: v.value.scatter_update(tf.IndexedSlices(x[:, 0], tf.argmax(x, 1))),
+}
+
+
+class Writes(keras.layers.Layer):
+    """Writes while it trains."""
+
+    def __init__(self, write: Callable[[Any, Any, Any], Any], **weight: Any) -> None:
+        super().__init__()
+        self.write = write
+        self.weight = weight
+
+    def build(self, shape: Any) -> None:
+        self.v = self.add_weight(shape=(3,), initializer="zeros", trainable=False, name="v", **self.weight)
+        integers = {name: value for name, value in self.weight.items() if value != "mean"}
+        self.n = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype="int32", name="n", **integers)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.write(self.v, self.n, x)
+        return x
+
+
+def model_of(writes: list[Writes], **compiled: Any) -> keras.Model:
+    """Returns a model with layers beside each other: one model, one trace, many writes."""
+    inputs = keras.Input((3,))
+    kept = keras.layers.Add()([layer(inputs) for layer in writes]) if len(writes) > 1 else writes[0](inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(kept))
+    model.compile("sgd", "mse", **compiled)
+    return model
+
+
+def fitted(model: keras.Model, batch_size: int = 4, **kwargs: Any) -> None:
+    """Ten rows in batches of four, four and two; of nine with the last alone if `batch_size` is 3 and rows are ten."""
+    model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, **kwargs)
+
+
+def written(strategy: Any, cases: dict[str, Any], batch_size: int = 4, **kwargs: Any) -> dict[str, list[Any]]:
+    """Returns for each case what its layer's variables hold after training."""
+    weight = kwargs.pop("weight", {})
+    fit = {name: kwargs.pop(name) for name in ("steps",) if name in kwargs}
+    with strategy.scope():
+        layers = [Writes(write, **weight) for write in cases.values()]
+        model = model_of(layers, **kwargs)
+    fitted(model, batch_size, **fit)
+    return {name: [layer.v.numpy(), layer.n.numpy()] for name, layer in zip(cases, layers, strict=True)}
+
+
+def check_equal(got: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
+    """Compares, naming the case."""
+    for name, values in expected.items():
+        for one, other in zip(got[name], values, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, dict[str, list[Any]]]:
+    """Of one device, for each size of batches."""
+    return {size: written(tf.distribute.get_strategy(), EQUAL, size) for size in (3, 4, 5)}
+
+
+def devices(number: int) -> Any:
+    """Returns a strategy over logical devices."""
+    return strategies.MirroredStrategy([f"CPU:{i}" for i in range(number)])
+
+
+@pytest.mark.parametrize(
+    ("number", "batch_size", "kwargs"),
+    [
+        (2, 4, {}),
+        (2, 5, {}),  # static, uneven
+        (4, 3, {}),  # replicas without rows
+        (2, 4, {"run_eagerly": True}),
+        (4, 3, {"run_eagerly": True}),
+        (2, 4, {"steps_per_execution": 2}),
+        (2, 4, {"jit_compile": True}),
+        (2, 4, {"weight": {"aggregation": "sum"}}),
+        (2, 4, {"weight": {"aggregation": "mean"}}),
+    ],
+    ids=["two", "static", "empty", "eager", "eager-empty", "multistep", "jit", "sum", "mean"],
+)
+def test_state_is_that_of_the_global_batch(
+    number: int, batch_size: int, kwargs: dict[str, Any], expected: dict[int, dict[str, list[Any]]]
+) -> None:
+    check_equal(written(devices(number), EQUAL, batch_size, **kwargs), expected[batch_size])
