@@ -20,10 +20,18 @@ from strategies.batches.row_kinds import Kind
 
 How = Literal["sum", "mean", "max", "min"]
 
-_HAVE_NO_ROWS = frozenset({Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.MIXED, Kind.OTHER})
+_HAVE_NO_ROWS = frozenset(
+    {Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.MAX, Kind.MIN, Kind.MIXED, Kind.OTHER}
+)
 #: From a number to its terms: further away, it is no arithmetic on statistics.
 _MAX_DEPTH = 60
-_BY_KIND: dict[Kind, How] = {Kind.SUM: "sum", Kind.COUNT: "sum", Kind.MEAN: "mean"}
+_BY_KIND: dict[Kind, How] = {
+    Kind.SUM: "sum",
+    Kind.COUNT: "sum",
+    Kind.MEAN: "mean",
+    Kind.MAX: "max",
+    Kind.MIN: "min",
+}
 #: Operations that put rows into places of a tensor without rows: what replicas put there adds up, or is compared.
 _SCATTERS: dict[str, How] = {
     "Bincount": "sum",
@@ -101,7 +109,7 @@ class Terms:
             return
         made = self._dependence.made(tensor)
         self._kept.append(tensor)
-        if made is None:
+        if made is None or not made.inputs:
             self._terms[key] = Term(tensor, self._checked(tensor, _BY_KIND.get(kind)))
             return
         kinds = [self._dependence.kind(each) for each in made.inputs]
