@@ -57,6 +57,7 @@ class ComparedDataset(UnaryUnchangedStructureDataset):
 
     def __init__(self, dataset: tf.data.Dataset, checked: Checked, agreement: Agreement) -> None:
         super().__init__(dataset, dataset._variant_tensor)
+        self._portions = dataset
         self._checked = checked
         self._agreement = agreement
         self._transformations: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
@@ -68,13 +69,13 @@ class ComparedDataset(UnaryUnchangedStructureDataset):
 
     def apply(self, transformation_func: Callable[[tf.data.Dataset], tf.data.Dataset]) -> ComparedDataset:
         """Returns the same with other elements: what the function makes of them, one by one."""
-        applied = ComparedDataset(transformation_func(self._input_dataset), self._checked, self._agreement)
+        applied = ComparedDataset(transformation_func(self._portions), self._checked, self._agreement)
         applied._transformations = [*self._transformations, transformation_func]
         return applied
 
     def __iter__(self) -> Iterator[Any]:
         if not self._is_due or not tf.executing_eagerly():
-            return iter(self._input_dataset)
+            return iter(self._portions)
         self._is_due = False
         dataset = self._compared()
         for transformation in self._transformations:

@@ -152,6 +152,8 @@ def _objects() -> dict[str, Any]:
         "variable": model.layers[1].kernel,
         "seed generator": keras.random.SeedGenerator(1),
         "uninitialized variable": _tf_internals.UninitializedVariable(shape=[2], dtype="float32"),
+        "dataset that is a shard": numbers.shard(2, 0),
+        "iterator": iter(numbers),
         "repeated dataset": numbers.repeat(2),
         "layer without a build of its own": keras.layers.ReLU(),
         "normalization": _normalization(),

@@ -80,7 +80,7 @@ def test_another_first_batch_is_refused(kind: str) -> None:
 
 
 def test_it_is_compared_once() -> None:
-    job = Job()
+    job: Any = Job()
     dataset = sharding.distribute(KINDS["arrays"](), Agreement(job), 1)
     dataset.compare_next(are_arrays=True)
     applied = dataset.apply(lambda each: each.take(2))

@@ -58,6 +58,42 @@ else:
 time.sleep(60)
 """
 
+#: Its children are signalled at once, some of them before they have done anything.
+FORKS = """
+import os, signal, sys, threading, time
+from strategies.control_plane.preemption import Preemption
+
+preemption = Preemption()
+preemption.leave_by(lambda reason: print(reason, flush=True))
+preemption.hear()
+if sys.argv[1] == "saver":
+    preemption.saver = lambda num_steps: None
+
+def fork():
+    for seconds in (0.0, 0.0, 0.0, 0.0, 0.0, 0.2):
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+        time.sleep(seconds)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM, status
+
+fork()
+# As the thread that starts the workers of a PyDataset.
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+time.sleep(0.2)
+assert not preemption.is_asked
+sys.stdout.write("goes on\\n")
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1.0)
+sys.stdout.write(f"asked: {preemption.is_asked}\\n")
+"""
+
 
 def run(program: str, argument: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -76,6 +112,15 @@ def test_the_others_are_told_before_it_ends(num_signals: int) -> None:
     ended = run(PROGRAM, str(num_signals))
     assert ended.returncode == -signal.SIGTERM, ended
     assert ended.stdout.count("was ended by SIGTERM, told by") == 1, ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("saver", "output", "code"),
+    [("saver", "goes on\nasked: True\n", 0), ("none", "goes on\nwas ended by SIGTERM\n", -signal.SIGTERM)],
+)
+def test_a_signal_to_a_forked_child_is_the_childs(saver: str, output: str, code: int) -> None:
+    ended = run(FORKS, saver)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, output, ""), ended
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""The board's connections; what is posted on it is tested with `findings` and `stopping`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.processes import ROOT
+
+#: A process with a board ends, and leaves a child behind.
+ORPHANS = """
+import os, signal, socket, time
+from strategies.control_plane.board import Board
+
+ours, theirs = socket.socketpair()
+reader, writer = os.pipe()
+parent = os.fork()
+if parent == 0:
+    ours.close()
+    board = Board(0, 2, {1: theirs})
+    child = os.fork()
+    if child == 0:
+        # As what Python calls at the end of the child.
+        board.close("ended")
+        time.sleep(60)
+        os._exit(0)
+    os.write(writer, str(child).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+theirs.close()
+os.waitpid(parent, 0)
+ours.settimeout(10)
+received = ours.recv(100)
+os.kill(int(os.read(reader, 100)), signal.SIGKILL)
+assert received == b"", received
+"""
+
+
+def test_a_forked_child_holds_no_connection_open() -> None:
+    """The others know by its end that a process has left, and hear nothing from its child."""
+    command = [sys.executable, "-c", ORPHANS]
+    ended = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b""), ended
