@@ -25,6 +25,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.losses import loss as keras_loss
+from keras.src.losses import losses as keras_losses
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks.wrapping import Rest, wrap
@@ -41,9 +42,17 @@ def install() -> None:
     wrap(keras_loss, "scale_loss_for_distribution", _scale)
     wrap(keras_loss, "unscale_loss_for_distribution", _unscale)
     wrap(keras_loss, "reduce_weighted_values", _reduce)
+    wrap(keras_losses, "convert_binary_labels_to_hinge", _as_signs)
     wrap(keras_trainer.Trainer, "compute_loss", _compute_loss)
     wrap(keras_trainer.Trainer, "_compute_loss", _compute_loss)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_aggregate_additional_loss", _added_loss)
+
+
+def _as_signs(original: Callable[[tf.Tensor], tf.Tensor], y_true: tf.Tensor) -> tf.Tensor:
+    """Labels of 0 and 1 as -1 and 1: Keras looks whether all are of that kind, and each replica finds the same."""
+    dependence = shares.known_dependence()
+    signs = original(y_true)
+    return signs if dependence is None else mark(signs, dependence.kind(y_true))
 
 
 def wrap_compute_loss(model_class: type) -> None:

@@ -114,34 +114,34 @@ def _randint(
 def _categorical(
     original: _Draw, logits: tf.Tensor, num_samples: Any, dtype: Any = "int64", seed: Any = None
 ) -> tf.Tensor:
+    share = _of_trainer()
+    if share is None or not isinstance(seed, int):
+        return original(logits, num_samples, dtype, seed)
+    rows = tf.shape(logits)[0] if logits.shape[0] is None else logits.shape[0]
+
     def draw(shape: Any) -> tf.Tensor:
-        share = shares.current()
-        if share is None or shape[0] is rows:
+        if shape[0] is rows:
             return original(logits, num_samples, dtype, seed)
         # What a row gets depends on its position and its logits.
         first = _first_row(share)
-        after = shape[0] - first - rows
-        return original(tf.pad(logits, [[first, after], [0, 0]]), num_samples, dtype, seed)
+        return original(tf.pad(logits, [[first, shape[0] - first - rows], [0, 0]]), num_samples, dtype, seed)
 
-    rows = tf.shape(logits)[0] if logits.shape[0] is None else logits.shape[0]
     return _placed([rows, num_samples], seed, draw)
 
 
 def _dropout(original: _Draw, inputs: tf.Tensor, rate: float, noise_shape: Any = None, seed: Any = None) -> tf.Tensor:
-    def draw(shape: Any) -> tf.Tensor:
-        if shape is own:
-            return original(inputs, rate, noise_shape, seed)
-        noise = None if noise_shape is None else [None, *noise_shape[1:]]
-        return original(tf.ones([shape[0], *own[1:]], inputs.dtype), rate, noise, seed)
-
+    share = _of_trainer()
+    if share is None:
+        return original(inputs, rate, noise_shape, seed)
+    for_rows = shares.dependence_here().kind(inputs) is not Kind.SAME and not (noise_shape and noise_shape[0] == 1)
+    if not for_rows:
+        return _alike_drawn(lambda: original(inputs, rate, noise_shape, seed))
+    if not isinstance(seed, int):
+        return original(inputs, rate, noise_shape, seed)
     dynamic = tf.shape(inputs)
     own = [dynamic[i] if size is None else size for i, size in enumerate(inputs.shape)]
-    if noise_shape is not None and len(noise_shape) and noise_shape[0] == 1:
-        # The same is dropped of all rows.
-        return _alike_drawn(lambda: original(inputs, rate, noise_shape, seed))
-    dropped = _placed(own, seed, draw)
-    is_mask = isinstance(seed, int) and _draws_for_all(own, seed)
-    return inputs * dropped if is_mask else dropped
+    noise = None if noise_shape is None else [None, *noise_shape[1:]]
+    return inputs * _placed(own, seed, lambda shape: original(tf.ones(shape, inputs.dtype), rate, noise, seed))
 
 
 def _placed(shape: Any, seed: Any, draw: Callable[[Any], tf.Tensor]) -> tf.Tensor:

@@ -141,7 +141,7 @@ def everything(folder: Path) -> None:
     inner = [keras.layers.Normalization(), *inner]
     model = keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(clipnorm=1.0, use_ema=True))
-    model.compile(optimizer, "mse", metrics=["mae"])
+    model.compile(optimizer, "mse", metrics=["mae", "hinge"])
     callbacks = [
         keras.callbacks.BackupAndRestore(folder / "backup"),
         keras.callbacks.ModelCheckpoint(folder / "made" / "checkpoint.keras"),
