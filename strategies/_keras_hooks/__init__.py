@@ -15,6 +15,7 @@ from strategies._keras_hooks import (
     callbacks,
     compiled_steps,
     files,
+    gathered_functions,
     gradients,
     held_variables,
     inputs,
@@ -47,6 +48,7 @@ def install() -> None:
     callbacks.install()
     compiled_steps.install()
     files.install()
+    gathered_functions.install()
     gradients.install()
     held_variables.install()
     inputs.install()
