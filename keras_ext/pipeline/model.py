@@ -219,9 +219,13 @@ class PipelineModel(keras.Model):
         flows = getattr(self._local, "flows", False)
         if self._placed.crosses and not layer_api.in_shapes_only():
             if flows:
-                return forward.across(flat, number, training, not getattr(self._local, "tests", False))
+                with self._parts.split_into(number):
+                    return forward.across(flat, number, training, not getattr(self._local, "tests", False))
             return forward.called_across(flat, number, training, self.name, self.trainable_variables)
-        return forward.flowing(flat, number) if flows and not training else (forward.computed(flat, training), [])
+        if not flows or training:
+            return forward.computed(flat, training), []
+        with self._parts.split_into(number):
+            return forward.flowing(flat, number)
 
     def computed_with_losses(self, flat: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Returns the outputs, and what layers add to the loss, penalties of weights included."""
@@ -250,8 +254,10 @@ class PipelineModel(keras.Model):
     def test_step(self, data: Any) -> Any:
         """As Keras' own, with micro-batches that flow through the stages."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        cut_up = Microbatches.of(x, self.num_microbatches)
-        with self._flowing(tests=True), self._parts.in_microbatches(data, cut_up.sizes, cut_up.number):
+        with (
+            self._flowing(tests=True),
+            self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes),
+        ):
             if self._placed.crosses:
                 check_on_all_ranks(self, (x, y, sample_weight), training=False)
             if self._placed.has_last:
@@ -271,7 +277,7 @@ class PipelineModel(keras.Model):
         data = keras.tree.map_structure(lambda each: None if each is None else ops.convert_to_tensor(each), data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         cut_up = Microbatches.of(x, self.num_microbatches)
-        with self._parts.in_microbatches(data, cut_up.sizes, cut_up.number):
+        with self._parts.in_microbatches(data, cut_up.sizes):
             return self._train_step(cut_up, x, y, sample_weight)
 
     def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -296,7 +302,8 @@ class PipelineModel(keras.Model):
             self._reshard,
             self._on_action if self._parts.replica == 0 else None,
         )
-        gradients = run.train(None if loss is None else loss.of)
+        with self._parts.split_into(cut_up.number):
+            gradients = run.train(None if loss is None else loss.of)
         if loss is not None:
             loss.update()
         if self.trainable_weights:

@@ -16,6 +16,7 @@ from strategies._keras_hooks import (
     callbacks,
     compiled_steps,
     files,
+    gathered_functions,
     gradients,
     held_variables,
     inputs,
@@ -52,6 +53,7 @@ def install() -> None:
     callbacks.install()
     compiled_steps.install()
     files.install()
+    gathered_functions.install()
     gradients.install()
     held_variables.install()
     inputs.install()

@@ -28,6 +28,7 @@ from keras.src.losses import loss as keras_loss
 from keras.src.losses import losses as keras_losses
 from keras.src.trainers import trainer as keras_trainer
 
+from strategies._keras_hooks import gathered_functions
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_dependence import mark
@@ -108,9 +109,11 @@ def _reduce(
             value = original(_without_added(values, share), sample_weight, mask, reduction, dtype)
             if reduction != "sum":
                 value *= tf.cast(tf.shape(values)[0] / share.rows_that_count, value.dtype)
+    is_plain = sample_weight is None and mask is None and reduction in _BY_COUNT
+    is_said = gathered_functions.check_loss(share, values, value, is_plain)
     if len(values.shape) == 0:
         # The loss' own function has reduced it.
-        if share.num_replicas > 1:
+        if share.num_replicas > 1 and not is_said:
             kind, dependence = share.dependence.kind(value), share.dependence
             warn_of(kind, "What a loss function returns, one number for all rows,", value, dependence)
         return _emit(share.as_mean(value), share)

@@ -210,31 +210,23 @@ _num_microbatches: contextvars.ContextVar[int] = contextvars.ContextVar("keras_s
 
 
 @contextlib.contextmanager
-def in_microbatches(batch: Any, num_rows: Collection[int], number: int) -> Iterator[None]:
-    """Inside, the replica computes a batch in micro-batches.
-
-    Args:
-        batch: a nest of tensors.
-        num_rows: of the micro-batches, as far as they are known beforehand.
-        number: of micro-batches.
-    """
+def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
+    """Inside, the replica computes a batch, a nest of tensors, in micro-batches of so many rows, where known."""
     share = current()
     # A program that knows a size beforehand knows that of the batch.
     num_all = () if share is None else share.dependence.sizes.of_all or share.num_rows
     token = _of_microbatches.set(RowDependence(num_rows, num_all=num_all))
-    of_number = _num_microbatches.set(number)
     try:
         with marking(batch, Sizes(num_rows, num_all)):
             yield
     finally:
-        _num_microbatches.reset(of_number)
         _of_microbatches.reset(token)
 
 
 @contextlib.contextmanager
-def of_whole_batch() -> Iterator[None]:
-    """Inside of :func:`in_microbatches`, the replica computes something of all of its rows at once."""
-    token = _num_microbatches.set(1)
+def split_into(number: int) -> Iterator[None]:
+    """Inside, what is computed has the rows of one of `number` micro-batches, and not all rows of the replica."""
+    token = _num_microbatches.set(number)
     try:
         yield
     finally:

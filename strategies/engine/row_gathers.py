@@ -263,8 +263,8 @@ def _check(leaf: Any) -> None:
         return
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
         raise ValueError(
-            "strategies.gather_rows gathers dense tensors. Make it dense first, with to_tensor() or tf.sparse.to_dense, "
-            f"in one shape on all replicas. Received: a {type(leaf).__name__}."
+            "strategies.gather_rows gathers dense tensors. Make it dense first, with to_tensor() or tf.sparse.to_dense "
+            f"and in one shape on all replicas. Received: a {type(leaf).__name__}."
         )
     if any(base.__name__ == "KerasTensor" for base in type(leaf).__mro__):
         raise ValueError(
@@ -299,10 +299,15 @@ def _check_place(share: shares.Share) -> None:
         )
 
 
+def replicas_can_meet(share: shares.Share) -> bool:
+    """True in the step itself; in graphs inside of it, branches included, not all replicas may come by."""
+    return share.graph is None or tf.compat.v1.get_default_graph() is share.graph
+
+
 def _check_graph(share: shares.Share, what: str) -> None:
-    graph = tf.compat.v1.get_default_graph()
-    if share.graph is None or graph is share.graph:
+    if replicas_can_meet(share):
         return
+    graph = tf.compat.v1.get_default_graph()
     raise ValueError(
         f"{what} is called in a tf.function, a tf.cond or a tf.while_loop inside of the step, where the replicas "
         "cannot meet. Call it outside of that, in the step itself, and hand the result in; a tf.function whose call "

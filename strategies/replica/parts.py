@@ -290,21 +290,18 @@ class ReplicaParts:
         with self.on(part):
             return added(gradients)
 
-    def in_microbatches(
-        self, batch: Any, num_rows: Collection[int], number: int
-    ) -> contextlib.AbstractContextManager[None]:
+    def in_microbatches(self, batch: Any, num_rows: Collection[int]) -> contextlib.AbstractContextManager[None]:
         """Inside, this replica computes its batch, a nest of tensors, in micro-batches.
 
         Args:
             batch: of the replica.
             num_rows: of the micro-batches, as far as they are known beforehand.
-            number: of micro-batches.
         """
-        return shares.in_microbatches(batch, num_rows, number)
+        return shares.in_microbatches(batch, num_rows)
 
-    def of_whole_batch(self) -> contextlib.AbstractContextManager[None]:
-        """Inside of :meth:`in_microbatches`, this replica computes something of all of its rows at once."""
-        return shares.of_whole_batch()
+    def split_into(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Inside, what this replica computes has the rows of one of `number` micro-batches."""
+        return shares.split_into(number)
 
     def as_constant(self, value: Any) -> Any:
         """Says that a tensor is a factor that does not depend on what is in the rows, as their number; returns it."""

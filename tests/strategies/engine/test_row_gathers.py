@@ -89,7 +89,7 @@ def test_any_dtype_in_order() -> None:
 
 
 def refused(function: Any) -> str:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="Received") as error:
         on_each(2, function)
     return str(error.value)
 

@@ -1,0 +1,225 @@
+"""Loss and metric functions that look at several rows at a time are computed from the rows of all replicas.
+
+F1, a root of a mean, a contrastive loss, a Dice loss are no means over rows, and cannot be put together from those of
+replicas. The kind of what a function returns (``row_dependence``) says so. Such a function is computed a second time, from
+the gathered labels, outputs and weights of rows (``engine.row_gathers``), by every replica alike; TensorFlow drops what
+was computed before. From then on its own rows are not tried any more. Keras' own functions are not asked, but for the
+few that look at the batch.
+
+Only in steps of Keras' trainer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+from keras.src.metrics import reduction_metrics
+
+from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies.batches import shares
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_warnings import is_fault, warn
+from strategies.engine.row_gathers import gather_rows, replicas_can_meet
+from strategies.replica.deferred import in_shapes_only
+
+_logger = logging.getLogger(__name__)
+
+#: Of Keras' own functions those that look at all rows. Others are sums or means over rows, or have a value for each.
+_OF_THE_BATCH = frozenset({"circle", "dice", "tversky"})
+#: Of outputs, for losses and metrics.
+_METADATA = ("_keras_mask", "_keras_logits")
+
+# Losses and metrics that are computed from all rows.
+_gathering: weakref.WeakSet[Any] = weakref.WeakSet()
+# "ask": a value that looks at several rows is reported to the caller. "said": there is a warning of it already.
+_state: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_gathered_functions", default=None)
+
+
+class _LooksAtSeveralRowsError(Exception):
+    """Ends the computation of a function from a replica's own rows."""
+
+
+def install() -> None:
+    """Wraps what calls loss functions, and metric functions."""
+    wrap(keras_loss.Loss, "__call__", _call_loss)
+    wrap(reduction_metrics.MeanMetricWrapper, "update_state", _update_metric)
+
+
+def check_loss(share: shares.Share, values: tf.Tensor, value: tf.Tensor, is_mean: bool) -> bool:
+    """Takes note of the values of a loss function before they count as those of a replica.
+
+    Args:
+        share: of the replica.
+        values: one number, or numbers for each row.
+        value: what is made of them.
+        is_mean: whether that is their plain mean.
+
+    Returns:
+        whether a warning of this loss has been given already.
+    """
+    if _state.get() == "ask":
+        dependence = shares.dependence_here()
+        kind = dependence.kind(values)
+        if is_fault(dependence.kind(value)) if not len(values.shape) else not _is_per_row(kind, is_mean):
+            raise _LooksAtSeveralRowsError
+    return _state.get() == "said"
+
+
+def _is_per_row(kind: Kind, is_mean: bool) -> bool:
+    return kind.name in ("ROWS", "SAME", "SOME") or (kind is Kind.MEAN and is_mean)
+
+
+def _call_loss(
+    original: Callable[..., Any], loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    share = _share_of(getattr(loss, "fn", loss))
+    if share is None or loss.reduction in (None, "none"):
+        return original(loss, y_true, y_pred, sample_weight)
+    if loss not in _gathering:
+        with contextlib.suppress(_LooksAtSeveralRowsError), _in_state("ask"):
+            return original(loss, y_true, y_pred, sample_weight)
+    given = (y_true, y_pred, sample_weight)
+    if not _may_gather(share, given, "loss", getattr(loss, "fn", loss)):
+        with _in_state("said"):
+            return original(loss, y_true, y_pred, sample_weight)
+    gathered = _gathered(given, "loss", loss, getattr(loss, "fn", loss))
+    with shares.none():
+        value = original(loss, *gathered)
+    return mark(tf.identity(value), Kind.SAME)
+
+
+def _update_metric(
+    original: Callable[..., None],
+    metric: keras.metrics.MeanMetricWrapper,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any = None,
+) -> None:
+    share = _share_of(metric._fn)
+    if share is None:
+        return original(metric, y_true, y_pred, sample_weight)
+    given = (y_true, y_pred, sample_weight)
+    if metric not in _gathering:
+        values = metric._fn(y_true, y_pred, **metric._fn_kwargs)
+        kind = share.dependence.kind(values)
+        if not is_fault(kind) if not len(values.shape) else _is_per_row(kind, is_mean=False):
+            return _update(metric, values, y_pred, sample_weight)
+        if not _may_gather(share, given, "metric", metric._fn):
+            return _update(metric, values, y_pred, sample_weight)
+    y_true, y_pred, sample_weight = _gathered(given, "metric", metric, metric._fn)
+    with shares.none():
+        values = tf.convert_to_tensor(metric._fn(y_true, y_pred, **metric._fn_kwargs))
+    # Each replica adds its part, by its rows, of what all have: the parts add up to 1.
+    part = mark(tf.identity(share.weigh(tf.constant(1.0))), Kind.SUM)
+    mask = getattr(y_pred, "_keras_mask", None)
+    sample_weight = keras_loss.apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
+    if sample_weight is None:
+        sample_weight = tf.ones(tf.shape(values)[:1]) if len(values.shape) else tf.ones([])
+    sample_weight = tf.convert_to_tensor(sample_weight)
+    reduction_metrics.Mean.update_state(metric, values, sample_weight * tf.cast(part, sample_weight.dtype))
+    return None
+
+
+def _update(metric: keras.metrics.MeanMetricWrapper, values: Any, y_pred: Any, sample_weight: Any) -> None:
+    """As Keras' own update, with values that are computed already."""
+    mask = getattr(y_pred, "_keras_mask", None)
+    sample_weight = keras_loss.apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
+    reduction_metrics.Mean.update_state(metric, values, sample_weight)
+
+
+def _share_of(function: Any) -> shares.Share | None:
+    """The share of the replica, where a function has to be asked if it looks at several rows; else None."""
+    share = shares.current()
+    if share is None or not share.in_trainer or in_shapes_only() or _state.get() is not None:
+        return None
+    if share.num_replicas == 1 and shares.num_microbatches() == 1:
+        return None
+    is_keras_own = str(getattr(function, "__module__", "")).startswith("keras.src.")
+    return None if is_keras_own and _name(function) not in _OF_THE_BATCH else share
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+@contextlib.contextmanager
+def _in_state(state: str) -> Iterator[None]:
+    token = _state.set(state)
+    try:
+        yield
+    finally:
+        _state.reset(token)
+
+
+def _may_gather(share: shares.Share, given: Any, role: str, function: Any) -> bool:
+    """True if the rows of all replicas can be had here; else a warning says why not."""
+    leaves = [leaf for leaf in tf.nest.flatten(given) if leaf is not None]
+    number = shares.num_microbatches()
+    if number > 1:
+        where = f"each replica computes it from each of {number} micro-batches"
+        fix = "Give the pipeline num_microbatches=1: the function then gets the rows of all replicas together."
+    elif not replicas_can_meet(share):
+        where = "each replica computes it from its own rows, in a function inside of the step"
+        fix = "Call it in the step itself, outside of that tf.function or branch; then it gets the rows of all replicas."
+    elif not all(isinstance(leaf, tf.Tensor) or hasattr(leaf, "__array__") or _is_number(leaf) for leaf in leaves):
+        where = "each replica computes it from its own rows, as rows that are not dense are not gathered"
+        fix = "Make labels and outputs dense, for instance with to_tensor()."
+    else:
+        return True
+    warn(
+        f"The {role} function {_name(function)!r} looks at several rows at a time, so that under a strategy it is not "
+        f"that of one device: {where}",
+        fix,
+    )
+    return False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _gathered(given: Any, role: str, owner: Any, function: Any) -> Any:
+    """Returns labels, outputs and weights of the rows of all replicas, with all that hangs on outputs."""
+    leaves = tf.nest.flatten(given)
+    metadata = [getattr(leaf, name, None) for leaf in leaves for name in _METADATA]
+    rows = [leaf if leaf is None or _is_number(leaf) else tf.convert_to_tensor(leaf) for leaf in (*leaves, *metadata)]
+    places = [i for i, leaf in enumerate(rows) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
+    own = [rows[i] for i in places]
+    if owner not in _gathering:
+        _gathering.add(owner)
+        _say(role, function, own)
+    for i, every in zip(places, gather_rows(own), strict=True):
+        rows[i] = every
+    found = rows[: len(leaves)]
+    for i, value in enumerate(rows[len(leaves) :]):
+        if value is not None:
+            setattr(found[i // len(_METADATA)], _METADATA[i % len(_METADATA)], value)
+    return tf.nest.pack_sequence_as(given, found)
+
+
+def _say(role: str, function: Any, own: list[tf.Tensor]) -> None:
+    """Says once of a function, on rank 0, what is gathered for it."""
+    engine = engine_of(tf.distribute.get_strategy())
+    if engine is None or not engine.should_checkpoint:
+        return
+    sizes = [tf.TensorShape(each.shape[1:]).num_elements() for each in own]
+    size = "rows of unknown size"
+    if None not in sizes:
+        number = sum((count or 0) * each.dtype.size for count, each in zip(sizes, own, strict=True))
+        size = f"{number} bytes for each row of the batch"
+    _logger.info(
+        "The %s function %r looks at several rows at a time: every step computes it from the rows of all replicas, and "
+        "gathers %s for it.",
+        role,
+        _name(function),
+        size,
+    )
