@@ -26,7 +26,14 @@ _REDUCED = "_keras_strategies_reduced"
 _PARTS = "_keras_strategies_parts"
 _MADE = "_keras_strategies_made"
 # Eager operations that are remembered although what they make has rows, or seems to: see `row_terms`.
-_REMEMBERED = ("ScatterNd", "TensorScatterAdd", "Transpose", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentSum")
+_REMEMBERED = (
+    "ScatterNd",
+    "TensorScatterAdd",
+    "Transpose",
+    "UnsortedSegmentMax",
+    "UnsortedSegmentMin",
+    "UnsortedSegmentSum",
+)
 _REMEMBERED_OF_ALL = ("Bincount", "DenseBincount", "BatchMatMulV2", "MatMul")
 # While tensors that are made in this thread, outside of graphs, are marked: numbers of rows, see `RowDependence`.
 _marking: contextvars.ContextVar[Collection[int] | None] = contextvars.ContextVar(
@@ -399,7 +406,7 @@ def _mark_outputs(
         )
         if kind is not Kind.SAME:
             mark(output, kind)
-            if _is_remembered(name, kind):
+            if _is_remembered(name, kind, inputs):
                 setattr(output, _MADE, Made(name, inputs, index, named.get))
         if name == "ConcatV2" and output.dtype.is_integer and output.shape.rank == 1:
             setattr(output, _PARTS, [part for each in inputs[:-1] for part in _eager_parts(each)])
@@ -407,11 +414,13 @@ def _mark_outputs(
             setattr(output, _PARTS, getattr(inputs[0], _PARTS))
 
 
-def _is_remembered(name: str, kind: Kind) -> bool:
+def _is_remembered(name: str, kind: Kind, inputs: Sequence[Any]) -> bool:
     """True of operations whose inputs are kept: of what has no rows, which is small, and of few others."""
     if name in _REMEMBERED or not kind.has_rows:
         return True
-    return name in _REMEMBERED_OF_ALL and kind is not Kind.ROWS
+    if name in _REMEMBERED_OF_ALL:
+        return kind is not Kind.ROWS
+    return all(hasattr(each, _MADE) or not hasattr(each, _MARK) for each in inputs)
 
 
 def _eager_parts(value: Any) -> list[tuple[Kind, Any]]:

@@ -187,9 +187,20 @@ class ReplicatedExtended(MirroredExtended):
     def _call_for_each_replica(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._steps.call(fn, args, kwargs)
 
-    def note_replica_write(self, variable: ReplicaStateVariable) -> None:
+    def note_replica_write(self, variable: ReplicaStateVariable, *, by_program: bool = False) -> None:
         """Remembers that a replica wrote ``variable`` for itself in the running step."""
-        self._steps.note_write(variable)
+        self._steps.note_write(variable, by_program=by_program)
+
+    def pending_write(self, variable: ReplicaStateVariable, replica: int) -> tuple[bool, Any] | None:
+        """Returns whether a program's own code wrote what a replica has of a variable for itself, and in which graph.
+
+        None if replicas have it alike.
+        """
+        return self._steps.pending_write(variable, replica)
+
+    def note_agreed(self, variable: ReplicaStateVariable, replica: int) -> None:
+        """Remembers that a replica has the value of all replicas."""
+        self._steps.note_agreed(variable, replica)
 
     def update_replicas(
         self,
@@ -236,7 +247,10 @@ class ReplicatedExtended(MirroredExtended):
         """
         self.finish_update()
         # A tensor is where its gradient is.
-        where = [each if isinstance(each, tf.distribute.DistributedValues) else g for g, each in zip(gradients, targets, strict=True)]
+        where = [
+            each if isinstance(each, tf.distribute.DistributedValues) else g
+            for g, each in zip(gradients, targets, strict=True)
+        ]
         return self._updates.synchronized(gradients, where)[0]
 
     def finish_update(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
