@@ -592,7 +592,7 @@ def _mark_outputs(name: str, inputs: list[Any], attrs: Sequence[Any], outputs: l
         )
         if kind is not Kind.SAME:
             mark(output, kind)
-            if _is_remembered(name, kind):
+            if _is_remembered(name, kind, inputs):
                 setattr(output, _MADE, Made(name, inputs, index, named.get))
         if layout != ROW_MAJOR:
             setattr(output, _LAYOUT, layout)
@@ -602,11 +602,13 @@ def _mark_outputs(name: str, inputs: list[Any], attrs: Sequence[Any], outputs: l
             setattr(output, _PARTS, getattr(inputs[0], _PARTS))
 
 
-def _is_remembered(name: str, kind: Kind) -> bool:
+def _is_remembered(name: str, kind: Kind, inputs: Sequence[Any]) -> bool:
     """True of operations whose inputs are kept: of what has no rows, which is small, and of few others."""
     if name in _REMEMBERED or not kind.has_rows:
         return True
-    return name in _REMEMBERED_OF_ALL and kind is not Kind.ROWS
+    if name in _REMEMBERED_OF_ALL:
+        return kind is not Kind.ROWS
+    return all(hasattr(each, _MADE) or not hasattr(each, _MARK) for each in inputs)
 
 
 def _eager_parts(value: Any) -> list[tuple[Kind, Any]]:

@@ -109,7 +109,8 @@ class Terms:
             return
         made = self._dependence.made(tensor)
         self._kept.append(tensor)
-        if made is None or not made.inputs:
+        if made is None or not made.inputs or (kind in _BY_KIND and self._is_marked(made)):
+            # Not known, a constant, or marked.
             self._terms[key] = Term(tensor, self._checked(tensor, _BY_KIND.get(kind)))
             return
         kinds = [self._dependence.kind(each) for each in made.inputs]
@@ -130,6 +131,10 @@ class Terms:
             for each in made.inputs:
                 self._visit(each, depth + 1)
             self._made[key] = made
+
+    def _is_marked(self, made: Made) -> bool:
+        """True if the inputs of an operation do not tell the kind of what it has made."""
+        return all(self._dependence.kind(each) is Kind.SAME for each in made.inputs)
 
     def _how(self, kind: Kind, made: Made, kinds: Sequence[Kind]) -> How | None:
         """Returns how the results of an operation on rows are put together; None if they are not."""

@@ -42,6 +42,8 @@ _makes_optimizer_state: contextvars.ContextVar[bool] = contextvars.ContextVar(
 class CentralVariable(ReplicaStateVariable):
     """A variable with one component, on the parameter device, which all replicas read and write."""
 
+    has_own_components = False
+
     @property
     def component(self) -> Any:
         """TensorFlow's variable, on the parameter device."""

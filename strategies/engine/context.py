@@ -60,6 +60,8 @@ class StepContext:
         shares: those of the local replicas, in their order; none outside of steps.
         written: collects the variables that replicas write for themselves, by their references.
         agreed: the references of those on which replicas have agreed since they were written.
+        pending: what a replica has written for itself since they agreed, by its id and the reference; whether by a
+            program's own code, and in which graph.
         deferred: the update that is left for later, when it is known what is to travel with its gradients; at most one.
         graph: in which the step is traced; None if it runs eagerly.
         weights: what was gathered of weights that are in shards.
@@ -68,6 +70,7 @@ class StepContext:
     shares: tuple[Share, ...] = ()
     written: dict[Any, Any] = field(default_factory=dict)
     agreed: set[Any] = field(default_factory=set)
+    pending: dict[tuple[int, Any], tuple[bool, Any]] = field(default_factory=dict)
     deferred: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
     graph: Any = None
     weights: GatheredWeights = field(default_factory=GatheredWeights)

@@ -23,11 +23,16 @@ class ReplicaWrites:
     def __init__(self) -> None:
         self._in_functions: list[weakref.ref[ReplicaStateVariable]] = []
 
-    def note(self, variable: ReplicaStateVariable, context: StepContext) -> None:
+    def note(self, variable: ReplicaStateVariable, context: StepContext, *, by_program: bool = False) -> None:
         """Remembers that a replica wrote ``variable`` in the step of `context`."""
         context.written[variable.ref()] = variable
         context.agreed.discard(variable.ref())
         share = shares.current()
+        if share is not None:
+            key = (share.replica_id, variable.ref())
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+            before, _ = context.pending.get(key, (False, None))
+            context.pending[key] = by_program or before, graph
         if share is not None and share.in_inner_function and all(v is not variable for v in self._written_inside()):
             alive = [each for each in self._in_functions if each() is not None]
             self._in_functions = [*alive, weakref.ref(variable)]

@@ -189,9 +189,20 @@ class ReplicatedExtended(MirroredExtended):
         refuse_step(fn)
         return self._steps.call(fn, args, kwargs)
 
-    def note_replica_write(self, variable: ReplicaStateVariable) -> None:
+    def note_replica_write(self, variable: ReplicaStateVariable, *, by_program: bool = False) -> None:
         """Remembers that a replica wrote ``variable`` for itself in the running step."""
-        self._steps.note_write(variable)
+        self._steps.note_write(variable, by_program=by_program)
+
+    def pending_write(self, variable: ReplicaStateVariable, replica: int) -> tuple[bool, Any] | None:
+        """Returns whether a program's own code wrote what a replica has of a variable for itself, and in which graph.
+
+        None if replicas have it alike.
+        """
+        return self._steps.pending_write(variable, replica)
+
+    def note_agreed(self, variable: ReplicaStateVariable, replica: int) -> None:
+        """Remembers that a replica has the value of all replicas."""
+        self._steps.note_agreed(variable, replica)
 
     def update_replicas(
         self,

@@ -121,6 +121,47 @@ def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_
     return Write(value, differs=dtype.is_floating)
 
 
+def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
+    """Returns whether replicas have to agree on a variable that they wrote for themselves before it is read now.
+
+    Keras' own layers read moving means only to write them, which is linear: replicas agree when the step ends. Where
+    they cannot meet, the program's line is warned of.
+
+    Args:
+        share: the replica's.
+        name: the variable's, for warnings.
+        by_program: whether a program's own code wrote it.
+        graph: in which it did.
+    """
+    if shares.is_in_microbatches() or (not by_program and _is_keras_own()) or _is_other_branch(graph):
+        return False
+    if can_meet(share):
+        return True
+    row_warnings.warn(
+        f"{name!r} is read in a branch, a loop or a tf.function after a step has written it, so that a replica sees what "
+        "it has written itself, and not what one device has",
+        "Read it before it is written, or outside of the branch, loop or tf.function.",
+    )
+    return False
+
+
+def _is_other_branch(graph: Any) -> bool:
+    """True for the graph of the branch that does not run when the one that is being traced does."""
+    here = tf.compat.v1.get_default_graph()
+    if graph is None or graph is here or not getattr(here, "is_control_flow_graph", False):
+        return False
+    names = [str(getattr(each, "name", "")) for each in (graph, here)]
+    (one, _, _), (other, _, _) = (name.replace("_false_", "_true_").partition("_true_") for name in names)
+    return one == other
+
+
+def mean(share: Share, value: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over replicas, weighted by rows. All replicas call it at the same time."""
+    weighed = tf.math.multiply_no_nan(value, tf.cast(share.weight_here(), value.dtype))
+    total: tf.Tensor = tf.distribute.get_replica_context().all_reduce("SUM", weighed)
+    return total
+
+
 def is_same(slices: tf.IndexedSlices) -> bool:
     """True if slices are the same on all replicas."""
     dependence = shares.dependence_here()

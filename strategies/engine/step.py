@@ -96,9 +96,10 @@ class Steps:
         """Returns what replicas wrote for themselves in the running step; the caller makes them agree on it."""
         written = self._writes.of(self.context)
         self.context.agreed.update(variable.ref() for variable in written)
+        self.context.pending.clear()
         return written
 
-    def note_write(self, variable: Any) -> None:
+    def note_write(self, variable: Any, *, by_program: bool = False) -> None:
         """Remembers that a replica wrote ``variable`` for itself in the running step.
 
         Raises:
@@ -112,7 +113,16 @@ class Steps:
                 "for its thresholds; or compute it after the epoch, from model.predict(x). Received: "
                 f"{variable.name!r} of shape {variable.shape}."
             )
-        self._writes.note(variable, self.context)
+        self._writes.note(variable, self.context, by_program=by_program)
+
+    def pending_write(self, variable: Any, replica: int) -> tuple[bool, Any] | None:
+        """Returns whether a program's own code wrote what a replica has of a variable for itself, and in which graph."""
+        return self.context.pending.get((replica, variable.ref()))
+
+    def note_agreed(self, variable: Any, replica: int) -> None:
+        """Remembers that a replica has the value of all replicas."""
+        self.context.pending.pop((replica, variable.ref()), None)
+        self.context.agreed.add(variable.ref())
 
     @tf.autograph.experimental.do_not_convert
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

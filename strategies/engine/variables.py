@@ -68,11 +68,14 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     its name in the name of the class, does not.
     """
 
+    #: Whether each replica has a component of its own.
+    has_own_components = True
+
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
         """Assigns ``value``; in a trainer's step that of the global batch, see `state_writes`."""
         write = self._of_global_batch(value, is_increment=False)
-        if write is None:
-            return super().assign(value, use_locking, name, read_value)
+        if write is None or not self.has_own_components:
+            return super().assign(value if write is None else write.value, use_locking, name, read_value)
         return self._component_of(write).assign(write.value, use_locking, name, read_value)
 
     def assign_add(
@@ -80,8 +83,8 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     ) -> Any:
         """Adds ``value``; in a trainer's step that of the global batch, see `state_writes`."""
         write = self._of_global_batch(value, is_increment=True)
-        if write is None:
-            return super().assign_add(value, use_locking, name, read_value)
+        if write is None or not self.has_own_components:
+            return super().assign_add(value if write is None else write.value, use_locking, name, read_value)
         return self._component_of(write).assign_add(write.value, use_locking, name, read_value)
 
     def assign_sub(
@@ -89,8 +92,8 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     ) -> Any:
         """Subtracts ``value``; in a trainer's step that of the global batch, see `state_writes`."""
         write = self._of_global_batch(value, is_increment=True)
-        if write is None:
-            return super().assign_sub(value, use_locking, name, read_value)
+        if write is None or not self.has_own_components:
+            return super().assign_sub(value if write is None else write.value, use_locking, name, read_value)
         return self._component_of(write).assign_sub(write.value, use_locking, name, read_value)
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
@@ -122,8 +125,45 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
 
     def _component_of(self, write: state_writes.Write) -> Any:
         if write.differs:
-            self.distribute_strategy.extended.note_replica_write(self)
+            self.distribute_strategy.extended.note_replica_write(self, by_program=True)
         return self._get_on_device_or_primary()
+
+    def read_value(self) -> tf.Tensor:
+        """Reads the variable; in a trainer's step, after replicas have agreed on what they wrote."""
+        self._agree_before_read()
+        return super().read_value()
+
+    def value(self) -> tf.Tensor:
+        """Reads the variable; in a trainer's step, after replicas have agreed on what they wrote."""
+        self._agree_before_read()
+        return super().value()
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Reads rows; in a trainer's step, after replicas have agreed on what they wrote."""
+        self._agree_before_read()
+        return self._get().sparse_read(indices, name)
+
+    def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Reads slices; in a trainer's step, after replicas have agreed on what they wrote."""
+        self._agree_before_read()
+        return self._get().gather_nd(indices, name)
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        self._agree_before_read()
+        return state_writes.mark_read(super()._dense_var_to_tensor(*args, **kwargs))
+
+    def _agree_before_read(self) -> None:
+        share = shares.current()
+        if share is None or not share.in_trainer or share.num_replicas == 1 or not self.has_own_components:
+            return
+        extended = self.distribute_strategy.extended
+        pending = extended.pending_write(self, share.replica_id)
+        if pending is None or not state_writes.must_agree(share, self._common_name, *pending):
+            return
+        # First, since the component is read below.
+        extended.note_agreed(self, share.replica_id)
+        component = self._get_on_device_or_primary()
+        component.assign(state_writes.mean(share, component.read_value()), read_value=False)
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if isinstance(value, tf.IndexedSlices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
         v.assign(v + tf.math.unsorted_segment_sum(x[:, 0], tf.argmax(x, 1), 3)),
         n.assign_add(tf.reduce_sum(tf.math.bincount(tf.argmax(x, 1, output_type="int32"), minlength=3, maxlength=3))),
     ),
-    "written_twice": lambda v, n, x: (v.assign_add(ops.mean(x, 0)), v.assign(v * v), v.assign_add(ops.sum(x, 0))),
+    "written_twice": lambda v, n, x: (v.assign_add(ops.mean(x, 0)), v.assign(0.1 * v * v), v.assign_add(ops.sum(x, 0))),
     "transposed_product": lambda v, n, x: v.assign(
         0.5 * v + ops.matmul(ops.transpose(x), x)[0] + tf.matmul(x, x, transpose_a=True)[1]
     ),
@@ -133,3 +134,51 @@ def test_state_is_that_of_the_global_batch(
     number: int, batch_size: int, kwargs: dict[str, Any], expected: dict[int, dict[str, list[Any]]]
 ) -> None:
     check_equal(written(devices(number), EQUAL, batch_size, **kwargs), expected[batch_size])
+
+
+# ---- what cannot be put together
+
+
+def test_what_cannot_be_put_together_is_said_at_its_line() -> None:
+    with pytest.warns(strategies.DifferenceWarning) as caught:
+        written(devices(2), SAID)
+    lines = {inspect.getsourcelines(write)[1] for write in SAID.values()}
+    assert {each.lineno for each in caught} == lines
+    assert all(each.filename == __file__ for each in caught)
+    assert all("replica" in str(each.message) and "strategies.gather_rows" in str(each.message) for each in caught)
+
+
+def test_branches_and_functions_of_their_own() -> None:
+    def in_branch(v: Any, n: Any, x: Any) -> None:
+        tf.cond(ops.sum(n) < 100, lambda: v.value.assign_add(tf.reduce_sum(x, 0)), lambda: v.value.read_value())
+
+    def in_function(v: Any, n: Any, x: Any) -> None:
+        tf.function(lambda rows: v.value.assign(0.5 * v.value + tf.reduce_sum(rows, 0)))(x)
+
+    def largest_in_branch(v: Any, n: Any, x: Any) -> None:
+        tf.cond(
+            ops.sum(n) < 100,
+            lambda: v.value.assign(tf.maximum(v.value, tf.reduce_max(x, 0))),
+            lambda: v.value.read_value(),
+        )
+
+    cases = {"branch": in_branch, "function": in_function}
+    check_equal(written(devices(2), cases, 3), written(tf.distribute.get_strategy(), cases, 3))
+    with pytest.warns(strategies.DifferenceWarning, match="computes from its own rows"):
+        written(devices(2), {"largest": largest_in_branch})
+
+
+def test_declared_first_replica() -> None:
+    case = {"first": lambda v, n, x: v.assign(x[0])}
+    got = written(devices(2), case, 5, weight={"aggregation": "only_first_replica"})
+    np.testing.assert_allclose(got["first"][0], X[5])
+
+
+def test_state_of_loops_of_the_users_own_is_left_alone() -> None:
+    strategy = devices(2)
+    with strategy.scope():
+        variable = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+        mean = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
+    rows = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors([1.0, 2.0]))))
+    strategy.run(lambda x: (variable.assign_add(tf.reduce_sum(x)), mean.assign(tf.reduce_sum(x))), args=(rows,))
+    assert (float(variable), float(mean)) == (3.0, 1.5)
