@@ -169,7 +169,9 @@ def _may_gather(share: shares.Share, given: Any, role: str, function: Any) -> bo
         fix = "Give the pipeline num_microbatches=1: the function then gets the rows of all replicas together."
     elif not replicas_can_meet(share):
         where = "each replica computes it from its own rows, in a function inside of the step"
-        fix = "Call it in the step itself, outside of that tf.function or branch; then it gets the rows of all replicas."
+        fix = (
+            "Call it in the step itself, outside of that tf.function or branch; then it gets the rows of all replicas."
+        )
     elif not all(isinstance(leaf, tf.Tensor) or hasattr(leaf, "__array__") or _is_number(leaf) for leaf in leaves):
         where = "each replica computes it from its own rows, as rows that are not dense are not gathered"
         fix = "Make labels and outputs dense, for instance with to_tensor()."

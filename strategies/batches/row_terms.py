@@ -20,9 +20,7 @@ from strategies.batches.row_kinds import Kind
 
 How = Literal["sum", "mean", "max", "min"]
 
-_HAVE_NO_ROWS = frozenset(
-    {Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.MAX, Kind.MIN, Kind.MIXED, Kind.OTHER}
-)
+_HAVE_NO_ROWS = frozenset({Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.MAX, Kind.MIN, Kind.MIXED, Kind.OTHER})
 #: From a number to its terms: further away, it is no arithmetic on statistics.
 _MAX_DEPTH = 60
 _BY_KIND: dict[Kind, How] = {
