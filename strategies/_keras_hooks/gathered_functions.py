@@ -1,8 +1,8 @@
 """Loss and metric functions that look at several rows at a time are computed from the rows of all replicas.
 
 F1, a root of a mean, a contrastive loss, a Dice loss are no means over rows, and cannot be put together from those of
-replicas. The kind of what a function returns (``row_dependence``) says so. Such a function is computed a second time, from
-the gathered labels, outputs and weights of rows (``engine.row_gathers``), by every replica alike; TensorFlow drops what
+replicas. The kind of what a function returns (``row_dependence``) says so. Such a function is computed a second time,
+from the gathered labels, outputs and weights of rows (``engine.row_gathers``), by every replica alike; TensorFlow drops what
 was computed before. From then on its own rows are not tried any more. Keras' own functions are not asked, but for the
 few that look at the batch.
 
@@ -41,6 +41,7 @@ _METADATA = ("_keras_mask", "_keras_logits")
 # Losses and metrics that are computed from all rows.
 _gathering: weakref.WeakSet[Any] = weakref.WeakSet()
 # "ask": a value that looks at several rows is reported to the caller. "said": there is a warning of it already.
+# "gathered": the rows are those of all replicas.
 _state: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_gathered_functions", default=None)
 
 
@@ -74,6 +75,11 @@ def check_loss(share: shares.Share, values: tf.Tensor, value: tf.Tensor, is_mean
     return _state.get() == "said"
 
 
+def has_all_rows() -> bool:
+    """True while a loss is computed from the rows of all replicas."""
+    return _state.get() == "gathered"
+
+
 def _is_per_row(kind: Kind, is_mean: bool) -> bool:
     return kind.name in ("ROWS", "SAME", "SOME") or (kind is Kind.MEAN and is_mean)
 
@@ -92,7 +98,7 @@ def _call_loss(
         with _in_state("said"):
             return original(loss, y_true, y_pred, sample_weight)
     gathered = _gathered(given, "loss", loss, getattr(loss, "fn", loss))
-    with shares.none():
+    with shares.none(), _in_state("gathered"):
         value = original(loss, *gathered)
     return mark(tf.identity(value), Kind.SAME)
 

@@ -83,6 +83,9 @@ def _emit(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
 
 def _scale(original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.Tensor:
     share = shares.current()
+    if gathered_functions.has_all_rows():
+        # Not a part, of which replicas' would add up.
+        return value
     return original(value) if share is None else _emit(tf.convert_to_tensor(value), share)
 
 

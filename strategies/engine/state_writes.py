@@ -114,8 +114,8 @@ def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_
     except NoTermsError:
         pass
     row_warnings.warn(
-        f"{name!r} is set to a value that a replica computes from its own rows, neither a mean nor a sum, so that under "
-        "a strategy it is not that of one device",
+        f"{name!r} is set to a value that a replica computes from its own rows, neither a mean nor a sum, so that "
+        "under a strategy it is not that of one device",
         _MEND,
     )
     return Write(value, differs=dtype.is_floating)
@@ -138,8 +138,8 @@ def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
     if can_meet(share):
         return True
     row_warnings.warn(
-        f"{name!r} is read in a branch, a loop or a tf.function after a step has written it, so that a replica sees what "
-        "it has written itself, and not what one device has",
+        f"{name!r} is read in a branch, a loop or a tf.function after a step has written it, so that a replica sees "
+        "what it has written itself, and not what one device has",
         "Read it before it is written, or outside of the branch, loop or tf.function.",
     )
     return False
