@@ -2,7 +2,7 @@
 
 F1, a root of a mean, a contrastive loss, a Dice loss are no means over rows, and cannot be put together from those of
 replicas. The kind of what a function returns (``row_dependence``) says so. Such a function is computed a second time,
-from the gathered labels, outputs and weights of rows (``engine.row_gathers``), by every replica alike; TensorFlow drops what
+from the gathered labels, outputs and weights (``engine.row_gathers``), by every replica alike; TensorFlow drops what
 was computed before. From then on its own rows are not tried any more. Keras' own functions are not asked, but for the
 few that look at the batch.
 
