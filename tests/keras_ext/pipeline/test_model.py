@@ -268,7 +268,7 @@ def test_refuses_a_layer_that_two_stages_hold() -> None:
         keras_ext.PipelineModel(plain, partition="uniform")
 
 
-def test_a_task_whose_table_is_in_its_backbone_is_told_what_helps() -> None:
+def test_the_error_of_a_task_whose_table_is_in_its_backbone_says_what_helps() -> None:
     table = L.ReversibleEmbedding(9, 4, name="tokens")
     tokens = keras.Input((5,), dtype="int32")
     backbone = keras.Model(tokens, L.Dense(4)(L.Dense(4, "tanh")(table(tokens))), name="backbone")
