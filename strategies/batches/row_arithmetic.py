@@ -133,6 +133,8 @@ def negation(op: Op) -> Kind:
 def multiplication(op: Op) -> Kind:
     """Products, number by number."""
     one, other = op.inputs
+    if any(kind is Kind.SAME and op.output_rank == 0 and _is_zero(op, i) for i, kind in enumerate(op.inputs)):
+        return Kind.SAME
     if one.is_fixed or other.is_fixed:
         kind = other if one.is_fixed else one
         if kind in (Kind.MAX, Kind.MIN):

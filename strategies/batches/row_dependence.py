@@ -206,7 +206,8 @@ class RowDependence:
         if hasattr(value, "numpy"):
             marked: Kind = getattr(value, _MARK, Kind.SAME if self._has_marks() else Kind.ROWS)
             return marked
-        return self._found(_Place(value, None))[0]
+        kind, layout = self._found(_Place(value, None))
+        return Kind.COUNT if layout.may_count and value.shape.rank == 0 else kind
 
     def is_number_of_rows(self, value: tf.Tensor) -> bool:
         """True if a tensor is the number of rows, not some times it."""
@@ -332,7 +333,7 @@ class RowDependence:
                 self._results[key] = self._of_loop(op, found) if op.type in _LOOPS else self._of_branches(op, found)
             return self._results[key][tensor.value_index]
         if op.type == "Const" and self._is_shape(tensor):
-            return Kind.SHAPE, ROW_MAJOR
+            return Kind.SAME, Layout(may_count=True)
         return _result(
             Op(
                 "Fill" if _is_filled(op) else op.type,

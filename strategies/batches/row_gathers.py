@@ -44,7 +44,7 @@ def gathered_dim(op: Op) -> int:
 
 def _rows_by(op: Op, table: Kind, indices: Kind) -> Kind:
     """Rows that are looked up along their dimension."""
-    if indices.has_rows and op.layout(1).is_position:
+    if (indices.has_rows or indices is Kind.SAME) and op.layout(1).is_position:
         # Each row's own, by its position.
         return _by_row(op)
     return Kind.SOME if indices is Kind.SOME and table in (Kind.ROWS, Kind.SOME) else mixing(op)

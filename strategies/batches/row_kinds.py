@@ -88,6 +88,8 @@ class Layout:
         leading: the sizes of the dimensions that have been joined with that of the rows and come before it.
         summed: the sizes of dimensions that each row had and that were summed; None where they are not known.
         is_position: whether its integers count rows.
+        may_count: whether it is a constant, or a shape, that was read from a shape that begins with as many items as a
+            replica has rows.
         may_be_rows: whether it is the same on all replicas, but has as many items as a replica has rows and may have
             been made for each of them, as ones in a shape that is known.
     """
@@ -98,6 +100,7 @@ class Layout:
     summed: tuple[int, ...] | None = ()
     is_position: bool = False
     may_be_rows: bool = False
+    may_count: bool = False
 
 
 ROW_MAJOR = Layout()

@@ -16,7 +16,6 @@ _HAND_ON = (
     *("Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "Pack", "Reshape", "Slice", "Split", "SplitV"),
     *("Squeeze", "StridedSlice", "Unpack"),
 )
-_MAY_BE_ROWS = Layout(may_be_rows=True)
 
 
 def layout_of(op: Op, kind: Kind) -> Layout:
@@ -29,16 +28,27 @@ def layout_of(op: Op, kind: Kind) -> Layout:
     if found.summed is not None and kind in (Kind.SUM, Kind.ROWS):
         found = dataclasses.replace(found, summed=_summed(op))
     is_position = op.type == "Range" and op.inputs[0] is Kind.SAME
-    is_position = is_position or any(op.layout(i).is_position for i in _dependent(op))
-    return dataclasses.replace(found, is_position=is_position and kind.has_rows, may_be_rows=False)
+    is_position = is_position or any(layout.is_position for layout in op.layouts)
+    return dataclasses.replace(found, is_position=is_position and kind.has_rows, may_be_rows=False, may_count=False)
 
 
 def _of_fixed(op: Op) -> Layout:
     """Of what has no rows, as far as is known: it may have been made for each of a number of rows that is known."""
-    if op.first_size not in op.num_rows or not op.output_rank:
-        return ROW_MAJOR
-    is_made = op.type in ("BroadcastTo", "Fill", "Tile") and op.output_rank > 1 and not op.is_integer
-    return _MAY_BE_ROWS if is_made or any(layout.may_be_rows for layout in op.layouts) else ROW_MAJOR
+    for_rows = op.first_size in op.num_rows and bool(op.output_rank)
+    is_position = any(layout.is_position for layout in op.layouts) or (op.type == "Range" and for_rows)
+    is_made = op.type in ("BroadcastTo", "Fill", "Tile") and (op.output_rank or 0) > 1 and not op.is_integer
+    may_be_rows = for_rows and (is_made or any(layout.may_be_rows for layout in op.layouts))
+    return Layout(is_position=is_position, may_be_rows=may_be_rows, may_count=_may_count(op))
+
+
+def _may_count(op: Op) -> bool:
+    """True of a constant number that may be that of rows, because its shape was read from one that has them."""
+    if not any(layout.may_count for layout in op.layouts):
+        return False
+    if op.type in ("StridedSlice", "GatherV2", "Unpack"):
+        part = {"StridedSlice": shapes.strided_slice, "GatherV2": gathers.gathered, "Unpack": shapes.unpacked}[op.type]
+        return part(dataclasses.replace(op, inputs=(Kind.SHAPE, *op.inputs[1:]))) is not Kind.SAME
+    return op.type in ("Cast", "ExpandDims", "Identity", "Mul", "Prod", "Reshape", "Squeeze")
 
 
 def _dependent(op: Op) -> list[int]:

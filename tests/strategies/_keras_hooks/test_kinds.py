@@ -132,20 +132,25 @@ def test_trackers_count_as_those_of_one_device() -> None:
     assert_equal(make)
 
 
-ROOT = lambda x: ops.sqrt(ops.mean(ops.square(x)))  # noqa: E731
+def root_of(x: Any) -> Any:
+    return ops.sqrt(ops.mean(ops.square(x)))
 
 
 @pytest.mark.parametrize(
     ("look", "trackers", "said"),
     [
-        (lambda x: {"root": ROOT(x)}, {}, "'root', which a step returns, is neither a mean nor a sum"),
+        (lambda x: {"root": root_of(x)}, {}, "'root', which a step returns, is neither a mean nor a sum"),
         (
             lambda x: {"median": ops.median(x[:, 0])},
             {},
             "'median', which a step returns, is made by operations that mix",
         ),
         (lambda x: {"drawn": tf.random.uniform(())}, {}, "'drawn', which a step returns, is made by each replica"),
-        (lambda x: {"root": ROOT(x)}, {"root": keras.metrics.Mean}, "tracker 'root' is given for a batch is neither"),
+        (
+            lambda x: {"root": root_of(x)},
+            {"root": keras.metrics.Mean},
+            "tracker 'root' is given for a batch is neither",
+        ),
         (lambda x: {"largest": ops.max(x)}, {"largest": keras.metrics.Sum}, "tracker 'largest' is given"),
     ],
     ids=["root", "median", "drawn", "tracked", "summed"],
@@ -156,7 +161,7 @@ def test_what_cannot_be_put_together_is_said(look: Any, trackers: dict[str, Any]
     )
 
 
-class Mixes(L.Layer):
+class Mixes(keras.layers.Layer):
     """A layer that looks at other rows."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
