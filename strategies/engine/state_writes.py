@@ -138,8 +138,8 @@ def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
     if can_meet(share):
         return True
     row_warnings.warn(
-        f"{name!r} is read in a branch, a loop or a tf.function after a step has written it, so that a replica sees what "
-        "it has written itself, and not what one device has",
+        f"{name!r} is read in a branch, a loop or a tf.function after a step has written it, so that a replica sees "
+        "what it has written itself, and not what one device has",
         "Read it before it is written, or outside of the branch, loop or tf.function.",
     )
     return False

@@ -103,7 +103,7 @@ class Steps:
         self._writes.note(variable, self.context, by_program=by_program)
 
     def pending_write(self, variable: Any, replica: int) -> tuple[bool, Any] | None:
-        """Returns whether a program's own code wrote what a replica has of a variable for itself, and in which graph."""
+        """Returns whether a program's code wrote what a replica has of a variable for itself, and its graph."""
         return self.context.pending.get((replica, variable.ref()))
 
     def note_agreed(self, variable: Any, replica: int) -> None:
