@@ -189,7 +189,7 @@ def linear(
             return made.repeat([*parts, *list(made.inputs)[len(parts) :]])
     if kind is Kind.SAME:
         return same(value)
-    if kind is Kind.MIXED and made is not None and made.type in _FACTORS:
+    if kind in (Kind.MIXED, Kind.SUM, Kind.COUNT) and made is not None and made.type in _FACTORS:
         one, other = made.inputs
         if dependence.kind(other) is Kind.SAME:
             return made.repeat([linear(dependence, one, **go_on), other])

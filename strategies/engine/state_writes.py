@@ -256,8 +256,13 @@ def mark_read(tensor: Any) -> Any:
     return tensor
 
 
+def is_state(tensor: Any) -> bool:
+    """True if a tensor is what a variable holds."""
+    return hasattr(tensor, _STATE)
+
+
 def _only_old(value: Any, *, is_increment: bool) -> Any:
-    if is_increment or not hasattr(value, _STATE):
+    if is_increment or not is_state(value):
         raise NoTermsError
     return value
 

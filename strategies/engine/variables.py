@@ -22,7 +22,9 @@ import tensorflow as tf
 
 from strategies._tf_internals import MirroredVariable, SyncOnReadVariable, get_update_replica_id
 from strategies.batches import shares
-from strategies.engine import state_writes
+from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
+from strategies.engine import metric_writes, state_writes
 
 #: Sums over all replicas of metric state, by the references of the variables; None while none are held.
 _totals: contextvars.ContextVar[Mapping[Any, tf.Tensor] | None] = contextvars.ContextVar(
@@ -179,15 +181,43 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns ``value``; a replica without rows of its own keeps what it has."""
-        return super().assign(self._counted(value, lambda: self.read_value()), *args, **kwargs)
+        term = self._term(value)
+        if term is None:
+            term = self._counted(value, lambda: super(MetricVariable, self).read_value())
+        return super().assign(term, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Adds ``value``; a replica without rows of its own adds 0."""
-        return super().assign_add(self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs)
+        term = self._term(value)
+        if term is None:
+            term = self._counted(value, lambda: tf.zeros(self.shape, self.dtype))
+        return super().assign_add(term, *args, **kwargs)
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Subtracts ``value``; a replica without rows of its own subtracts 0."""
-        return super().assign_sub(self._counted(value, lambda: tf.zeros(self.shape, self.dtype)), *args, **kwargs)
+        term = self._term(value)
+        if term is None:
+            term = self._counted(value, lambda: tf.zeros(self.shape, self.dtype))
+        return super().assign_sub(term, *args, **kwargs)
+
+    def _term(self, value: Any) -> Any:
+        """Returns the replica's term of what a program writes, in a trainer's step; None if it is the value."""
+        share = None if get_update_replica_id() is not None else state_writes.step_of_program()
+        if share is None:
+            return None
+        return metric_writes.term(share, str(self._common_name), value, self.dtype, self.aggregation)
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        return self._marked(super()._dense_var_to_tensor(*args, **kwargs))
+
+    def read_value(self) -> tf.Tensor:
+        """Reads the variable; what a replica of a trainer's step sees is a term of a sum."""
+        return self._marked(super().read_value())
+
+    def _marked(self, value: tf.Tensor) -> tf.Tensor:
+        if self.aggregation == tf.VariableAggregation.SUM and state_writes.step_of_program() is not None:
+            return mark(state_writes.mark_read(value), Kind.SUM)
+        return value
 
     def _get_cross_replica(self) -> Any:
         total = _total_of(self)

@@ -182,3 +182,58 @@ def test_state_of_loops_of_the_users_own_is_left_alone() -> None:
     rows = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors([1.0, 2.0]))))
     strategy.run(lambda x: (variable.assign_add(tf.reduce_sum(x)), mean.assign(tf.reduce_sum(x))), args=(rows,))
     assert (float(variable), float(mean)) == (3.0, 1.5)
+
+
+# ---- metrics
+
+
+class Keeps(keras.metrics.Metric):
+    """Adds to its state what a function of the rows says; its result is the state."""
+
+    def __init__(self, change: Callable[[Any, Any, Any], Any], name: str) -> None:
+        super().__init__(name=name)
+        self.change = change
+        self.kept = self.add_weight(shape=(), initializer="zeros", name="kept")
+        self.counted = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="counted")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.change(self.kept, self.counted, y_true[:, 0])
+
+    def result(self) -> Any:
+        return self.kept + ops.cast(self.counted, "float32")
+
+
+METRICS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "sums": lambda kept, counted, y: (kept.assign_add(ops.sum(y)), counted.assign_add(ops.shape(y)[0])),
+    "steps": lambda kept, counted, y: (kept.assign_add(1.0), counted.assign_add(2)),
+    "means": lambda kept, counted, y: kept.assign(kept + ops.mean(y)),
+    "decayed": lambda kept, counted, y: kept.assign(0.5 * kept + ops.sum(y)),
+    "set": lambda kept, counted, y: kept.assign(ops.mean(y)),
+    "mixed": lambda kept, counted, y: kept.assign_sub(ops.sum(y) + 3.0),
+}
+SAID_METRICS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "largest": lambda kept, counted, y: kept.assign(ops.maximum(kept, ops.max(y))),
+    "product": lambda kept, counted, y: kept.assign(kept * ops.mean(y)),
+    "first": lambda kept, counted, y: kept.assign_add(y[0]),
+}
+
+
+def evaluated(strategy: Any, metrics: dict[str, Any], batch_size: int = 4, **kwargs: Any) -> dict[str, Any]:
+    """Returns the results of metrics over all rows."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", "mse", metrics=[Keeps(change, name) for name, change in metrics.items()], **kwargs)
+    found = model.evaluate(X, Y, batch_size=batch_size, verbose=0, return_dict=True)
+    return {name: [np.asarray(found[name])] for name in metrics}
+
+
+@pytest.mark.parametrize(("number", "batch_size", "eager"), [(2, 4, False), (4, 3, False), (2, 5, True)])
+def test_state_of_metrics(number: int, batch_size: int, eager: bool) -> None:
+    expected = evaluated(tf.distribute.get_strategy(), METRICS, batch_size)
+    check_equal(evaluated(devices(number), METRICS, batch_size, run_eagerly=eager), expected)
+
+
+def test_state_of_metrics_that_is_no_sum_is_said() -> None:
+    with pytest.warns(strategies.DifferenceWarning, match="added up when the metric is read") as caught:
+        evaluated(devices(2), SAID_METRICS)
+    assert {each.lineno for each in caught} == {inspect.getsourcelines(change)[1] for change in SAID_METRICS.values()}

@@ -1,0 +1,60 @@
+"""State of metrics: replicas hold terms of a sum, which is made when the metric is read.
+
+A metric of a program's own adds to its state as on one device. Each replica has to add its term of what one device
+adds: sums and counts over its rows as they are, a mean over them weighed by rows, and what is the same on all replicas
+on the first of them only. Values that are no sum of such terms, such as a largest number, are warned of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.batches import row_warnings, shares
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_terms import NoTermsError, linear
+from strategies.batches.shares import Share
+from strategies.engine import state_writes
+
+_SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
+
+
+def term(share: Share, name: str, value: Any, dtype: tf.DType, aggregation: tf.VariableAggregation) -> Any:
+    """Returns a replica's term of what a program writes into the state of a metric; None if it is the value itself.
+
+    Args:
+        share: the replica's.
+        name: the variable's, for warnings.
+        value: what the program writes, or adds.
+        dtype: the variable's.
+        aggregation: how the variable's components are put together when it is read.
+    """
+    dependence = shares.dependence_here()
+    kind = dependence.kind(value)
+    if aggregation == _SUM:
+        try:
+            return linear(
+                dependence,
+                value,
+                same=lambda part: part if share.replica_id == 0 else tf.zeros_like(tf.convert_to_tensor(part, dtype)),
+                mean=lambda part: _weighed(share, part),
+                total=lambda part: part if state_writes.is_state(part) else share.keep(part, tf.zeros_like(part)),
+            )
+        except NoTermsError:
+            pass
+    elif aggregation != _MEAN or kind is Kind.SAME or (kind is Kind.MEAN and share.is_even):
+        return None
+    row_warnings.warn(
+        f"{name!r} is set to what a replica computes from its own rows, and the replicas' values are added up when the "
+        "metric is read, so that under a strategy it is not that of one device",
+        "Add sums or counts over rows to it; or compute it from the rows of all replicas, which "
+        "strategies.gather_rows(x) returns.",
+    )
+    return None
+
+
+def _weighed(share: Share, mean: tf.Tensor) -> tf.Tensor:
+    if not mean.dtype.is_floating:
+        raise NoTermsError
+    return share.weigh(mean)
