@@ -244,9 +244,7 @@ def _as_term(gradient: Any) -> Any:
     return gradient
 
 
-def _summed(
-    engine: ReplicatedExtended, share: shares.Share, gradients: list[Any], sources: Sequence[Any]
-) -> list[Any]:
+def _summed(engine: ReplicatedExtended, share: shares.Share, gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
     """Returns sums of gradients over all replicas, of which gradients can be taken; None as it is."""
     mine = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not mine:
@@ -277,9 +275,7 @@ def _met(engine: ReplicatedExtended, gradients: Sequence[Any], targets: Sequence
     return list(totals)
 
 
-def _recorded(
-    engine: ReplicatedExtended, gradients: Sequence[tf.Tensor], targets: Sequence[Any]
-) -> list[Any]:
+def _recorded(engine: ReplicatedExtended, gradients: Sequence[tf.Tensor], targets: Sequence[Any]) -> list[Any]:
     """As :func:`_met`; the gradient of a sum over replicas is the sum of what all replicas have above it.
 
     Not by ``tf.custom_gradient``, which looks for variables in all of the graph that other replicas have made.

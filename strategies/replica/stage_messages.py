@@ -85,7 +85,11 @@ class GradientParcel(NamedTuple):
         if not isinstance(gradient, tf.IndexedSlices):
             return cls((gradient,))
         lookups = Lookups.of(gradient, shares.dependence_here())
-        return cls(tuple(each for own in (*lookups.shared, *lookups.own, *lookups.unique) for each in (own.values, own.indices)))
+        return cls(
+            tuple(
+                each for own in (*lookups.shared, *lookups.own, *lookups.unique) for each in (own.values, own.indices)
+            )
+        )
 
     @property
     def said(self) -> list[Description]:

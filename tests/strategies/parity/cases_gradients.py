@@ -175,7 +175,9 @@ class GathersByHand(keras.Model):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.sums = [self.add_weight(shape=v.shape, initializer="zeros", trainable=False) for v in self.trainable_weights]
+        self.sums = [
+            self.add_weight(shape=v.shape, initializer="zeros", trainable=False) for v in self.trainable_weights
+        ]
         self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
 
     def train_step(self, data: Any) -> Any:
@@ -186,7 +188,9 @@ class GathersByHand(keras.Model):
             total.assign_add(gradient / 2)
 
         def apply() -> tf.Tensor:
-            self.optimizer.apply_gradients((tf.convert_to_tensor(t), v) for t, v in zip(self.sums, variables, strict=True))
+            self.optimizer.apply_gradients(
+                (tf.convert_to_tensor(t), v) for t, v in zip(self.sums, variables, strict=True)
+            )
             for total in self.sums:
                 total.assign(tf.zeros(total.shape))
             return tf.constant(True)
