@@ -15,10 +15,9 @@ from strategies._keras_hooks.summaries import write_scalars
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import variables_undrawn
 from strategies._keras_hooks.wrapping import engine_of
-from strategies.batches.shares import as_rows
 from strategies.control_plane.preemption import Saver
 from strategies.planning import Sharing
-from strategies.replica.axis_mappings import AxisMappings
+from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.holders import agree_on

@@ -168,25 +168,6 @@ def known_dependence() -> RowDependence | None:
     return _judge.get() or _of_microbatches.get() or (None if share is None else share.dependence)
 
 
-def as_rows(values: Any, of: Any) -> Any:
-    """Says of tensors that they have something for each row, if all that they are cut from, or joined from, has.
-
-    Args:
-        values: a nest of tensors.
-        of: tensors, a nest as well.
-
-    Returns:
-        `values`.
-    """
-    dependence = known_dependence()
-    if dependence is not None:
-        leaves = [leaf for leaf in tf.nest.flatten(of) if isinstance(leaf, tf.Tensor)]
-        if leaves and all(dependence.kind(leaf) is Kind.ROWS for leaf in leaves):
-            for value in tf.nest.flatten(values):
-                mark(value, Kind.ROWS)
-    return values
-
-
 @contextlib.contextmanager
 def judged_by(dependence: RowDependence) -> Iterator[None]:
     """Inside, a model is traced only to be judged: `dependence` tells how its tensors depend on rows."""

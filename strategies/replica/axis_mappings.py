@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from strategies.batches import shares
 from strategies.batches.row_dependence import mark
+from strategies.batches.row_kinds import Kind
 from strategies.collectives.base import Collectives
 from strategies.replica.deferred import in_shapes_only
 
@@ -178,3 +179,22 @@ def like_in_rows(value: tf.Tensor, mapped: tf.Tensor) -> tf.Tensor:
     if shares.is_in_microbatches() or (share is not None and share.num_replicas > 1):
         mark(mapped, shares.dependence_here().kind(value))
     return mapped
+
+
+def as_rows(values: Any, of: Any) -> Any:
+    """Says of tensors that they have something for each row, if all that they are cut from, or joined from, has.
+
+    Args:
+        values: a nest of tensors.
+        of: tensors, a nest as well.
+
+    Returns:
+        `values`.
+    """
+    dependence = shares.known_dependence()
+    if dependence is not None:
+        leaves = [leaf for leaf in tf.nest.flatten(of) if isinstance(leaf, tf.Tensor)]
+        if leaves and all(dependence.kind(leaf) is Kind.ROWS for leaf in leaves):
+            for value in tf.nest.flatten(values):
+                mark(value, Kind.ROWS)
+    return values
