@@ -60,7 +60,7 @@ class BatchLoss:
     def update(self) -> None:
         """Updates the means of losses that the model shows with those of the batch."""
         self._of_batch.update(self._num_rows)
-        total = sum(self._losses[1:], self._losses[0])
+        total = self._parts.as_mean_over_rows(sum(self._losses[1:], self._losses[0]))
         self._model._loss_tracker.update_state(total, sample_weight=self._num_rows)
 
 
@@ -126,7 +126,7 @@ class MicrobatchLosses:
     def __init__(
         self, model: Any, parts: layer_api.ReplicaParts, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]
     ) -> None:
-        self._shares = shares
+        self._parts, self._shares = parts, shares
         compiled = getattr(model, "_compile_loss", None)
         # Keras' own list of what it is to compute, and what each of them is divided by.
         self._flat: list[Any] = [] if compiled is None else compiled._flat_losses or []
@@ -198,6 +198,7 @@ class MicrobatchLosses:
         """
         for metric, seen in self._seen:
             total = sum(value * ops.cast(share, value.dtype) for value, share in zip(seen, self._shares, strict=True))
+            self._parts.as_mean_over_rows(total)
             metric.update_state(total, sample_weight=num_rows if isinstance(num_rows, int) else None)
 
 

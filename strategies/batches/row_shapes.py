@@ -258,6 +258,8 @@ def reshaped_axis(op: Op) -> tuple[int, Fraction | None, tuple[int | None, ...]]
     if leading and len(after) > len(leading) and all(map(_may_equal, leading, after)):
         return len(leading), None, ()
     rows = None if size is None or not times else size / times
+    if first is not None and first == rows:
+        return 0, _times(times, before[1:], after[1:]), ()
     if first == 1 and size != 1:
         place = next((i for i, each in enumerate(after) if each != 1), 0)
         return place, _times(times, before[1:], after[place + 1 :]), ()

@@ -307,6 +307,10 @@ class ReplicaParts:
         """Says that a tensor is a factor that does not depend on what is in the rows, as their number; returns it."""
         return mark(value, Kind.SAME)
 
+    def as_mean_over_rows(self, value: Any) -> Any:
+        """Says that a tensor is a mean over this replica's rows, put together of micro-batches; returns it."""
+        return mark(value, Kind.MEAN)
+
     def as_weighed(self, upstream: Any) -> Any:
         """Returns the gradient of a loss, times what this replica's rows weigh in the batch of Keras' trainer."""
         share = shares.current()

@@ -260,6 +260,8 @@ TWICE = Layout(times=Fraction(2))
         (op("ConcatV2", ROWS, ROWS, SAME, rank=2, c2=1), Layout()),
         (op("Reshape", ROWS, SAME, rank=2, s0=[None, 5, 6], shape=[None, 6]), Layout(times=Fraction(5))),
         (op("Reshape", ROWS, SAME, rank=3, s0=[None, 6], shape=[2, None, 6], l0=TWICE), Layout(1)),
+        # One row of five items, and back.
+        (op("Reshape", ROWS, SAME, rank=3, s0=[5, 4], shape=[1, 5, 4], l0=Layout(times=Fraction(5))), Layout()),
         (op("Reshape", ROWS, SAME, rank=2, s0=[7, None, 6], shape=[None, 6], axis0=1), Layout(0, None, (7,))),
         (
             op("Reshape", ROWS, SAME, rank=3, s0=[None, 6], shape=[7, None, 6], l0=Layout(0, None, (7,))),
