@@ -178,6 +178,18 @@ def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
         )
 
 
+def of_first_replica(share: Share, value: Any, dtype: tf.DType) -> Write | None:
+    """Returns what the first of all replicas writes, on all of them; None where they cannot meet."""
+    if shares.dependence_here().kind(value) is Kind.SAME:
+        return Write(value, differs=False)
+    if not can_meet(share):
+        return None
+    own = tf.cast(value, dtype)
+    addend = own if share.replica_id == 0 else tf.zeros_like(own)
+    total = tf.distribute.get_replica_context().all_reduce("SUM", tf.stop_gradient(addend))
+    return Write(mark(total, Kind.SAME), differs=False)
+
+
 def totals(share: Share, terms: Sequence[Term]) -> list[tf.Tensor]:
     """Returns the terms of all replicas, reduced. All replicas call it at the same time; one message."""
     missing = [term for term in terms if not hasattr(term.tensor, _TOTAL)]

@@ -118,11 +118,11 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
 
     def _of_global_batch(self, value: Any, *, is_increment: bool) -> state_writes.Write | None:
         """Returns what the running replica writes of ``value``; None where TensorFlow's contract holds."""
-        if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
-            return None
         share = state_writes.step_of_program()
         if share is None or get_update_replica_id() is not None:
             return None
+        if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return state_writes.of_first_replica(share, value, self.dtype)
         return state_writes.of_global_batch(share, self._common_name, value, self.dtype, is_increment=is_increment)
 
     def _component_of(self, write: state_writes.Write) -> Any:

@@ -15,7 +15,7 @@ from keras import ops
 import strategies
 from tests.strategies.parity.harness import features
 
-X, Y = features(10, 3), features(10, 1, seed=1)
+X, Y = features(14, 3), features(14, 1, seed=1)
 
 # Of each, what a layer does with a variable `v` of shape (3,) and a counter `n`, and rows x.
 EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -81,19 +81,20 @@ def model_of(writes: list[Writes], **compiled: Any) -> keras.Model:
     return model
 
 
-def fitted(model: keras.Model, batch_size: int = 4, **kwargs: Any) -> None:
-    """Ten rows in batches of four, four and two; of nine with the last alone if `batch_size` is 3 and rows are ten."""
-    model.fit(X, Y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, **kwargs)
-
-
-def written(strategy: Any, cases: dict[str, Any], batch_size: int = 4, **kwargs: Any) -> dict[str, list[Any]]:
+def written(
+    strategy: Any,
+    cases: dict[str, Any],
+    batch_size: int = 4,
+    *,
+    num_rows: int = 10,
+    weight: Any = None,
+    **compiled: Any,
+) -> dict[str, list[Any]]:
     """Returns for each case what its layer's variables hold after training."""
-    weight = kwargs.pop("weight", {})
-    fit = {name: kwargs.pop(name) for name in ("steps",) if name in kwargs}
     with strategy.scope():
-        layers = [Writes(write, **weight) for write in cases.values()]
-        model = model_of(layers, **kwargs)
-    fitted(model, batch_size, **fit)
+        layers = [Writes(write, **weight or {}) for write in cases.values()]
+        model = model_of(layers, **compiled)
+    model.fit(X[:num_rows], Y[:num_rows], batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
     return {name: [layer.v.numpy(), layer.n.numpy()] for name, layer in zip(cases, layers, strict=True)}
 
 
@@ -223,7 +224,7 @@ def evaluated(strategy: Any, metrics: dict[str, Any], batch_size: int = 4, **kwa
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
         model.compile("sgd", "mse", metrics=[Keeps(change, name) for name, change in metrics.items()], **kwargs)
-    found = model.evaluate(X, Y, batch_size=batch_size, verbose=0, return_dict=True)
+    found = model.evaluate(X[:10], Y[:10], batch_size=batch_size, verbose=0, return_dict=True)
     return {name: [np.asarray(found[name])] for name in metrics}
 
 
@@ -237,3 +238,44 @@ def test_state_of_metrics_that_is_no_sum_is_said() -> None:
     with pytest.warns(strategies.DifferenceWarning, match="added up when the metric is read") as caught:
         evaluated(devices(2), SAID_METRICS)
     assert {each.lineno for each in caught} == {inspect.getsourcelines(change)[1] for change in SAID_METRICS.values()}
+
+
+# ---- a published recipe
+
+
+class Codebook(keras.layers.Layer):
+    """A VQ-VAE's codebook by moving averages of counts and sums (van den Oord et al., 2017, appendix A.1)."""
+
+    def build(self, shape: Any) -> None:
+        start = keras.initializers.RandomNormal(seed=3)
+        self.codes = self.add_weight(shape=(3, 5), initializer=start, trainable=False, name="codes")
+        self.sizes = self.add_weight(shape=(5,), initializer="ones", trainable=False, name="sizes")
+        self.sums = self.add_weight(shape=(3, 5), initializer=start, trainable=False, name="sums")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        distances = ops.sum(x**2, 1, keepdims=True) + ops.sum(self.codes**2, 0) - 2 * ops.matmul(x, self.codes)
+        chosen = ops.one_hot(ops.argmin(distances, 1), 5)
+        quantized = ops.matmul(chosen, ops.transpose(self.codes))
+        if training:
+            self.sizes.assign(0.9 * self.sizes + 0.1 * ops.sum(chosen, 0))
+            self.sums.assign(0.9 * self.sums + 0.1 * ops.matmul(ops.transpose(x), chosen))
+            n = ops.sum(self.sizes)
+            smoothed = (self.sizes + 1e-5) / (n + 5e-5) * n
+            self.codes.assign(self.sums / smoothed)
+            self.add_loss(0.25 * ops.mean(ops.square(x - ops.stop_gradient(quantized))))
+        return x + ops.stop_gradient(quantized - x)
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_vqvae_with_a_codebook_of_moving_averages(number: int) -> None:
+    found = []
+    for strategy in (tf.distribute.get_strategy(), devices(number)):
+        keras.utils.set_random_seed(5)
+        with strategy.scope():
+            encoder = keras.layers.Dense(3, activation="tanh")
+            model = keras.Sequential([keras.Input((3,)), encoder, Codebook(), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.Adam(0.02), "mse")
+        history = model.fit(X, X, batch_size=5, epochs=3, shuffle=False, verbose=0).history["loss"]
+        found.append([*model.get_weights(), np.asarray(history)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
+import tests.strategies.engine.test_state_writes as state
 from strategies._keras_hooks import callbacks as hooked
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from tests.strategies.processes.ranks import (
@@ -99,6 +100,30 @@ class TestWaiting:
         # Ten steps, two for each sum; what rank 1 slept for the last, rank 0 waits for.
         assert first > 5 * 0.05 * 0.8
         assert second < first
+
+
+class TestState:
+    """What steps write is that of the global batch, also of a batch that has rows for one rank only."""
+
+    @pytest.mark.parametrize("size", [3, 4])
+    def test_it_is_that_of_one_device(self, size: int) -> None:
+        cases = {name: state.EQUAL[name] for name in ("sum", "count", "decayed_sum", "mean", "maximum", "quotient")}
+        cases |= {"written_twice": state.EQUAL["written_twice"], "of_tensorflow": state.EQUAL["of_tensorflow"]}
+        rows = 3 * size + 1
+        expected = state.written(tf.distribute.get_strategy(), cases, size, num_rows=rows)
+        state.check_equal(state.written(strategy(), cases, size, num_rows=rows), expected)
+
+    def test_declared_sums_and_metrics(self) -> None:
+        cases = {name: state.EQUAL[name] for name in ("sum", "count", "same")}
+        expected = state.written(tf.distribute.get_strategy(), cases)
+        state.check_equal(state.written(strategy(), cases, weight={"aggregation": "sum"}), expected)
+        evaluated = state.evaluated(tf.distribute.get_strategy(), state.METRICS)
+        state.check_equal(state.evaluated(strategy(), state.METRICS), evaluated)
+
+    def test_of_the_first_replica(self) -> None:
+        case = {"first": lambda v, n, x: v.assign(x[0])}
+        got = state.written(strategy(), case, 5, weight={"aggregation": "only_first_replica"})
+        assert np.unique(all_ranks(got["first"][0][0])).tolist() == [state.X[5, 0]]
 
 
 class TestPrograms:
