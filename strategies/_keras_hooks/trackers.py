@@ -40,6 +40,10 @@ def _update_mean(
     share = _of_tracker()
     if share is None:
         return original(metric, values, sample_weight)
+    if shares.is_in_microbatches():
+        # A pipeline gives means over the rows of its replica, put together of micro-batches.
+        is_plain = sample_weight is None and _rank(values) == 0
+        return original(metric, values, _votes(share) if is_plain and not share.is_even else sample_weight)
     kind = share.dependence.kind(values)
     if kind in _PER_ROW:
         return original(metric, values, sample_weight)
@@ -56,15 +60,20 @@ def _update_mean(
     values = share.as_mean(values)
     if share.is_even:
         return original(metric, values, sample_weight)
-    votes = share.weigh(tf.constant(float(share.num_replicas)))
+    votes = _votes(share)
     return original(metric, values, votes if sample_weight is None else votes * tf.cast(sample_weight, votes.dtype))
+
+
+def _votes(share: shares.Share) -> tf.Tensor:
+    """Returns the weight of a replica's number where that of an even share of the rows is 1."""
+    return share.weigh(tf.constant(float(share.num_replicas)))
 
 
 def _update_sum(
     original: Callable[..., None], metric: keras.metrics.Sum, values: Any, sample_weight: Any = None
 ) -> None:
     share = _of_tracker()
-    if share is None:
+    if share is None or shares.is_in_microbatches():
         return original(metric, values, sample_weight)
     kind = share.dependence.kind(values)
     if kind in _PER_ROW or kind in _TOTALS:
@@ -78,7 +87,7 @@ def _update_sum(
 def _of_tracker() -> shares.Share | None:
     """The share of a replica whose tracker is one of several, of one step of Keras' trainer."""
     share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1 or shares.is_in_microbatches():
+    if share is None or not share.in_trainer or share.num_replicas == 1:
         return None
     return share
 

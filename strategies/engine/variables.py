@@ -123,7 +123,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
             return None
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return state_writes.of_first_replica(share, value, self.dtype)
-        return state_writes.of_global_batch(share, self._common_name, value, self.dtype, is_increment=is_increment)
+        return state_writes.of_global_batch(share, str(self.name), value, self.dtype, is_increment=is_increment)
 
     def _component_of(self, write: state_writes.Write) -> Any:
         if write.differs:
@@ -160,7 +160,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
             return
         extended = self.distribute_strategy.extended
         pending = extended.pending_write(self, share.replica_id)
-        if pending is None or not state_writes.must_agree(share, self._common_name, *pending):
+        if pending is None or not state_writes.must_agree(share, str(self.name), *pending):
             return
         # First, since the component is read below.
         extended.note_agreed(self, share.replica_id)
@@ -169,7 +169,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if isinstance(value, tf.IndexedSlices):
-            state_writes.check_scattered(self._common_name, value)
+            state_writes.check_scattered(str(self.name), value)
         # Integers are counters and random seeds, which advance alike on all replicas without being averaged.
         if self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating:
             self.distribute_strategy.extended.note_replica_write(self)
@@ -205,7 +205,7 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
         share = None if get_update_replica_id() is not None else state_writes.step_of_program()
         if share is None:
             return None
-        return metric_writes.term(share, str(self._common_name), value, self.dtype, self.aggregation)
+        return metric_writes.term(share, str(str(self.name)), value, self.dtype, self.aggregation)
 
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         return self._marked(super()._dense_var_to_tensor(*args, **kwargs))
