@@ -79,7 +79,7 @@ def _update_sum(
 def _of_tracker() -> shares.Share | None:
     """The share of a replica whose tracker is one of several, of one step of Keras' trainer."""
     share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1 or shares.is_in_microbatches():
+    if share is None or not share.in_trainer or share.num_replicas == 1:
         return None
     return share
 
