@@ -126,7 +126,7 @@ class MicrobatchLosses:
     def __init__(
         self, model: Any, parts: layer_api.ReplicaParts, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]
     ) -> None:
-        self._parts, self._shares = parts, shares
+        self._shares = shares
         compiled = getattr(model, "_compile_loss", None)
         # Keras' own list of what it is to compute, and what each of them is divided by.
         self._flat: list[Any] = [] if compiled is None else compiled._flat_losses or []
@@ -198,7 +198,6 @@ class MicrobatchLosses:
         """
         for metric, seen in self._seen:
             total = sum(value * ops.cast(share, value.dtype) for value, share in zip(seen, self._shares, strict=True))
-            self._parts.as_mean_over_rows(total)
             metric.update_state(total, sample_weight=num_rows if isinstance(num_rows, int) else None)
 
 

@@ -45,16 +45,17 @@ def _update_mean(
         is_plain = sample_weight is None and _rank(values) == 0
         return original(metric, values, _votes(share) if is_plain and not share.is_even else sample_weight)
     kind = share.dependence.kind(values)
-    if kind in _PER_ROW:
+    if kind in _PER_ROW and _rank(values):
         return original(metric, values, sample_weight)
     _say_if_faulty(metric, values, kind, share)
     if sample_weight is not None:
         weights = share.dependence.kind(sample_weight)
         if _counts_rows(sample_weight, weights, share):
-            return original(metric, share.as_mean(values), sample_weight)
+            # Keras passes a plain number with its own losses.
+            return original(metric, values if isinstance(sample_weight, int) else share.as_mean(values), sample_weight)
         if weights is not Kind.SAME or _rank(sample_weight):
             # Keras' own metrics come with weights for each row.
-            if _rank(values) == 0 and kind is not Kind.SAME and not is_fault(kind):
+            if _rank(values) == 0 and kind in (Kind.MEAN, *_TOTALS):
                 _say(metric, "is weighed by something else than the number of rows", sample_weight)
             return original(metric, values, sample_weight)
     values = share.as_mean(values)
@@ -76,7 +77,7 @@ def _update_sum(
     if share is None or shares.is_in_microbatches():
         return original(metric, values, sample_weight)
     kind = share.dependence.kind(values)
-    if kind in _PER_ROW or kind in _TOTALS:
+    if (kind in _PER_ROW and _rank(values)) or kind in _TOTALS:
         return original(metric, values, sample_weight)
     if share.dependence.kind(sample_weight) is not Kind.SAME and not is_fault(kind):
         return original(metric, values, sample_weight)
