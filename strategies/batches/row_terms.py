@@ -20,7 +20,9 @@ from strategies.batches.row_kinds import Kind
 
 How = Literal["sum", "mean", "max", "min"]
 
-_HAVE_NO_ROWS = frozenset({Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.MIXED, Kind.OTHER})
+_HAVE_NO_ROWS = frozenset(
+    kind for kind in Kind if kind.name in ("SAME", "MEAN", "SUM", "COUNT", "MAX", "MIN", "MIXED", "OTHER")
+)
 #: From a number to its terms: further away, it is no arithmetic on statistics.
 _MAX_DEPTH = 60
 _BY_KIND: dict[Kind, How] = {Kind.SUM: "sum", Kind.COUNT: "sum", Kind.MEAN: "mean"}

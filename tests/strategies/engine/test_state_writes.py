@@ -306,3 +306,9 @@ def test_variables_of_no_scope_are_said() -> None:
     outside = keras.Variable(0.0, trainable=False)
     with pytest.warns(strategies.DifferenceWarning, match=r"outside of the strategy's scope.*strategy\.scope"):
         written(devices(2), {"outside": lambda v, n, x: outside.assign_add(1.0)})
+
+
+def test_weights_in_shards(expected: dict[int, dict[str, list[Any]]]) -> None:
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], shard="weights")
+    cases = {name: EQUAL[name] for name in ("sum", "count", "written_twice", "maximum", "of_tensorflow")}
+    check_equal(written(strategy, cases), {name: expected[4][name] for name in cases})
