@@ -40,7 +40,7 @@ EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
         v.value.scatter_add(tf.IndexedSlices(x[:, 0], tf.argmax(x, 1))),
         v.assign(tf.tensor_scatter_nd_add(v, tf.argmax(x, 1)[:, None], x[:, 1])),
         v.assign(v + tf.math.unsorted_segment_sum(x[:, 0], tf.argmax(x, 1), 3)),
-        n.assign_add(tf.reduce_sum(tf.math.bincount(tf.argmax(x, 1, output_type="int32"), minlength=3, maxlength=3))),
+        n.assign_add(tf.scatter_nd(tf.argmax(x, 1)[:, None], tf.argmin(x, 1, output_type="int32"), [3])[0]),
     ),
     "written_twice": lambda v, n, x: (v.assign_add(ops.mean(x, 0)), v.assign(0.1 * v * v), v.assign_add(ops.sum(x, 0))),
     "transposed_product": lambda v, n, x: v.assign(
