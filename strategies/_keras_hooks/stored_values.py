@@ -17,6 +17,7 @@ from keras.src.backend.common import variables
 from keras.src.saving import saving_lib
 
 from strategies._keras_hooks.wrapping import wrap
+from strategies.engine import state_writes
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import take
@@ -71,6 +72,7 @@ def _is_placed(value: Any) -> bool:
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not isinstance(value, StoredArray):
+        state_writes.check_in_scope(variable.path, variable._value)
         return original(variable, value)
     if not spans_processes(variable) or tuple(value.shape) != tuple(variable.shape):
         return original(variable, np.asarray(value))

@@ -1,4 +1,4 @@
-"""The number of a replica's rows, as a program reads it from a known shape: a plain number that knows itself."""
+"""The number of a replica's rows, as a program reads it from a known shape: a plain number, marked as rows."""
 
 from __future__ import annotations
 

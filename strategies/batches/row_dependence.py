@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from strategies._tf_internals import op_callbacks, op_definitions
+from strategies._tf_internals import op_callbacks
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 from strategies.batches.row_layouts import layout_of
+from strategies.batches.row_origins import Made
 from strategies.batches.row_rules import joined, kind_of
 
 _MARK = "_keras_strategies_row_kind"
@@ -103,49 +104,6 @@ class Sizes:
 
     of_replica: Collection[int] = ()
     of_all: Collection[int] = ()
-
-
-@dataclass(frozen=True)
-class Made:
-    """The operation that made a tensor, in a graph or as it was called.
-
-    Attributes:
-        type: its name, as TensorFlow has it.
-        inputs: tensors, in one list.
-        output: which of its outputs the tensor is.
-        attribute: gives an attribute, None if there is none of that name.
-    """
-
-    type: str
-    inputs: Sequence[Any]
-    output: int
-    attribute: Callable[[str], Any]
-
-    @property
-    def is_stateful(self) -> bool:
-        """True if the operation may give something else when it runs a second time."""
-        return bool(op_definitions.get(self.type).is_stateful)
-
-    def repeat(self, inputs: Sequence[Any]) -> Any:
-        """Runs the operation on other inputs, of the same dtypes; returns the same output of it."""
-        definition = op_definitions.get(self.type)
-        arguments: dict[str, Any] = {}
-        inferred, rest = set(), list(inputs)
-        for each in definition.input_arg:
-            inferred |= {each.type_attr, each.number_attr, each.type_list_attr}
-            if each.number_attr:
-                n = int(self.attribute(each.number_attr))
-                arguments[each.name], rest = rest[:n], rest[n:]
-            else:
-                arguments[each.name] = rest.pop(0)
-        arguments |= {each.name: self.attribute(each.name) for each in definition.attr if each.name not in inferred}
-        results = getattr(tf.raw_ops, self.type)(**arguments)
-        return results[self.output] if isinstance(results, (list, tuple)) else results
-
-    @staticmethod
-    def sum_of(base: Any, addend: Any) -> Made:
-        """Returns the operation that adds two tensors."""
-        return Made("AddV2", (base, addend), 0, lambda name: None)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from strategies.batches.row_dependence import Made, RowDependence
+from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_origins import Made
 
 How = Literal["sum", "mean", "max", "min"]
 

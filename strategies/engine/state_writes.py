@@ -56,10 +56,13 @@ class Write:
 def step_of_program() -> Share | None:
     """Returns the replica's share if a program's own code writes or reads state now, in a trainer's step of several.
 
-    None outside of such steps, and in Keras' own layers, metrics and optimizers.
+    Several replicas, or several micro-batches. None outside of such steps, and in Keras' own layers, metrics and
+    optimizers.
     """
     share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1 or _is_keras_own():
+    if share is None or not share.in_trainer or (share.num_replicas == 1 and not shares.is_in_microbatches()):
+        return None
+    if _is_keras_own():
         return None
     return share
 
@@ -162,6 +165,19 @@ def mean(share: Share, value: tf.Tensor) -> tf.Tensor:
     return total
 
 
+def check_in_scope(name: str, value: Any) -> None:
+    """Warns of a write into a variable that replicas do not have: it was made outside of the strategy's scope."""
+    if not isinstance(value, tf.Variable) or isinstance(value, tf.distribute.DistributedValues):
+        return
+    share = step_of_program()
+    if share is not None and share.num_replicas > 1:
+        row_warnings.warn(
+            f"{name!r} was made outside of the strategy's scope, so that each replica of a process writes it after the "
+            "other, and each process has another one",
+            "Make it inside of `with strategy.scope():`.",
+        )
+
+
 def is_same(slices: tf.IndexedSlices) -> bool:
     """True if slices are the same on all replicas."""
     dependence = shares.dependence_here()
@@ -245,10 +261,11 @@ def _of_microbatch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_i
     """Sums over the rows of micro-batches add up to those of the batch; nothing else does."""
     dependence = shares.dependence_here()
     try:
-        if not dtype.is_floating:
+        if share.num_replicas > 1 and not dtype.is_floating:
             raise NoTermsError
+        total = share.unweigh if share.num_replicas > 1 else _unchanged
         old = functools.partial(_only_old, is_increment=is_increment)
-        return Write(linear(dependence, value, same=old, mean=_refused, total=share.unweigh), differs=True)
+        return Write(linear(dependence, value, same=old, mean=_refused, total=total), differs=True)
     except NoTermsError:
         row_warnings.warn(
             f"{name!r} is written by a stage of a pipeline, so that a replica writes it once for each micro-batch, and "

@@ -54,7 +54,12 @@ def _total_of(variable: MetricVariable) -> tf.Tensor | None:
 class _ReadableNumber:
     """``float(optimizer.learning_rate)`` and the like, as plain variables have them; TensorFlow's mirrored do not."""
 
+    name: str
     numpy: Callable[[], Any]
+
+    @property
+    def _plain_name(self) -> str:
+        return str(self.name).partition(":")[0]
 
     def __float__(self) -> float:
         return float(self.numpy())
@@ -123,12 +128,12 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
             return None
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return state_writes.of_first_replica(share, value, self.dtype)
-        return state_writes.of_global_batch(share, str(self.name), value, self.dtype, is_increment=is_increment)
+        return state_writes.of_global_batch(share, self._plain_name, value, self.dtype, is_increment=is_increment)
 
     def _component_of(self, write: state_writes.Write) -> Any:
         if write.differs:
             self.distribute_strategy.extended.note_replica_write(self, by_program=True)
-        return self._get_on_device_or_primary()
+        return self._get()
 
     def read_value(self) -> tf.Tensor:
         """Reads the variable; in a trainer's step, after replicas have agreed on what they wrote."""
@@ -160,16 +165,16 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
             return
         extended = self.distribute_strategy.extended
         pending = extended.pending_write(self, share.replica_id)
-        if pending is None or not state_writes.must_agree(share, str(self.name), *pending):
+        if pending is None or not state_writes.must_agree(share, self._plain_name, *pending):
             return
         # First, since the component is read below.
         extended.note_agreed(self, share.replica_id)
-        component = self._get_on_device_or_primary()
+        component = self._get()
         component.assign(state_writes.mean(share, component.read_value()), read_value=False)
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if isinstance(value, tf.IndexedSlices):
-            state_writes.check_scattered(str(self.name), value)
+            state_writes.check_scattered(self._plain_name, value)
         # Integers are counters and random seeds, which advance alike on all replicas without being averaged.
         if self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating:
             self.distribute_strategy.extended.note_replica_write(self)
@@ -205,7 +210,7 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
         share = None if get_update_replica_id() is not None else state_writes.step_of_program()
         if share is None:
             return None
-        return metric_writes.term(share, str(str(self.name)), value, self.dtype, self.aggregation)
+        return metric_writes.term(share, self._plain_name, value, self.dtype, self.aggregation)
 
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         return self._marked(super()._dense_var_to_tensor(*args, **kwargs))

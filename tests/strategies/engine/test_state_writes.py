@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+import keras_ext
 import strategies
 from tests.strategies.parity.harness import features
 
@@ -39,7 +40,7 @@ EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
         v.value.scatter_add(tf.IndexedSlices(x[:, 0], tf.argmax(x, 1))),
         v.assign(tf.tensor_scatter_nd_add(v, tf.argmax(x, 1)[:, None], x[:, 1])),
         v.assign(v + tf.math.unsorted_segment_sum(x[:, 0], tf.argmax(x, 1), 3)),
-        n.assign_add(tf.reduce_sum(tf.math.bincount(tf.argmax(x, 1, output_type="int32"), minlength=3, maxlength=3))),
+        n.assign_add(tf.scatter_nd(tf.argmax(x, 1)[:, None], tf.argmin(x, 1, output_type="int32"), [3])[0]),
     ),
     "written_twice": lambda v, n, x: (v.assign_add(ops.mean(x, 0)), v.assign(0.1 * v * v), v.assign_add(ops.sum(x, 0))),
     "transposed_product": lambda v, n, x: v.assign(
@@ -279,3 +280,35 @@ def test_vqvae_with_a_codebook_of_moving_averages(number: int) -> None:
         found.append([*model.get_weights(), np.asarray(history)])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+# ---- stages of a pipeline, and variables of nobody
+
+
+def test_a_stage_writes_once_for_each_microbatch() -> None:
+    def trained(strategy: Any, cases: dict[str, Any], **split: Any) -> dict[str, Any]:
+        with strategy.scope():
+            layers = [Writes(write) for write in cases.values()]
+            model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1, kernel_initializer="ones")])
+            model = keras_ext.PipelineModel(model, **split) if split else model
+            model.compile("sgd", "mse")
+        model.fit(X[:8], Y[:8], batch_size=4, shuffle=False, verbose=0)
+        return {"floats": [each.numpy() for each in model.non_trainable_variables if each.shape == (3,)]}
+
+    pipeline = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"data": 1, "pipe": 2})
+    sums = {name: EQUAL[name] for name in ("sum", "subtracted")}
+    check_equal(trained(pipeline, sums, num_microbatches=2), trained(tf.distribute.get_strategy(), sums))
+    with pytest.warns(strategies.DifferenceWarning, match="once for each micro-batch"):
+        trained(pipeline, {"decayed": EQUAL["decayed_sum"], "sum": EQUAL["sum"]}, num_microbatches=2)
+
+
+def test_variables_of_no_scope_are_said() -> None:
+    outside = keras.Variable(0.0, trainable=False)
+    with pytest.warns(strategies.DifferenceWarning, match=r"outside of the strategy's scope.*strategy\.scope"):
+        written(devices(2), {"outside": lambda v, n, x: outside.assign_add(1.0)})
+
+
+def test_weights_in_shards(expected: dict[int, dict[str, list[Any]]]) -> None:
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], shard="weights")
+    cases = {name: EQUAL[name] for name in ("sum", "count", "written_twice", "maximum", "of_tensorflow")}
+    check_equal(written(strategy, cases), {name: expected[4][name] for name in cases})

@@ -1,0 +1,54 @@
+"""The operation that made a tensor, which can run a second time on other inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import op_definitions
+
+
+@dataclass(frozen=True)
+class Made:
+    """The operation that made a tensor, in a graph or as it was called.
+
+    Attributes:
+        type: its name, as TensorFlow has it.
+        inputs: tensors, in one list.
+        output: which of its outputs the tensor is.
+        attribute: gives an attribute, None if there is none of that name.
+    """
+
+    type: str
+    inputs: Sequence[Any]
+    output: int
+    attribute: Callable[[str], Any]
+
+    @property
+    def is_stateful(self) -> bool:
+        """True if the operation may give something else when it runs a second time."""
+        return bool(op_definitions.get(self.type).is_stateful)
+
+    def repeat(self, inputs: Sequence[Any]) -> Any:
+        """Runs the operation on other inputs, of the same dtypes; returns the same output of it."""
+        definition = op_definitions.get(self.type)
+        arguments: dict[str, Any] = {}
+        inferred, rest = set(), list(inputs)
+        for each in definition.input_arg:
+            inferred |= {each.type_attr, each.number_attr, each.type_list_attr}
+            if each.number_attr:
+                n = int(self.attribute(each.number_attr))
+                arguments[each.name], rest = rest[:n], rest[n:]
+            else:
+                arguments[each.name] = rest.pop(0)
+        arguments |= {each.name: self.attribute(each.name) for each in definition.attr if each.name not in inferred}
+        results = getattr(tf.raw_ops, self.type)(**arguments)
+        return results[self.output] if isinstance(results, (list, tuple)) else results
+
+    @staticmethod
+    def sum_of(base: Any, addend: Any) -> Made:
+        """Returns the operation that adds two tensors."""
+        return Made("AddV2", (base, addend), 0, lambda name: None)
