@@ -236,7 +236,17 @@ ROOMS = (
         "front door",
         3,
         ("strategies",),
-        rooms=("control plane", "topology", "replica", "engine", "saving", "exactness", "strategy", "elastic"),
+        rooms=(
+            "control plane",
+            "topology",
+            "batches",
+            "replica",
+            "engine",
+            "saving",
+            "exactness",
+            "strategy",
+            "elastic",
+        ),
     ),
     Room(
         "layers",

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from strategies.batches.agreement import Agreement
 from strategies.batches.origins import Origin
+from strategies.batches.row_warnings import DifferenceWarning
 from strategies.batches.rows import is_tensor
 
 _RANGE = 2**62
@@ -131,7 +132,7 @@ def judge(by_rank: Any) -> None:
         raise ValueError(_REFUSAL.format(ranks=_listed(is_other)))
     if others.any():
         # On all processes, so that none goes on alone where warnings are errors.
-        warnings.warn(_WARNING.format(ranks=_listed(others.any(axis=1))), stacklevel=2)
+        warnings.warn(_WARNING.format(ranks=_listed(others.any(axis=1))), DifferenceWarning, stacklevel=2)
 
 
 def _listed(is_other: np.ndarray) -> str:

@@ -2,6 +2,7 @@
 
 from tests.strategies.parity import (
     cases_data,
+    cases_global_batch,
     cases_gradients,
     cases_layers,
     cases_losses,
@@ -16,6 +17,7 @@ SECTIONS = {
     "Models and losses": cases_models.CASES,
     "Losses of one's own, and tables": cases_losses.CASES,
     "Gradients that a program changes": cases_gradients.CASES,
+    "What a step computes from the batch": cases_global_batch.CASES,
     "Optimizers": cases_optimizers.CASES,
     "Metrics and training options": cases_training.CASES,
     "Layers": cases_layers.CASES,
