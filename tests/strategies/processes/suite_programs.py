@@ -358,3 +358,26 @@ class TestGatheredRows:
 
         with pytest.raises(ValueError, match="strings"):
             strategy().run(replica, args=(tf.ones([2, 1]),))
+
+
+class TestGatheredFunctions:
+    def test_a_loss_and_a_metric_of_all_rows_are_those_of_one_device(self) -> None:
+        """Also where a batch leaves rank 1 without rows."""
+        x, y = regression()
+
+        def root(y_true: Any, y_pred: Any) -> Any:
+            return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+        def trained(scope: Any) -> np.ndarray:
+            keras.utils.set_random_seed(5)
+            with scope:
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+                model.compile(keras.optimizers.SGD(0.1), root, metrics=[root, "mae"])
+            history = model.fit(x[:16], y[:16], batch_size=5, epochs=2, shuffle=False, verbose=0).history
+            tested = model.evaluate(x[:16], y[:16], batch_size=3, verbose=0)
+            return np.concatenate([np.ravel(each) for each in (*history.values(), tested, *model.get_weights())])
+
+        with tf.distribute.get_strategy().scope():
+            alone = trained(contextlib.nullcontext())
+        difference = float(np.abs(trained(strategy().scope()) - alone).max())
+        assert max(all_ranks(difference)) <= 1e-6

@@ -1,0 +1,100 @@
+"""Losses and metrics that look at several rows have the numbers of one device; others gather nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_ext
+import strategies
+from tests.strategies.parity.harness import TOLERANCE
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((11, 3)).astype("float32")
+Y = {name: RANDOM.integers(0, 2, (11, 2)).astype("float32") for name in ("one", "two")}
+WEIGHTS = RANDOM.random(11).astype("float32") + 0.5
+
+
+def soft_f1(y_true: Any, y_pred: Any) -> Any:
+    y_pred = ops.sigmoid(y_pred)
+    return 1 - 2 * ops.sum(y_true * y_pred) / (ops.sum(y_true) + ops.sum(y_pred) + 1)
+
+
+def contrastive(y_true: Any, y_pred: Any) -> Any:
+    """A value for each row, which compares it with all rows."""
+    likeness = ops.matmul(y_pred, ops.transpose(y_pred))
+    same = ops.cast(ops.equal(y_true[:, :1], ops.transpose(y_true[:, :1])), "float32")
+    return ops.logsumexp(likeness, axis=1) - ops.sum(same * likeness, axis=1) / ops.sum(same, axis=1)
+
+
+def balanced(y_true: Any, y_pred: Any) -> Any:
+    """A value for each row, divided by the share of its class in the batch."""
+    return ops.mean(ops.square(y_true - y_pred), axis=-1) * (1.5 - ops.mean(y_true[:, 0]))
+
+
+def rmse(y_true: Any, y_pred: Any) -> Any:
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
+def plain(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.abs(y_true - y_pred), axis=-1)
+
+
+def trained(strategy: Any, losses: dict[str, Any], metrics: Any = None, **settings: Any) -> list[Any]:
+    """Returns logs and weights of a model of two outputs, trained and tested with batches that divide unevenly."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        inputs = keras.Input((3,))
+        hidden = keras.layers.Dense(5, "tanh")(inputs)
+        outputs = {name: keras.layers.Dense(2, name=name)(hidden) for name in Y}
+        model = keras.Model(inputs, outputs)
+        model.compile(
+            keras.optimizers.SGD(0.1), losses, loss_weights={"one": 0.5, "two": 2.0}, metrics=metrics, **settings
+        )
+    data = {"y": Y, "sample_weight": {"one": WEIGHTS, "two": WEIGHTS}}
+    if any(loss is soft_f1 for loss in losses.values()):
+        del data["sample_weight"]
+    history = model.fit(X, **data, batch_size=5, epochs=2, shuffle=False, verbose=0).history
+    tested = model.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
+    return [history[name] for name in sorted(history)] + [tested[name] for name in sorted(tested)] + model.get_weights()
+
+
+CASES = {
+    "scalar": ({"one": soft_f1, "two": keras.losses.Dice()}, {"one": [rmse, plain], "two": soft_f1}),
+    "per row": ({"one": contrastive, "two": balanced}, {"one": [balanced, "mae"], "two": contrastive}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_those_of_one_device(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    losses, metrics = CASES[case]
+    # Keras weighs the losses of several outputs by rows where it runs eagerly, and not in graphs.
+    expected = {eager: trained(None, losses, metrics, run_eagerly=eager) for eager in (False, True)}
+    worlds: list[Any] = [({"data": 8}, {}), ({"data": 8}, {"run_eagerly": True})]
+    if case == "scalar":
+        worlds += [({"data": 8}, {"jit_compile": True, "steps_per_execution": 2})]
+    for mesh, settings in worlds:
+        with caplog.at_level(logging.INFO, "strategies"):
+            found = trained(strategies.MirroredStrategy(mesh=mesh), losses, metrics, **settings)
+        for one, other in zip(found, expected["run_eagerly" in settings], strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE, err_msg=f"{mesh} {settings}")
+    said = [record.getMessage() for record in caplog.records if "looks at several rows" in record.getMessage()]
+    assert all("bytes for each row of the batch" in text for text in said)
+    assert said
+    assert not any("plain" in text or "mae" in text for text in said)
+
+
+def test_in_micro_batches_the_way_out_is_said() -> None:
+    with strategies.MirroredStrategy(mesh={"data": 4, "pipe": 2}).scope():
+        layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model = keras_ext.PipelineModel(model, partition="uniform", num_microbatches=2)
+        model.compile("sgd", balanced)
+    with pytest.warns(strategies.DifferenceWarning, match=r"'balanced' looks at several rows.*num_microbatches=1"):
+        model.fit(X, Y["one"], batch_size=11, verbose=0)
