@@ -22,6 +22,7 @@ from keras.src.random import seed_generator
 
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
+from strategies.batches.row_counts import RowCount
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn
@@ -117,7 +118,7 @@ def _categorical(
     share = _of_trainer()
     if share is None or not isinstance(seed, int):
         return original(logits, num_samples, dtype, seed)
-    rows = tf.shape(logits)[0] if logits.shape[0] is None else logits.shape[0]
+    rows = tf.shape(logits)[0] if logits.shape[0] is None else RowCount.of_first_dim(logits)
 
     def draw(shape: Any) -> tf.Tensor:
         if shape[0] is rows:
@@ -140,6 +141,8 @@ def _dropout(original: _Draw, inputs: tf.Tensor, rate: float, noise_shape: Any =
         return original(inputs, rate, noise_shape, seed)
     dynamic = tf.shape(inputs)
     own = [dynamic[i] if size is None else size for i, size in enumerate(inputs.shape)]
+    if inputs.shape[0] is not None:
+        own[0] = RowCount.of_first_dim(inputs)
     noise = None if noise_shape is None else [None, *noise_shape[1:]]
     return inputs * _placed(own, seed, lambda shape: original(tf.ones(shape, inputs.dtype), rate, noise, seed))
 
@@ -153,6 +156,13 @@ def _placed(shape: Any, seed: Any, draw: Callable[[Any], tf.Tensor]) -> tf.Tenso
         return _alike_drawn(lambda: draw(shape))
     if not isinstance(seed, int):
         return draw(shape)
+    if _may_be_another(shape):
+        warn(
+            f"Numbers are drawn with an int for a seed in a shape that begins with {shape[0]}, which is also the number "
+            "of rows of a replica: if they are for rows, those of each replica get the same ones, unlike one device",
+            "For rows, take the shape from keras.ops.shape(x), or use a keras.random.SeedGenerator.",
+        )
+        return _alike_drawn(lambda: draw(shape))
     if not _draws_for_all(shape, seed):
         warn(
             "Rows are drawn with an int for a seed where the numbers of rows of other replicas are not known, "
@@ -182,7 +192,14 @@ def _has_rows(shape: Any, share: shares.Share) -> bool:
     dependence = shares.dependence_here()
     if any(isinstance(size, tf.Tensor) and dependence.kind(size) is not Kind.SAME for size in sizes):
         return True
+    if sizes and isinstance(sizes[0], RowCount):
+        return sizes[0].is_of_rows
     return bool(sizes) and isinstance(sizes[0], int) and sizes[0] in dependence.sizes.of_replica
+
+
+def _may_be_another(shape: Any) -> bool:
+    """True if the first size of a shape is the replica's number of rows, perhaps by chance: a plain number."""
+    return not isinstance(shape, tf.Tensor) and isinstance(shape[0], int) and not isinstance(shape[0], RowCount)
 
 
 def _draws_for_all(shape: Any, seed: int) -> bool:

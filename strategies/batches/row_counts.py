@@ -28,10 +28,15 @@ class RowCount(int):
         made._counted = tensor
         return made
 
+    @property
+    def is_of_rows(self) -> bool:
+        """True if the first dimension is that of rows."""
+        return bool(shares.dependence_here().kind(self._counted).has_rows)
+
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         constant = tf.constant(int(self), dtype, name=name or "Const")
         share = shares.current()
         if share is None or share.num_replicas == 1:
             return constant
         # Own rows of a replica that has none are borrowed: whoever adds counts up leaves it out.
-        return mark(constant, Kind.COUNT) if shares.dependence_here().kind(self._counted).has_rows else constant
+        return mark(constant, Kind.COUNT) if self.is_of_rows else constant
