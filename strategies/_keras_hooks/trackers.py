@@ -117,6 +117,6 @@ def _say(metric: keras.Metric, what: str, value: Any) -> None:
     warn(
         f"A number that the tracker {metric.name!r} is given for a batch {what}, so that under a strategy it is not "
         "that of one device: it is put together from one number of each replica, weighed by rows",
-        f"{_FIX}; the number of rows is tf.shape(x)[0], or strategies.global_rows().",
+        f"{_FIX}; the number of rows is tf.shape(x)[0], or strategies.global_rows(x).",
         line_of(value) if isinstance(value, tf.Tensor) else None,
     )

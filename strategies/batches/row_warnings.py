@@ -68,7 +68,7 @@ _FAULTS = {
 }
 _FIXES = {
     Kind.AMBIGUOUS: (
-        "Divide by strategies.global_rows(), the number of rows of the global batch, or write it as a mean over rows."
+        "Divide by strategies.global_rows(x), the number of rows of the global batch, or write it as a mean over rows."
     )
 }
 #: Of what a layer gives for each row: these look at other rows, too.
@@ -81,7 +81,7 @@ LOOKS_ACROSS = (
 )
 MIXING_FIX = (
     "Look at the rows of all replicas, which strategies.gather_rows(x) returns, and at their number, "
-    "strategies.global_rows(); for the mean and variance of a layer, keras.layers.BatchNormalization("
+    "strategies.global_rows(x); for the mean and variance of a layer, keras.layers.BatchNormalization("
     "synchronized=True) does that."
 )
 _LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")

@@ -116,7 +116,7 @@ def _say_if_counted(name: str, value: int, shares: Sequence[Share]) -> None:
         warn(
             f"{_subject(name)} is {value}, the number of rows of one replica: where it was read from the shape of the "
             "batch, it is not that of one device",
-            "Return tf.shape(x)[0], which is summed over replicas, or strategies.global_rows().",
+            "Return tf.shape(x)[0], which is summed over replicas, or strategies.global_rows(x).",
         )
 
 

@@ -36,7 +36,7 @@ _TOTAL = "_keras_strategies_total"
 _MEND = (
     "Write a sum, a mean or a count over rows, or what is computed from these, without the rows themselves; or compute "
     "it from the rows of all replicas, which strategies.gather_rows(x) returns, and their number, "
-    "strategies.global_rows()."
+    "strategies.global_rows(x)."
 )
 
 
@@ -253,7 +253,7 @@ def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: 
             row_warnings.warn(
                 f"{name!r} is changed by {float(number):g}, which is also the number of rows of a replica: if it was "
                 "taken from the shape of a batch of static size, one device has that of all rows",
-                "For the number of all rows, write strategies.global_rows().",
+                "For the number of all rows, write strategies.global_rows(x).",
             )
 
 
