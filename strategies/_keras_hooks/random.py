@@ -159,7 +159,7 @@ def _placed(shape: Any, seed: Any, draw: Callable[[Any], tf.Tensor]) -> tf.Tenso
     if _may_be_another(shape):
         warn(
             f"Numbers are drawn with an int for a seed in a shape that begins with {shape[0]}, which is also the "
-            "number of rows of a replica: if they are for rows, those of each replica get the same ones, unlike one device",
+            "number of rows of a replica: if they are for rows, each replica's get the same ones, unlike one device",
             "For rows, take the shape from keras.ops.shape(x), or use a keras.random.SeedGenerator.",
         )
         return _alike_drawn(lambda: draw(shape))

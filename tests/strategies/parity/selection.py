@@ -53,8 +53,17 @@ _CHANGED_GRADIENTS = (
     "gradients gathered by hand, tf.cond around apply_gradients",
     "optimizer that overrides apply_gradients",
 )
+#: Of what a step computes from the batch beside gradients, those whose parts have no tests of their own with two devices.
+_OF_GLOBAL_BATCH = (
+    "loss function that weighs rows by the batch",
+    "SimCLR, gather_rows",
+    "queue of rows, gather_rows",
+    "sum over rows divided by the size of the global batch",
+    "sparse inputs, Adagrad",
+)
 #: Cases that are like others.
 _LIKE_OTHERS = {
+    *(case.name for case in SECTIONS["What a step computes from the batch"] if case.name not in _OF_GLOBAL_BATCH),
     *(case.name for case in SECTIONS["Gradients that a program changes"] if case.name not in _CHANGED_GRADIENTS),
     *(case.name for case in SECTIONS["Programs as they are published"] if case.name not in _PROGRAMS),
     *(case.name for case in SECTIONS["Optimizers"] if case.name not in _OPTIMIZERS),
@@ -98,6 +107,8 @@ WITH_FOUR_BY_ITSELF = (
     "custom train_step with a loss per row",
     "loss with reduction='mean_with_sample_weight'",
     "Embedding, sparse gradients, gradient_accumulation_steps",
+    "state of each kind that a layer keeps",
+    "SimCLR, gather_rows",
 )
 #: Those that are measured for the table.
 WITH_FOUR_REPLICAS = (
@@ -152,6 +163,11 @@ BETWEEN_TWO_PROCESSES = (
     "gradient through a step of descent",
     "gradients gathered by hand, tf.cond around apply_gradients",
     "optimizer that overrides apply_gradients",
+    "loss function that is a root; F1, largest error and ranks as metrics",
+    "state of each kind that a layer keeps",
+    "SimCLR, gather_rows",
+    "logs of each kind",
+    "sparse inputs, Adagrad",
     "SGD, gradients left in accumulation",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     *_SUMMED,
@@ -170,6 +186,8 @@ OVER_HOROVOD = (
     "table looked up by positions and by rows, Adam",
     "sharpness-aware minimization",
     "gradient through a step of descent",
+    "state of each kind that a layer keeps",
+    "SimCLR, gather_rows",
 )
 
 #: Replicas beside this one in the process, and in another one.
@@ -181,6 +199,8 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "table looked up by positions and by rows, Adam",
     "mixed_float16, overflow on one replica only",
     "gradient through a step of descent",
+    "state of each kind that a layer keeps",
+    "minibatch standard deviation, gather_rows",
 )
 
 #: Worlds that run with a flag only: four replicas are two in each of two processes, too, and the tests of collectives

@@ -1,0 +1,109 @@
+"""The table of docs/custom_training_steps.md: each row has a test, which compares with one device or expects the warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.strategies.parity.cases import ALL
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "custom_training_steps.md").read_text()
+ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")][1:]
+
+_HOOKS, _ENGINE = "tests/strategies/_keras_hooks", "tests/strategies/engine"
+#: By the beginning of a row: parity cases, and tests as "file::function".
+TESTS: dict[str, tuple[str, ...]] = {
+    "`tape.gradient(loss, weights)`": (
+        "clip_by_norm in train_step",
+        "tf.gradients",
+        "output_gradients",
+        "norm of gradients in the loss",
+    ),
+    "gradients that are clipped": (
+        "clip_by_global_norm in train_step",
+        "weight decay in train_step, steps_per_execution=2",
+        "projected gradients of two losses",
+        "gradients divided by their norms",
+        "gradients with seeded noise",
+    ),
+    "an optimizer that overrides": ("optimizer that overrides apply_gradients", "optimizer that overrides apply"),
+    "`variable.assign_sub(0.1 * gradient)`": (
+        "assign_sub by hand",
+        "sharpness-aware minimization",
+        "gradient through a step of descent",
+    ),
+    "`tape.gradient(loss, inputs)`": ("fast gradient sign", "gradients of rows, clipped"),
+    "`optimizer.apply_gradients(...)`": (
+        "gradient without a tape",
+        f"{_HOOKS}/test_gradients.py::test_a_gradient_of_the_replica_alone_is_said",
+    ),
+    "`tf.cond(...": (
+        "gradients gathered by hand, tf.cond around apply_gradients",
+        f"{_HOOKS}/test_gradients.py::test_a_branch_cannot_apply_gradients_in_shards",
+    ),
+    "a loss that is a mean over rows": ("losses averaged by hand in train_step", "custom train_step with compute_loss"),
+    "a loss that is a sum over rows": ("losses summed by hand in train_step", "custom train_step with a loss per row"),
+    "a sum over rows divided by a constant": ("sum over rows divided by the size of the global batch",),
+    "terms of these kinds": ("losses that layers add, of each kind",),
+    "any other loss in a step": (
+        f"{_HOOKS}/test_losses.py::test_what_is_neither_is_warned_of_once_with_its_line",
+        "SimCLR, gather_rows",
+        "SupCon, gather_rows",
+    ),
+    "a loss or metric function given to `compile`": (
+        "loss function that is a root; F1, largest error and ranks as metrics",
+        "loss function that weighs rows by the batch",
+        "contrastive loss function",
+        f"{_HOOKS}/test_gathered_functions.py::test_they_are_those_of_one_device",
+    ),
+    "`metric.update_state(value)`": ("trackers of means, sums and rows",),
+    "a log that is a mean": ("logs of each kind",),
+    "a log that is a root": (f"{_HOOKS}/test_kinds.py::test_what_cannot_be_put_together_is_said",),
+    "`variable.assign(...)`": ("state of each kind that a layer keeps", "VQ-VAE, codebook of moving averages"),
+    "a variable made with": ("state of each kind that a layer keeps",),
+    "a variable that is set to rows": (
+        f"{_ENGINE}/test_state_writes.py::test_what_cannot_be_put_together_is_said_at_its_line",
+        "queue of rows, gather_rows",
+    ),
+    "a metric class of your own": (
+        "loss function that is a root; F1, largest error and ranks as metrics",
+        f"{_ENGINE}/test_state_writes.py::test_state_of_metrics_that_is_no_sum_is_said",
+    ),
+    "a layer that mixes rows": (
+        f"{_HOOKS}/test_kinds.py::test_layers_that_mix_rows_are_said_and_found",
+        "minibatch standard deviation, gather_rows",
+    ),
+    "`keras.random.normal(ops.shape(x), seed=7)`": ("keras.random with ints for seeds",),
+    "`keras.random.normal(shape, seed=generator)`": (
+        f"{_HOOKS}/test_kinds.py::test_random_numbers_are_those_of_one_device",
+    ),
+    "`BatchNormalization()`": (
+        "BatchNormalization(synchronized=True)",
+        f"{_HOOKS}/test_synchronized_norms.py::test_micro_batches_of_a_synchronized_layer_are_warned_of_once_at_the_line_of_the_program",
+    ),
+    "`context.all_reduce": (f"{_HOOKS}/test_gradients.py::test_a_sum_of_what_is_global_is_said",),
+    "a norm of the gradient of one weight": (f"{_HOOKS}/test_gradients.py::test_a_norm_of_a_shard_is_said",),
+}
+
+
+def test_the_page_has_a_table() -> None:
+    assert len(ROWS) > 20
+    assert {len(row) for row in ROWS} == {2}
+
+
+@pytest.mark.parametrize("row", [row[0] for row in ROWS])
+def test_each_row_has_its_tests(row: str) -> None:
+    (tests,) = [found for beginning, found in TESTS.items() if row.startswith(beginning)]
+    for test in tests:
+        path, _, function = test.partition("::")
+        if function:
+            assert f"def {function}(" in (ROOT / path).read_text()
+        else:
+            assert test in ALL
+
+
+def test_no_test_is_named_for_nothing() -> None:
+    unused = [beginning for beginning in TESTS if not any(row[0].startswith(beginning) for row in ROWS)]
+    assert not unused
