@@ -1,4 +1,4 @@
-"""The table of docs/custom_training_steps.md: each row has a test, which compares with one device or expects the warning."""
+"""The table of docs/custom_training_steps.md: each row has tests, of equality with one device or of the warning."""
 
 from __future__ import annotations
 

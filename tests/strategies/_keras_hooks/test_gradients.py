@@ -1,4 +1,4 @@
-"""Findings of gradients, and what they cost; that they are those of the global batch is in `parity/cases_gradients.py`."""
+"""Findings of gradients, and how often they are summed; their parity is in `parity/cases_gradients.py`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _CHANGED_GRADIENTS = (
     "gradients gathered by hand, tf.cond around apply_gradients",
     "optimizer that overrides apply_gradients",
 )
-#: Of what a step computes from the batch beside gradients, those whose parts have no tests of their own with two devices.
+#: Of what a step computes from the batch beside gradients, those of which nothing else is tested on two devices.
 _OF_GLOBAL_BATCH = (
     "loss function that weighs rows by the batch",
     "SimCLR, gather_rows",
