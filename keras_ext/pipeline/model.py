@@ -233,7 +233,7 @@ class PipelineModel(keras.Model):
         return self._packed(outputs), added
 
     def make_train_function(self, force: bool = False) -> Any:
-        """As Keras' own; warns of what training makes of micro-batches and one device makes of the batch."""
+        """Makes Keras' function, and warns of layers that see micro-batches where one device sees the batch."""
         if force or self.train_function is None:
             layer_api.warn_of_norms(self)
         return super().make_train_function(force)

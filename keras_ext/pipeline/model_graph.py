@@ -132,7 +132,7 @@ def _positions_of_all(graph: Any, positions_of: Mapping[str, Collection[int]]) -
 
 
 def _or_cut_open(layers: Sequence[Any], shared: Any) -> str:
-    """How to cut a model that is one of the layers, such as the backbone of a task, whose table is used once more."""
+    """Returns advice on cutting a model that is one of the layers, such as a backbone whose table is used twice."""
     outer = next((layer for layer in layers if is_graph(layer)), None)
     if outer is None:
         return ""

@@ -136,7 +136,7 @@ def _update_metric(
 
 
 def _update(metric: keras.metrics.MeanMetricWrapper, values: Any, y_pred: Any, sample_weight: Any) -> None:
-    """As Keras' own update, with values that are computed already."""
+    """Updates a metric as Keras does, by values that are computed already."""
     mask = getattr(y_pred, "_keras_mask", None)
     sample_weight = keras_loss.apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
     reduction_metrics.Mean.update_state(metric, values, sample_weight)
@@ -196,7 +196,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _gathered(given: Any, role: str, owner: Any, function: Any) -> Any:
-    """Returns labels, outputs and weights of the rows of all replicas, with all that hangs on outputs."""
+    """Returns labels, outputs and weights of the rows of all replicas, with the masks and logits of outputs."""
     leaves = tf.nest.flatten(given)
     metadata = [getattr(leaf, name, None) for leaf in leaves for name in _METADATA]
     rows = [leaf if leaf is None or _is_number(leaf) else tf.convert_to_tensor(leaf) for leaf in (*leaves, *metadata)]

@@ -276,7 +276,7 @@ def _met(engine: ReplicatedExtended, gradients: Sequence[Any], targets: Sequence
 
 
 def _recorded(engine: ReplicatedExtended, gradients: Sequence[tf.Tensor], targets: Sequence[Any]) -> list[Any]:
-    """As :func:`_met`; the gradient of a sum over replicas is the sum of what all replicas have above it.
+    """Sums gradients as :func:`_met`; the gradient of a sum over replicas is the sum of all replicas' upstream gradients.
 
     Not by ``tf.custom_gradient``, which looks for variables in all of the graph that other replicas have made.
     """

@@ -1,4 +1,4 @@
-"""What was made outside of the strategy's scope is refused, by the name of the part that was."""
+"""Refusals of what was made outside of the strategy's scope, by the name of that part."""
 
 from __future__ import annotations
 

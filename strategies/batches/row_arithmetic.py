@@ -189,7 +189,7 @@ def _is_count(number: float, rows: int, summed: tuple[int, ...] | None) -> bool:
 
 
 def comparison(op: Op) -> Kind:
-    """Whether numbers are equal, or larger: each replica has rows, so that their number is compared with 0 alike."""
+    """The kind of a comparison of numbers: each replica has rows, so that their number is compared with 0 alike."""
     if set(op.inputs) == {Kind.COUNT, Kind.SAME} and _is_zero(op, op.inputs.index(Kind.SAME)):
         return Kind.SAME
     return row_wise(op)

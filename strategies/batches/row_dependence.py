@@ -407,7 +407,7 @@ def _graph_of(op: Any, name: str) -> Any:
 
 
 def _position(tensor: Any) -> int:
-    """Which input of its function a tensor is."""
+    """Returns the number of the input of its function that a tensor is."""
     return next(i for i, each in enumerate(tensor.graph.inputs) if each is tensor)
 
 

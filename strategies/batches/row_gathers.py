@@ -65,7 +65,7 @@ def places(op: Op) -> Kind:
 
 
 def scattered(op: Op) -> Kind:
-    """What is added up by indices, in zeros of a given shape."""
+    """The kind of what is added up by indices, in zeros of a given shape."""
     indices, updates, shape = op.inputs[:3]
     if shape in (Kind.SHAPE, Kind.COUNT):
         return _by_row(op) if op.layout(0).is_position or not updates.has_rows else mixing(op)
@@ -73,7 +73,7 @@ def scattered(op: Op) -> Kind:
 
 
 def scattered_into(op: Op) -> Kind:
-    """What is added to a tensor by indices."""
+    """The kind of what is added to a tensor by indices."""
     into, indices, updates = op.inputs[:3]
     if into.has_rows:
         return _by_row(op) if op.layout(1).is_position or indices.is_fixed else mixing(op)
@@ -100,7 +100,7 @@ def summed_by_segment(op: Op) -> Kind:
 
 
 def counted(op: Op) -> Kind:
-    """How often each number appears."""
+    """The kind of counts of each number."""
     kind = op.inputs[0]
     if kind is not Kind.ROWS:
         return mixing(op)
@@ -116,7 +116,7 @@ def _summed(op: Op, indices: Kind, values: Kind) -> Kind:
 
 
 def distinct(op: Op) -> Kind:
-    """What appears among numbers, each once; the place of each; how often it appears."""
+    """The kind of what appears among numbers, each once; the place of each; how often it appears."""
     kind = op.inputs[0]
     if kind is Kind.ROWS:
         return Kind.ROWS if op.output == 1 else Kind.DISTINCT
@@ -141,11 +141,11 @@ def sparse_product(op: Op) -> Kind:
 
 
 def of_components(op: Op) -> Kind:
-    """What is made of the components of a sparse tensor, places and values, which lie side by side and not across."""
+    """The kind of what is made of places and values of a sparse tensor, which lie side by side and not across."""
     kinds = {kind for kind in op.inputs if not kind.is_fixed}
     return Kind.ROWS if kinds and kinds <= {Kind.ROWS, Kind.SHAPE} else mixing(op)
 
 
 def reduced_by_sorted_segment(op: Op) -> Kind:
-    """What entries of rows come to by segments whose numbers rise: those of rows, as of sparse and ragged tensors."""
+    """The kind of reductions by segments whose numbers rise: those of rows, as of sparse and ragged tensors."""
     return Kind.ROWS if tuple(op.inputs[:2]) == (Kind.ROWS, Kind.ROWS) else mixing(op)

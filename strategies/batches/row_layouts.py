@@ -33,7 +33,7 @@ def layout_of(op: Op, kind: Kind) -> Layout:
 
 
 def _of_fixed(op: Op) -> Layout:
-    """Of what has no rows, as far as is known: it may have been made for each of a number of rows that is known."""
+    """The layout of what has no rows, as far as is known: it may have been made for each of a number of rows that is known."""
     for_rows = op.first_size in op.num_rows and bool(op.output_rank)
     is_position = any(layout.is_position for layout in op.layouts) or (op.type == "Range" and for_rows)
     is_made = op.type in ("BroadcastTo", "Fill", "Tile") and (op.output_rank or 0) > 1 and not op.is_integer
@@ -143,7 +143,7 @@ def _moved(op: Op, kind: Kind) -> Layout:
 
 
 def _aligned(op: Op, of: int, layout: Layout) -> Layout:
-    """Of tensors that are broadcast to one shape: dimensions are the same from the end."""
+    """The layout of tensors that are broadcast to one shape: dimensions are the same from the end."""
     rank, made = op.rank(of), op.output_rank
     if rank is None or made is None or made <= rank or op.output:
         return layout
@@ -155,7 +155,7 @@ def _at(layout: Layout, axis: int) -> Layout:
 
 
 def _of_count(op: Op, kind: Kind) -> Layout:
-    """Of numbers of rows, and of what is made for each of so many."""
+    """The layout of numbers of rows, and of what is made for each of them."""
     dependent = _dependent(op)
     if not dependent:
         return ROW_MAJOR

@@ -63,7 +63,7 @@ pad = along(_padded, linear)
 
 
 def position_of_extreme(op: Op) -> Kind:
-    """Where the largest, or the smallest, is along a dimension."""
+    """The kind of the position of the largest, or the smallest, along a dimension."""
     kind, dims = op.inputs[0], reduced_dims(op)
     if not kind.has_rows or kind is Kind.PAIRS:
         return mixing(op)

@@ -42,7 +42,7 @@ def strided_slice(op: Op) -> Kind:
 
 
 def sliced_rows(op: Op) -> Fraction | None:
-    """What a slice takes of the rows: 0 for one of them, -1 for an unknown part; None if all."""
+    """Returns the part that a slice takes of the rows: 0 for one of them, -1 for an unknown part; None if all."""
     axis, entry = op.layout(0).axis, 0
     length = _length(op)
     if axis < 0 or length is None:
@@ -96,7 +96,7 @@ def _part(op: Op, entry: int) -> Fraction | None:
 
 
 def _bound(op: Op, i: int, entry: int) -> Fraction | None:
-    """Where a slice begins or ends, in numbers of rows."""
+    """Returns the begin or the end of a slice, in numbers of rows."""
     numbers = op.numbers(i)
     if numbers is not None:
         if numbers[entry] == 0:
@@ -150,7 +150,7 @@ def one_slice(op: Op) -> Kind:
 
 
 def _whole_by_size(op: Op) -> Kind:
-    """Of bounds that are computed: all rows, unless the sizes say otherwise."""
+    """The part that computed bounds take: all rows, unless the sizes say otherwise."""
     whole, taken, axis = op.shape(0), op.output_shape, op.layout(0).axis
     if whole is None or taken is None or taken[axis] is None or whole[axis] is None:
         return op.inputs[0]

@@ -163,7 +163,7 @@ def dependence_here() -> RowDependence:
 
 
 def known_dependence() -> RowDependence | None:
-    """As :func:`dependence_here`; None outside of steps, of micro-batches, and of :func:`judged_by`."""
+    """Returns what :func:`dependence_here` does; None outside of steps, of micro-batches, and of :func:`judged_by`."""
     share = current()
     return _judge.get() or _of_microbatches.get() or (None if share is None else share.dependence)
 

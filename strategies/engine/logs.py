@@ -1,4 +1,4 @@
-"""What a training or test step returns, such as its logs: the numbers of the whole batch.
+"""The outputs of a training or test step, such as its logs, as numbers of the whole batch.
 
 Results over all replicas, such as metrics, are such numbers already, and what is the same on all replicas is, too. Of
 everything else its kind (`batches.row_kinds`) says how those of replicas are put together: means are weighed by rows,

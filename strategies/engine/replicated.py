@@ -280,7 +280,7 @@ class ReplicatedExtended(MirroredExtended):
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """As TensorFlow's; enters the scope where there is none, as in a loop that makes an optimizer's slots there."""
+        """Enters TensorFlow's context, and the scope where there is none, as in a loop that makes slots there."""
         scope = contextlib.nullcontext() if tf.distribute.has_strategy() else self._container_strategy().scope()
         with scope, super().colocate_vars_with(colocate_with_variable):
             yield
