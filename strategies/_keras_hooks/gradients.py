@@ -276,7 +276,7 @@ def _met(engine: ReplicatedExtended, gradients: Sequence[Any], targets: Sequence
 
 
 def _recorded(engine: ReplicatedExtended, gradients: Sequence[tf.Tensor], targets: Sequence[Any]) -> list[Any]:
-    """Sums gradients as :func:`_met`; the gradient of a sum over replicas is the sum of all replicas' upstream gradients.
+    """Sums gradients as :func:`_met`; the gradient of such a sum is the sum of all replicas' upstream gradients.
 
     Not by ``tf.custom_gradient``, which looks for variables in all of the graph that other replicas have made.
     """

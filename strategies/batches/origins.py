@@ -22,7 +22,7 @@ _PYTHON = re.compile(r"(Eager)?PyFunc|PyFuncStateless|GeneratorDataset")
 
 
 class Origin(enum.IntEnum):
-    """The extent to which a tensor may differ between processes that read the same rows; the largest of several counts."""
+    """The extent to which a tensor may differ between processes that read the same rows; of several the largest."""
 
     DATA = 0
     PYTHON = 1

@@ -33,7 +33,7 @@ def layout_of(op: Op, kind: Kind) -> Layout:
 
 
 def _of_fixed(op: Op) -> Layout:
-    """The layout of what has no rows, as far as is known: it may have been made for each of a number of rows that is known."""
+    """The layout of what has no rows, as far as is known: it may have been made for each of a known number of rows."""
     for_rows = op.first_size in op.num_rows and bool(op.output_rank)
     is_position = any(layout.is_position for layout in op.layouts) or (op.type == "Range" and for_rows)
     is_made = op.type in ("BroadcastTo", "Fill", "Tile") and (op.output_rank or 0) > 1 and not op.is_integer

@@ -48,11 +48,13 @@ def gather_rows(x: _Nest) -> _Nest:
     Raises:
         ValueError: what has no rows, or is not dense; a call from a place where replicas cannot meet.
 
-    Example, a loss of SimCLR in a model's own `train_step`:
+    Example, a layer that subtracts the mean of the batch:
 
-        first = strategies.gather_rows(self(view_1, training=True))
-        second = strategies.gather_rows(self(view_2, training=True))
-        loss = nt_xent(first, second)
+        class Centered(keras.layers.Layer):
+            def call(self, x):
+                return x - keras.ops.mean(strategies.gather_rows(x), axis=0)
+
+        model = keras.Sequential([keras.Input((3,)), Centered(), keras.layers.Dense(1)])
     """
     leaves = tf.nest.flatten(x)
     for leaf in leaves:
@@ -90,9 +92,12 @@ def global_rows(x: Any = None) -> int | tf.Tensor:
     Raises:
         ValueError: outside of steps, without `x`.
 
-    Example, in a layer:
+    Example, a replica's part of a mean over rows:
 
-        mean = tf.reduce_sum(strategies.gather_rows(x), 0) / tf.cast(strategies.global_rows(x), x.dtype)
+        def part_of_mean(x):
+            return tf.reduce_sum(x, axis=0) / tf.cast(strategies.global_rows(x), x.dtype)
+
+        part_of_mean(tf.ones([4, 2]))
     """
     share = shares.current()
     if share is None:
