@@ -47,8 +47,12 @@ def of_whole_batch(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout)
             if len(local) != len(shares) or not all(isinstance(value, tf.Tensor) for value in local):
                 continue
             kinds = {share.dependence.kind(value) for share, value in zip(shares, local, strict=True)}
-            if kinds == {Kind.SAME} and not local[0].dtype.is_floating:
-                continue
+            if kinds == {Kind.SAME}:
+                number = tf.get_static_value(local[0])
+                if number is not None and number.ndim == 0 and _is_number(local[0].dtype):
+                    _say_if_counted(name, number.item(), shares)
+                if not local[0].dtype.is_floating:
+                    continue
             if _are_rows(kinds, local, shares):
                 flat[i] = _laid_end_to_end(local, shares, layout)
             elif kinds in ({Kind.MAX}, {Kind.MIN}) and _is_number(local[0].dtype):
@@ -110,11 +114,11 @@ def _say(name: str, value: tf.Tensor, kinds: set[Kind], dependence: RowDependenc
     )
 
 
-def _say_if_counted(name: str, value: int, shares: Sequence[Share]) -> None:
-    """Says of a plain integer that it may be the number of rows of one replica."""
+def _say_if_counted(name: str, value: float, shares: Sequence[Share]) -> None:
+    """Says of a constant that it may be the number of rows of one replica."""
     if not isinstance(value, bool) and value in shares[0].num_rows and value != 1:
         warn(
-            f"{_subject(name)} is {value}, the number of rows of one replica: where it was read from the shape of the "
+            f"{_subject(name)} is {value:g}, the number of rows of one replica: where it was read from the shape of the "
             "batch, it is not that of one device",
             "Return tf.shape(x)[0], which is summed over replicas, or strategies.global_rows(x).",
         )
