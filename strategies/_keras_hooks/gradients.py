@@ -108,7 +108,7 @@ def _gradient(
     stays = _stays_local()
     with _taking():
         local = original(tape, target, sources, _upstream(target, output_gradients), *args, **kwargs)
-    return _of_global_batch(local, sources, stays)
+    return _of_global_batch(local, sources, stays, is_of_batch=_is_of_batch(target))
 
 
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = No
     _note_gradient()
     with _taking():
         local = original(ys, xs, _upstream(ys, grad_ys), *args, **kwargs)
-    return _of_global_batch(local, xs, _stays_local())
+    return _of_global_batch(local, xs, _stays_local(), is_of_batch=_is_of_batch(ys))
 
 
 def _jacobian(
@@ -187,6 +187,12 @@ def _upstream(target: Any, given: Any) -> Any:
     return tf.nest.pack_sequence_as(target, weighed)
 
 
+def _is_of_batch(target: Any) -> bool:
+    """True if losses of replicas add up to that of the global batch."""
+    share = shares.current()
+    return share is not None and not any(is_fault(share.dependence.kind(leaf)) for leaf in tf.nest.flatten(target))
+
+
 def _stays_local() -> bool:
     """True where the sum is left to the optimizer, or nobody can meet the other replicas."""
     share = shares.current()
@@ -205,13 +211,25 @@ def _can_meet(share: shares.Share) -> bool:
     return share.graph is None or tf.compat.v1.get_default_graph() is share.graph
 
 
-def _of_global_batch(local: Any, sources: Any, stays: bool) -> Any:
-    """Returns gradients with respect to what all replicas have alike as sums over replicas; others as they are."""
+def _of_global_batch(local: Any, sources: Any, stays: bool, *, is_of_batch: bool) -> Any:
+    """Returns gradients with respect to what all replicas have alike as sums over replicas; others as they are.
+
+    Args:
+        local: of this replica, in the structure of `sources`.
+        sources: a nest of variables and tensors.
+        stays: whether sums are left to the optimizer.
+        is_of_batch: whether they are of a loss that is one of the global batch.
+    """
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
     if share is None or engine is None or not share.in_trainer or share.num_replicas == 1:
         return local
     flat, of = tf.nest.flatten(local, expand_composites=False), tf.nest.flatten(sources)
     mine = [i for i, source in enumerate(of) if flat[i] is not None and _is_alike(share, source)]
+    for i, source in enumerate(of):
+        # Of the loss of the global batch, with respect to a row.
+        is_tensor = isinstance(source, tf.Tensor) and isinstance(flat[i], tf.Tensor)
+        if is_of_batch and is_tensor and share.dependence.kind(source) is Kind.ROWS:
+            mark(flat[i], Kind.ROWS)
     if stays:
         for i in mine:
             flat[i] = _as_term(flat[i])

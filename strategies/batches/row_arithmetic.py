@@ -87,6 +87,9 @@ def addition(op: Op) -> Kind:
     """Sums and differences of terms."""
     # Random numbers that each replica draws leave a mean what it is: a mean of what the replicas' rows were given.
     kinds = {Kind.SAME if kind is Kind.DRAWN else kind for kind in op.inputs}
+    if op.type == "BiasAdd" and kinds == {Kind.ROWS} and set(op.num_rows) == {1}:
+        # Keras adds one row, without its dimension of rows, to another as if it were a bias.
+        return Kind.ROWS
     if kinds == {Kind.SAME} or kinds & {Kind.PAIRS, Kind.SHAPE, Kind.DISTINCT, Kind.SOME, *_FAULTY}:
         return row_wise(op)
     if kinds & {Kind.ROWS, Kind.SHIFTED} and kinds & {Kind.MEAN, Kind.SHIFTED}:

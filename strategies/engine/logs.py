@@ -118,8 +118,8 @@ def _say_if_counted(name: str, value: float, shares: Sequence[Share]) -> None:
     """Says of a constant that it may be the number of rows of one replica."""
     if not isinstance(value, bool) and value in shares[0].num_rows and value != 1:
         warn(
-            f"{_subject(name)} is {value:g}, the number of rows of one replica: where it was read from the shape of the "
-            "batch, it is not that of one device",
+            f"{_subject(name)} is {value:g}, the number of rows of one replica: where it was read from the shape of "
+            "the batch, it is not that of one device",
             "Return tf.shape(x)[0], which is summed over replicas, or strategies.global_rows(x).",
         )
 
