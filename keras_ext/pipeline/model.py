@@ -318,7 +318,15 @@ class PipelineModel(keras.Model):
         else:
             # Those of the last stage, which all processes read together.
             logs = self.get_metrics_result()
-        return logs if self._on_action is None else {**logs, "recorded": sum(run.recorded, ops.zeros(()))}
+        return (
+            logs
+            if self._on_action is None
+            else {
+                **logs,
+                # No number of rows: it is there once the actions have been noted.
+                "recorded": self._parts.as_constant(sum(run.recorded, ops.zeros(()))),
+            }
+        )
 
     def _build_loss(self, data: Any) -> None:
         """Builds the loss and the metrics ahead; the loss alone, by the graph's outputs, if a layer looks at values."""

@@ -124,7 +124,8 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     def _of_global_batch(self, value: Any, *, is_increment: bool) -> state_writes.Write | None:
         """Returns what the running replica writes of ``value``; None where TensorFlow's contract holds."""
         share = state_writes.step_of_program()
-        if share is None or get_update_replica_id() is not None:
+        # One whose shape changes is refused where the write is noted.
+        if share is None or get_update_replica_id() is not None or not self.shape.is_fully_defined():
             return None
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return state_writes.of_first_replica(share, value, self.dtype)

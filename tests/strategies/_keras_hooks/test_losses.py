@@ -122,13 +122,5 @@ def test_a_balance_of_experts_is_warned_of(staged: bool) -> None:
         trained(model, strategy, loss="mse")
 
 
-def test_a_loss_object_that_is_no_mean_is_warned_of() -> None:
-    def model() -> Any:
-        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
-
-    with pytest.warns(UserWarning, match="What a loss function returns, one number for all rows, is neither a mean"):
-        trained(model, mirrored(), loss=keras.losses.Dice())
-
-
 def test_nothing_is_warned_of_on_one_device() -> None:
     trained(lambda: Step(lambda y: ops.sqrt(ops.mean(ops.square(y)))), strategies.MirroredStrategy(["CPU:0"]))
