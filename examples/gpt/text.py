@@ -14,7 +14,7 @@ DOCUMENT_MARK = b"<|endoftext|>"
 
 # The default training text: the pages for users of the library, about 39,000 bytes. The list is fixed, so that a new
 # page elsewhere does not change it.
-OWN_PAGES = ("README.md", "BUILD.md", "keras_ext/tensor/README.md", "keras_ext/pipeline/README.md")
+OWN_PAGES = ("README.md", "keras_ext/tensor/README.md", "keras_ext/pipeline/README.md")
 _ROOT = Path(__file__).resolve().parents[2]
 
 _log = logging.getLogger(__name__)
