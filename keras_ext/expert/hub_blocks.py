@@ -38,7 +38,8 @@ class _Block:
 
     def _weighted_sum(self, tokens: Any, experts: Any, weights: Any, banks: Sequence[Any], feed_forward: Any) -> Any:
         experts, weights = ops.cast(experts, "int32"), ops.cast(weights, tokens.dtype)
-        return weighted_sum_over_experts(tokens, experts, weights, banks, feed_forward)
+        # Tokens are sorted by experts and back: each gets its own.
+        return layer_api.as_rows(weighted_sum_over_experts(tokens, experts, weights, banks, feed_forward), tokens)
 
     def _balance(self, probabilities: Any, experts: Any, mask: Any) -> None:
         """Adds the load-balancing loss; `mask` has a number for each token."""
