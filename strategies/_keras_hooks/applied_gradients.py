@@ -83,7 +83,7 @@ def can_meet(context: Any) -> bool:
     if tf.executing_eagerly() or not isinstance(context, ReplicaContext) or type(context) is ReplicaContext:
         return True
     share = shares.current()
-    return share is None or share.graph is None or tf.compat.v1.get_default_graph() is share.graph
+    return share is None or share.is_in_step_graph
 
 
 def apply_alone(

@@ -28,7 +28,7 @@ from strategies.batches import shares
 from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import is_fault, warn
-from strategies.engine.row_gathers import gather_rows, replicas_can_meet
+from strategies.engine.row_gathers import gather_rows
 from strategies.replica.deferred import in_shapes_only
 
 _logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ def _may_gather(share: shares.Share, given: Any, role: str, function: Any) -> bo
     if number > 1:
         where = f"each replica computes it from each of {number} micro-batches"
         fix = "Give the pipeline num_microbatches=1: the function then gets the rows of all replicas together."
-    elif not replicas_can_meet(share):
+    elif not share.is_in_step_graph:
         where = "each replica computes it from its own rows, in a function inside of the step"
         fix = (
             "Call it in the step itself, outside of that tf.function or branch; then it gets the rows of all replicas."

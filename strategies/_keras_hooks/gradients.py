@@ -108,7 +108,7 @@ def _gradient(
     stays = _stays_local()
     with _taking():
         local = original(tape, target, sources, _upstream(target, output_gradients), *args, **kwargs)
-    return _of_global_batch(local, sources, stays, is_of_batch=_is_of_batch(target))
+    return _of_global_batch(local, target, sources, stays)
 
 
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = No
     _note_gradient()
     with _taking():
         local = original(ys, xs, _upstream(ys, grad_ys), *args, **kwargs)
-    return _of_global_batch(local, xs, _stays_local(), is_of_batch=_is_of_batch(ys))
+    return _of_global_batch(local, ys, xs, _stays_local())
 
 
 def _jacobian(
@@ -187,10 +187,9 @@ def _upstream(target: Any, given: Any) -> Any:
     return tf.nest.pack_sequence_as(target, weighed)
 
 
-def _is_of_batch(target: Any) -> bool:
+def _is_of_batch(share: shares.Share, target: Any) -> bool:
     """True if losses of replicas add up to that of the global batch."""
-    share = shares.current()
-    return share is not None and not any(is_fault(share.dependence.kind(leaf)) for leaf in tf.nest.flatten(target))
+    return not any(is_fault(share.dependence.kind(leaf)) for leaf in tf.nest.flatten(target))
 
 
 def _stays_local() -> bool:
@@ -208,17 +207,17 @@ def _can_meet(share: shares.Share) -> bool:
     """True where the replicas of this process can run one collective together: in the graph of their step."""
     if tf.executing_eagerly() or type(tf.distribute.get_replica_context()) is ReplicaContext:
         return not share.in_inner_function
-    return share.graph is None or tf.compat.v1.get_default_graph() is share.graph
+    return share.is_in_step_graph
 
 
-def _of_global_batch(local: Any, sources: Any, stays: bool, *, is_of_batch: bool) -> Any:
+def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
     """Returns gradients with respect to what all replicas have alike as sums over replicas; others as they are.
 
     Args:
         local: of this replica, in the structure of `sources`.
+        target: a nest of tensors, of which they are the gradients.
         sources: a nest of variables and tensors.
         stays: whether sums are left to the optimizer.
-        is_of_batch: whether they are of a loss that is one of the global batch.
     """
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
     if share is None or engine is None or not share.in_trainer or share.num_replicas == 1:
@@ -228,7 +227,7 @@ def _of_global_batch(local: Any, sources: Any, stays: bool, *, is_of_batch: bool
     for i, source in enumerate(of):
         # Of the loss of the global batch, with respect to a row.
         is_tensor = isinstance(source, tf.Tensor) and isinstance(flat[i], tf.Tensor)
-        if is_of_batch and is_tensor and share.dependence.kind(source) is Kind.ROWS:
+        if is_tensor and share.dependence.kind(source) is Kind.ROWS and _is_of_batch(share, target):
             mark(flat[i], Kind.ROWS)
     if stays:
         for i in mine:

@@ -84,6 +84,11 @@ class Share:
         return self.num_replicas > 1 and self.graph is not None and graph is not self.graph
 
     @property
+    def is_in_step_graph(self) -> bool:
+        """True in the step itself, where all local replicas come by; in branches, loops and functions not all may."""
+        return self.graph is None or self.graph is tf.compat.v1.get_default_graph()
+
+    @property
     def is_even(self) -> bool:
         """True if all replicas are known beforehand to weigh the same."""
         if self.num_replicas == 1:

@@ -304,13 +304,8 @@ def _check_place(share: shares.Share) -> None:
         )
 
 
-def replicas_can_meet(share: shares.Share) -> bool:
-    """True in the step itself; in graphs inside of it, branches included, not all replicas may come by."""
-    return share.graph is None or tf.compat.v1.get_default_graph() is share.graph
-
-
 def _check_graph(share: shares.Share, what: str) -> None:
-    if replicas_can_meet(share):
+    if share.is_in_step_graph:
         return
     graph = tf.compat.v1.get_default_graph()
     raise ValueError(

@@ -85,7 +85,7 @@ def can_meet(share: Share) -> bool:
     """True where all replicas come by at the same time: not in branches, loops, and functions of their own."""
     if shares.is_in_microbatches():
         return False
-    return share.graph is None or share.graph is tf.compat.v1.get_default_graph()
+    return share.is_in_step_graph
 
 
 def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
