@@ -97,5 +97,6 @@ class ShardedEmbedding(keras.layers.Embedding):
             return super().call(inputs)
         indices = ops.cast(inputs, "int32")
         rows = layer_api.sharded_lookup(exchange, self._embeddings, ops.reshape(indices, (-1,)))
-        rows = ops.reshape(rows, (*ops.shape(indices), self.output_dim))
+        # They have been at other replicas, sorted by owner, and are back in the order of the indices.
+        rows = layer_api.as_rows(ops.reshape(rows, (*ops.shape(indices), self.output_dim)), indices)
         return ops.cast(rows, dtype=self.compute_dtype)
