@@ -15,6 +15,7 @@ from strategies._keras_hooks.summaries import write_scalars
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import variables_undrawn
 from strategies._keras_hooks.wrapping import engine_of
+from strategies.batches.shares import NeedsAllMicrobatchesError, joinable_microbatches
 from strategies.control_plane.preemption import Saver
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
@@ -100,6 +101,7 @@ __all__ = [
     "AxisMappings",
     "Description",
     "GradientParcel",
+    "NeedsAllMicrobatchesError",
     "ReplicaParts",
     "RowExchange",
     "SplitWeight",
@@ -117,6 +119,7 @@ __all__ = [
     "in_shapes_only",
     "in_stateless_scope",
     "is_remote",
+    "joinable_microbatches",
     "joined",
     "joined_weight",
     "lie_on_replicas",

@@ -21,9 +21,11 @@ from keras_ext.pipeline.ledger import Gates, Ledger
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
 from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
+from strategies import layer_api
 
-#: The loss of micro-batch i: takes i, the model's outputs, and the losses that layers add; returns a scalar.
-LossOf = Callable[[int, Sequence[Any], Sequence[Any]], Any]
+#: The loss of some micro-batches: takes their numbers, and for each the model's outputs, and the losses that layers
+#: add; returns a scalar.
+LossOf = Callable[[Sequence[int], Sequence[Sequence[Any]], Sequence[Sequence[Any]]], Any]
 
 #: Told of the start (False) and of the end (True) of an action, when it comes.
 ActionCallback = Callable[[Action, bool], None]
@@ -87,6 +89,8 @@ class Run:
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
         self._gates = Gates(schedule.devices)
         self._exchange = Exchange(placed, self._ledger, self._gates) if placed.crosses else None
+        # Whether the loss is computed once, of all micro-batches.
+        self._joins_losses = False
 
     @property
     def values(self) -> Sequence[Mapping[int, Any]]:
@@ -134,7 +138,7 @@ class Run:
             return
         self._forward(action)
         if action.stage == len(self._stages) - 1 and loss_of is not None:
-            self._compute_loss(action.microbatch, loss_of)
+            self._forward_ended(action.microbatch, loss_of)
 
     def _forward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
@@ -200,39 +204,62 @@ class Run:
             self._passes[key] = passes, made_of
         return self._passes[key]
 
-    def _compute_loss(self, i: int, loss_of: LossOf) -> None:
+    def _forward_ended(self, i: int, loss_of: LossOf) -> None:
+        """Computes the loss of a micro-batch, or after the last one that of all, if it looks at all rows at once."""
+        number = self._schedule.num_microbatches
+        # Where a backward pass has to begin before all micro-batches are there, each loss is computed by itself.
+        if i == 0 and number > 1 and self._schedule.runs_all_forward_first():
+            try:
+                with layer_api.joinable_microbatches():
+                    self._compute_loss([i], loss_of)
+            except layer_api.NeedsAllMicrobatchesError:
+                self._joins_losses = True
+        elif not self._joins_losses:
+            self._compute_loss([i], loss_of)
+        elif i == number - 1:
+            self._compute_loss(range(number), loss_of)
+
+    def _compute_loss(self, microbatches: Sequence[int], loss_of: LossOf) -> None:
         outputs, ledger = self._placed.outputs, self._ledger
-        predicted = [self.values[i][id(tensor)] for tensor in outputs]
+        keys = [(i, id(tensor)) for i in microbatches for tensor in outputs]
+        predicted = [self.values[i][tensor] for i, tensor in keys]
         masks = metadata_of(predicted, MASK)
         # Of an output that is a softmax or a sigmoid Keras' losses take what that was computed of.
-        logits = [ledger.logits.get((i, id(tensor))) for tensor in outputs]
+        logits = {key: ledger.logits[key] for key in keys if ledger.logits.get(key) is not None}
         added = {
             (i, "added", k, n): loss
+            for i in microbatches
             for k in range(len(self._stages))
             for n, loss in enumerate(ledger.added.get((k, i), []))
         }
         penalties = {
             ("penalty", k, n): each for k, own in sorted(ledger.penalties.items()) for n, each in enumerate(own)
         }
-        count, num_losses = len(outputs), len(added) + len(penalties)
 
         def compute(*tensors: Any) -> list[Any]:
-            own, rest = tensors[:count], iter(tensors[count + num_losses :])
-            set_metadata(own, MASK, masks)
-            set_metadata(own, LOGITS, [None if each is None else next(rest) for each in logits])
-            return [loss_of(i, own, tensors[count : count + num_losses])]
+            rest = iter(tensors)
+            own, own_added, own_penalties, own_logits = (
+                {key: next(rest) for key in of} for of in (keys, added, penalties, logits)
+            )
+            set_metadata(list(own.values()), MASK, masks)
+            set_metadata(list(own.values()), LOGITS, [own_logits.get(key) for key in keys])
+            return [
+                loss_of(
+                    microbatches,
+                    [[own[i, id(tensor)] for tensor in outputs] for i in microbatches],
+                    [
+                        [*(loss for key, loss in own_added.items() if key[0] == i), *own_penalties.values()]
+                        for i in microbatches
+                    ],
+                )
+            ]
 
-        given = [*predicted, *added.values(), *penalties.values(), *not_none(logits)]
+        given = [*predicted, *added.values(), *penalties.values(), *logits.values()]
         [loss], vjp = self._parts.passes(self._placed.part(len(self._stages) - 1), compute, [])(given)
         gradients, _ = vjp([self._parts.as_weighed(ops.ones_like(loss))])
-        upstream = iter(gradients)
-        for tensor in outputs:
-            ledger.note((i, id(tensor)), next(upstream))
-        for key in (*added, *penalties):
-            ledger.note(key, next(upstream))
-        for tensor, of_output in zip(outputs, logits, strict=True):
-            if of_output is not None:
-                ledger.note((i, id(tensor), "logits"), next(upstream))
+        noted = [*keys, *added, *penalties, *((i, tensor, "logits") for i, tensor in logits)]
+        for key, gradient in zip(noted, gradients, strict=True):
+            ledger.note(key, gradient)
 
     def _backward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,33 +28,59 @@ class BatchLoss:
         self._model = model
         self._parts = parts
         self._num_rows = cut_up.num_rows
-        _, self._labels, self._sample_weight = batch
-        self._pieces = [cut_up.split(each) for each in batch]
+        self._cut_up = cut_up
+        self._batch = batch
+        self._pieces = list(zip(*(cut_up.split(each) for each in batch), strict=True))
         self._shares = [parts.as_constant(weight) for weight in cut_up.weights()]
         self._losses: list[Any] = []
 
     def begin(self, masks: Any) -> None:
         """Takes the masks of the model's outputs, for the whole batch, in their structure, or None."""
-        self._of_batch = MicrobatchLosses(
-            self._model, self._parts, self._labels, masks, self._sample_weight, self._shares
-        )
+        self._masks = masks
+        self._of_batch = self._cut_into(self._shares)
 
-    def of(self, i: int, predicted: Sequence[Any], added: Sequence[Any]) -> Any:
-        """Returns micro-batch i's part of the loss, of the model's outputs and of losses that layers add.
+    def of(
+        self, microbatches: Sequence[int], predicted: Sequence[Sequence[Any]], added: Sequence[Sequence[Any]]
+    ) -> Any:
+        """Returns the part of the loss that one micro-batch has; of several, which are all, the loss.
+
+        Args:
+            microbatches: their numbers.
+            predicted: for each the model's outputs.
+            added: for each the losses that layers add.
 
         Raises:
             ValueError: the model's loss is no number.
         """
-        model, shares = self._model, self._shares
-        own_x, own_y, own_weight = (each[i] for each in self._pieces)
-        own_added = [self._parts.as_mean(loss, shares[i]) for loss in added]
-        with model._showing(own_added), self._of_batch.of(i):
-            loss = model._compute_loss(
-                x=own_x, y=own_y, y_pred=model._packed(predicted), sample_weight=own_weight, training=True
-            )
+        outputs = [self._model._packed(each) for each in predicted]
+        if len(microbatches) == 1:
+            [i] = microbatches
+            [own_added] = added
+            return self._computed(i, self._pieces[i], outputs[0], self._as_means(own_added, self._shares[i]))
+        means = (self._as_means(own, share) for own, share in zip(added, self._shares, strict=True))
+        weighed = [
+            [loss * ops.cast(share, loss.dtype) for loss in own] for own, share in zip(means, self._shares, strict=True)
+        ]
+        self._of_batch = self._cut_into([self._parts.as_constant(1.0)])
+        sizes = {self._num_rows} if isinstance(self._num_rows, int) else ()
+        with self._parts.split_into(1), self._parts.in_microbatches(self._batch, sizes):
+            joined = self._cut_up.join(outputs)
+            return self._computed(0, self._batch, joined, [sum(own[1:], own[0]) for own in zip(*weighed, strict=True)])
+
+    def _computed(self, i: int, batch: Sequence[Any], predicted: Any, added: Sequence[Any]) -> Any:
+        model, (x, y, sample_weight) = self._model, batch
+        with model._showing(added, self._of_batch.of(i)):
+            loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
         _check_is_number(loss)
-        self._losses.append(loss * ops.cast(shares[i], loss.dtype))
+        self._losses.append(loss * ops.cast(self._of_batch.shares[i], loss.dtype))
         return self._losses[-1] if model.optimizer is None else model.optimizer.scale_loss(self._losses[-1])
+
+    def _as_means(self, added: Sequence[Any], share: Any) -> list[Any]:
+        return [self._parts.as_mean(loss, share) for loss in added]
+
+    def _cut_into(self, shares: Sequence[Any]) -> MicrobatchLosses:
+        _, labels, sample_weight = self._batch
+        return MicrobatchLosses(self._model, self._parts, labels, self._masks, sample_weight, shares)
 
     def update(self) -> None:
         """Updates the means of losses that the model shows with those of the batch."""
@@ -109,7 +134,7 @@ def _check_is_number(loss: Any) -> None:
 
 
 class MicrobatchLosses:
-    """Has a model compute losses of micro-batches such that, weighed by their rows, they add up to those of the batch.
+    """Computes losses of micro-batches such that, weighed by their rows, they add up to those of the batch.
 
     Means over rows do so as they are. Sums do not, nor do means over what is not masked, or over weights of rows: they
     are divided by what the batch, and not the micro-batch, has of these.
@@ -126,8 +151,9 @@ class MicrobatchLosses:
     def __init__(
         self, model: Any, parts: layer_api.ReplicaParts, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]
     ) -> None:
-        self._shares = shares
-        compiled = getattr(model, "_compile_loss", None)
+        #: Of each micro-batch in the rows of the batch.
+        self.shares = shares
+        self._compiled = compiled = getattr(model, "_compile_loss", None)
         # Keras' own list of what it is to compute, and what each of them is divided by.
         self._flat: list[Any] = [] if compiled is None else compiled._flat_losses or []
         labels = keras.tree.flatten(y)
@@ -168,27 +194,20 @@ class MicrobatchLosses:
             product = product * each
         return parts.sum_over_replicas(ops.sum(product))
 
-    @contextlib.contextmanager
-    def of(self, i: int) -> Iterator[None]:
-        """Inside, the model computes the losses of micro-batch `i`, and updates no metric."""
-        changed: list[tuple[Any, str]] = []
+    def of(self, i: int) -> Any:
+        """Returns what the model is to compute the losses of micro-batch `i` with: it updates no metric.
 
-        def put(owner: Any, name: str, function: Callable[..., Any]) -> None:
-            setattr(owner, name, function)
-            changed.append((owner, name))
-
-        before = list(self._flat)
-        for place, (entry, divisor) in enumerate(zip(before, self._of_batch, strict=True)):
-            if divisor is not None:
-                self._flat[place] = entry._replace(loss=_divided(entry.loss, divisor, self._shares[i]))
-        for metric, seen in self._seen:
-            put(metric, "update_state", lambda value, sample_weight=None, seen=seen: seen.append(value))
-        try:
-            yield
-        finally:
-            self._flat[:] = before
-            for owner, name in changed:
-                delattr(owner, name)
+        A copy of Keras' object: other replicas compute with theirs before this one has ended, in a thread of their own.
+        """
+        if self._compiled is None:
+            return None
+        own = _shallow_copy(self._compiled)
+        own._flat_losses = [
+            entry if divisor is None else entry._replace(loss=_divided(entry.loss, divisor, self.shares[i]))
+            for entry, divisor in zip(self._flat, self._of_batch, strict=True)
+        ]
+        own._metrics = [_Seen(seen) for _, seen in self._seen]
+        return own
 
     def update(self, num_rows: Any) -> None:
         """Updates the means of losses with those of the batch.
@@ -197,23 +216,38 @@ class MicrobatchLosses:
             num_rows: of the batch; int, or a tensor where it is not known beforehand: Keras weighs by it only if it is.
         """
         for metric, seen in self._seen:
-            total = sum(value * ops.cast(share, value.dtype) for value, share in zip(seen, self._shares, strict=True))
+            total = sum(value * ops.cast(share, value.dtype) for value, share in zip(seen, self.shares, strict=True))
             metric.update_state(total, sample_weight=num_rows if isinstance(num_rows, int) else None)
+
+
+class _Seen:
+    """Stands in for the mean of a loss that a model shows: keeps what it is updated with."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def update_state(self, value: Any, sample_weight: Any = None) -> None:
+        del sample_weight
+        self._values.append(value)
 
 
 def _divided(loss: Any, divisor: Any, share: Any) -> Callable[..., Any]:
     """A loss that is a sum, divided, and by its micro-batch's share of the rows, by which the caller multiplies it."""
+    summed = _shallow_copy(loss)
+    summed.reduction = "sum"
 
     def computed(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        before = loss.reduction
-        loss.reduction = "sum"
-        try:
-            value = loss(y_true, y_pred, sample_weight)
-        finally:
-            loss.reduction = before
+        value = summed(y_true, y_pred, sample_weight)
         return ops.divide_no_nan(value, ops.cast(divisor * share, value.dtype))
 
     return computed
+
+
+def _shallow_copy(made: Any) -> Any:
+    """Returns another object of the same class with the same attributes: `copy.copy` would have Keras save it."""
+    own = object.__new__(type(made))
+    own.__dict__.update(made.__dict__)
+    return own
 
 
 def _at(structure: Any, path: Sequence[Any]) -> Any:

@@ -126,6 +126,16 @@ class PipelineModel(keras.Model):
         # Replicas run in threads of their own.
         self._local = threading.local()
 
+    @property
+    def _compile_loss(self) -> Any:
+        """Keras' object for the losses given to `compile`; while a replica computes losses, the replica's own copy."""
+        own = getattr(self.__dict__.get("_local"), "compile_loss", None)
+        return self.__dict__.get("_compile_loss") if own is None else own
+
+    @_compile_loss.setter
+    def _compile_loss(self, compiled: Any) -> None:
+        self.__dict__["_compile_loss"] = compiled
+
     @classmethod
     def plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
         """The config of the plain model, for files."""
@@ -343,12 +353,13 @@ class PipelineModel(keras.Model):
         return keras.tree.pack_sequence_as(self.output, list(outputs))
 
     @contextlib.contextmanager
-    def _showing(self, losses: list[Any]) -> Iterator[None]:
-        self._local.losses = losses
+    def _showing(self, losses: list[Any], compiled: Any = None) -> Iterator[None]:
+        """Inside, in this thread, these are the losses that layers add, and `compiled`, if given, computes the others."""
+        self._local.losses, self._local.compile_loss = losses, compiled
         try:
             yield
         finally:
-            self._local.losses = None
+            self._local.losses = self._local.compile_loss = None
 
     @contextlib.contextmanager
     def _flowing(self, tests: bool = False) -> Iterator[None]:

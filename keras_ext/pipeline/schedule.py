@@ -75,6 +75,13 @@ class Schedule:
         """The device on which a stage lies."""
         return stage % self.num_devices
 
+    def runs_all_forward_first(self) -> bool:
+        """True if the last stage has computed all micro-batches before the backward pass of one begins, as in GPipe."""
+        last = self.num_stages - 1
+        kinds = [action.kind for action in self.devices[self.device_of(last)] if action.stage == last]
+        forward = [kind is Kind.FORWARD for kind in kinds if kind in (Kind.FORWARD, Kind.BACKWARD)]
+        return forward == sorted(forward, reverse=True)
+
     def order(self) -> list[Action]:
         """All actions, each after those it needs, devices taking turns: an order in which one can emit them.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -90,14 +91,14 @@ def _call_loss(
     share = _share_of(getattr(loss, "fn", loss))
     if share is None or loss.reduction in (None, "none"):
         return original(loss, y_true, y_pred, sample_weight)
-    if loss not in _gathering:
+    if _remembered(loss) not in _gathering:
         with contextlib.suppress(_LooksAtSeveralRowsError), _in_state("ask"):
             return original(loss, y_true, y_pred, sample_weight)
     given = (y_true, y_pred, sample_weight)
     if not _may_gather(share, given, "loss", getattr(loss, "fn", loss)):
         with _in_state("said"):
             return original(loss, y_true, y_pred, sample_weight)
-    gathered = _gathered(given, "loss", loss, getattr(loss, "fn", loss))
+    gathered = _gathered(given, "loss", _remembered(loss), getattr(loss, "fn", loss))
     with shares.none(), _in_state("gathered"):
         value = original(loss, *gathered)
     return mark(tf.identity(value), Kind.SAME)
@@ -142,6 +143,14 @@ def _update(metric: keras.metrics.MeanMetricWrapper, values: Any, y_pred: Any, s
     reduction_metrics.Mean.update_state(metric, values, sample_weight)
 
 
+def _remembered(loss: keras.losses.Loss) -> Any:
+    """Returns what is remembered of a loss that looks at several rows: pipelines compute with copies of losses."""
+    function = getattr(loss, "fn", None)
+    if function is None:
+        return type(loss)
+    return function if inspect.isfunction(function) else loss
+
+
 def _share_of(function: Any) -> shares.Share | None:
     """The share of the replica, where a function has to be asked if it looks at several rows; else None."""
     share = shares.current()
@@ -169,10 +178,14 @@ def _in_state(state: str) -> Iterator[None]:
 def _may_gather(share: shares.Share, given: Any, role: str, function: Any) -> bool:
     """True if the rows of all replicas can be had here; else a warning says why not."""
     leaves = [leaf for leaf in tf.nest.flatten(given) if leaf is not None]
+    shares.check_needs_no_others()
     number = shares.num_microbatches()
     if number > 1:
         where = f"each replica computes it from each of {number} micro-batches"
-        fix = "Give the pipeline num_microbatches=1: the function then gets the rows of all replicas together."
+        fix = (
+            "Give the pipeline schedule='gpipe', which has all micro-batches before the first backward pass, or "
+            "num_microbatches=1: the function then gets the rows of all replicas together."
+        )
     elif not share.is_in_step_graph:
         where = "each replica computes it from its own rows, in a function inside of the step"
         fix = (

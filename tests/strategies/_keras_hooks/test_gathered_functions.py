@@ -46,7 +46,13 @@ def plain(y_true: Any, y_pred: Any) -> Any:
     return ops.mean(ops.abs(y_true - y_pred), axis=-1)
 
 
-def trained(strategy: Any, losses: dict[str, Any], metrics: Any = None, **settings: Any) -> list[Any]:
+def trained(
+    strategy: Any,
+    losses: dict[str, Any],
+    metrics: Any = None,
+    pipeline: dict[str, Any] | None = None,
+    **settings: Any,
+) -> list[Any]:
     """Returns logs and weights of a model of two outputs, trained and tested with batches that divide unevenly."""
     keras.utils.set_random_seed(1)
     with strategy.scope() if strategy else contextlib.nullcontext():
@@ -54,6 +60,8 @@ def trained(strategy: Any, losses: dict[str, Any], metrics: Any = None, **settin
         hidden = keras.layers.Dense(5, "tanh")(inputs)
         outputs = {name: keras.layers.Dense(2, name=name)(hidden) for name in Y}
         model = keras.Model(inputs, outputs)
+        if pipeline is not None:
+            model = keras_ext.PipelineModel(model, partition="uniform", **pipeline)
         model.compile(
             keras.optimizers.SGD(0.1), losses, loss_weights={"one": 0.5, "two": 2.0}, metrics=metrics, **settings
         )
@@ -90,11 +98,24 @@ def test_they_are_those_of_one_device(case: str, caplog: pytest.LogCaptureFixtur
     assert not any("plain" in text or "mae" in text for text in said)
 
 
+@pytest.mark.parametrize(("replicas", "number"), [(1, 3), (3, 1), (3, 3)])
+def test_in_pipelines_that_have_all_rows_before_the_backward_pass(replicas: int, number: int) -> None:
+    beside = {"one": keras.losses.MeanSquaredError(reduction="sum"), "two": contrastive}
+    masked = {"one": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), "two": balanced}
+    for losses, metrics in (*CASES.values(), (beside, {"one": [rmse], "two": ["mae"]}), (masked, {})):
+        expected = trained(None, losses, metrics)
+        devices = [f"CPU:{k}" for k in range(2 * replicas)]
+        strategy = strategies.MirroredStrategy(devices, mesh={"data": replicas, "pipe": 2})
+        found = trained(strategy, losses, metrics, {"num_microbatches": number, "schedule": "gpipe"})
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE, err_msg=str(losses))
+
+
 def test_in_micro_batches_the_way_out_is_said() -> None:
     with strategies.MirroredStrategy(mesh={"data": 4, "pipe": 2}).scope():
         layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(2)]
         model = keras.Sequential([keras.Input((3,)), *layers])
         model = keras_ext.PipelineModel(model, partition="uniform", num_microbatches=2)
         model.compile("sgd", balanced)
-    with pytest.warns(strategies.DifferenceWarning, match=r"'balanced' looks at several rows.*num_microbatches=1"):
+    with pytest.warns(strategies.DifferenceWarning, match=r"'balanced' looks at several rows.*gpipe.*num_microbatches=1"):
         model.fit(X, Y["one"], batch_size=11, verbose=0)
