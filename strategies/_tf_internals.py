@@ -105,8 +105,8 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 # Registry of the gradients of graphs, by name and for good. The public name of the class is the same class.
 from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
 
-# A variable without a value: memory is allocated when one is assigned.
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+# The classes of variables of one device, and of one without a value: memory is allocated when one is assigned.
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable, UninitializedVariable
 
 # Stands for the initial value of a variable that is made after its checkpoint was restored.
 from tensorflow.python.trackable.base import CheckpointInitialValue
@@ -117,6 +117,7 @@ from tensorflow.python.util import pywrap_xla_ops as xla_kernels
 __all__ = [
     "AssertCardinalityDataset",
     "AutoShardDataset",
+    "BaseResourceVariable",
     "BatchDataset",
     "CheckpointInitialValue",
     "CollectiveAllReduce",
@@ -137,6 +138,7 @@ __all__ = [
     "RegisterGradient",
     "RepeatDataset",
     "ReplicaContext",
+    "ResourceVariable",
     "ShardDataset",
     "SkipDataset",
     "SyncOnReadVariable",

@@ -27,6 +27,7 @@ from strategies._keras_hooks import (
     norms,
     optimizer_variables,
     optimizers,
+    outside_variables,
     plain_classes,
     preprocessing,
     random,
@@ -64,6 +65,7 @@ def install() -> None:
     norms.install()
     optimizers.install()
     optimizer_variables.install()
+    outside_variables.install()
     plain_classes.install()
     preprocessing.install()
     random.install()

@@ -113,6 +113,28 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         dense = self._scattered(sparse_delta)
         return super().scatter_sub(sparse_delta, use_locking, name) if dense is None else self.assign_sub(dense)
 
+    # TensorFlow's variables of several components have none of these.
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Sets slices of the variable, as :meth:`assign` does the whole."""
+        return self.assign(tf.tensor_scatter_nd_update(self, indices, updates), name=name)
+
+    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Adds to slices of the variable, as :meth:`assign` sets the whole."""
+        return self.assign(tf.tensor_scatter_nd_add(self, indices, updates), name=name)
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Subtracts from slices of the variable, as :meth:`assign` sets the whole."""
+        return self.assign(tf.tensor_scatter_nd_sub(self, indices, updates), name=name)
+
+    def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Takes the larger of slices of the variable and others, as :meth:`assign` sets the whole."""
+        return self.assign(tf.tensor_scatter_nd_max(self, indices, updates), name=name)
+
+    def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Takes the smaller of slices of the variable and others, as :meth:`assign` sets the whole."""
+        return self.assign(tf.tensor_scatter_nd_min(self, indices, updates), name=name)
+
     def _scattered(self, sparse_delta: tf.IndexedSlices) -> tf.Tensor | None:
         """Returns slices that depend on rows as a whole tensor; None if all replicas have the same."""
         share = state_writes.step_of_program()

@@ -108,8 +108,10 @@ class Noisy(keras.layers.Layer):
 class OwnStep(keras.Model):
     """A model whose step asks TensorFlow for gradients, without a tape, and for derivatives of each row."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: tf.Variable) -> None:
         super().__init__()
+        # Not tracked: it is none of the model's.
+        self.seen = [lambda: count]
         self.head = keras.layers.Dense(1)
         self.steps = keras.metrics.Sum(name="steps")
 
@@ -126,6 +128,8 @@ class OwnStep(keras.Model):
         tape.batch_jacobian(made, seen, experimental_use_pfor=False)
         tape.jacobian(made, self.head.kernel.value, experimental_use_pfor=False)
         tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(made))
+        for write in ("assign", "assign_add", "assign_sub"):
+            getattr(self.seen[0](), write)(1.0)
         loss = self.compute_loss(x, y, made)
         self.steps.update_state(drawn.categorical(ops.zeros((1, 2)), 1, seed=1)[0, 0])
         gradients = tf.gradients(loss, [v.value for v in self.trainable_variables])
@@ -172,9 +176,9 @@ def opened(folder: Path) -> None:
     keras.saving.load_model(folder / "plain.keras")
 
 
-def own_step() -> None:
-    """Trains with a step of the model's own, and two optimizers."""
-    model = OwnStep()
+def own_step(count: tf.Variable) -> None:
+    """Trains with a step of the model's own that writes a variable of one device, and two optimizers."""
+    model = OwnStep(count)
     opt = keras.optimizers
     optimizer = opt.Adagrad(0.1, weight_decay=0.1)
     if is_there("MultiOptimizer"):
@@ -232,10 +236,11 @@ def main() -> None:
     installed = wrapping.hooks()
     signatures = {name: signature(hook.original) for name, hook in installed.items()}
     hooks = {name: hook.name for name, hook in installed.items()}
+    count = tf.Variable(0.0)
     with tempfile.TemporaryDirectory() as folder, strategy.scope():
         everything(Path(folder))
         opened(Path(folder))
-        own_step()
+        own_step(count)
     on_parameter_device()
     called = dict(recorder.calls)
     recorder.calls.clear()

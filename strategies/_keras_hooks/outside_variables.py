@@ -1,0 +1,32 @@
+"""A program's step that writes a ``tf.Variable`` of one device, made outside of the strategy's scope, is warned of.
+
+Replicas have no components of such a variable: each writes it after the other. Keras' variables are checked by their
+path before (`stored_values`); TensorFlow's own are only seen where TensorFlow writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._keras_hooks.wrapping import wrap
+from strategies._tf_internals import BaseResourceVariable, ResourceVariable
+from strategies.batches import shares
+from strategies.engine import state_writes
+
+
+def install() -> None:
+    """Wraps the writes of TensorFlow's variables: scatters, and what returns the variable, end in `_lazy_read`."""
+    wrap(BaseResourceVariable, "_lazy_read", _write)
+    for name in ("assign", "assign_add", "assign_sub"):
+        wrap(ResourceVariable, name, _write)
+
+
+def _write(original: Callable[..., Any], variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
+    # TensorFlow has each component name the variable that it belongs to: the component, or its handle.
+    is_component = hasattr(variable, "_distributed_container") or hasattr(variable.handle, "_distributed_container")
+    if not is_component and shares.current() is not None:
+        state_writes.check_in_scope(variable.name.partition(":")[0], variable)
+    return original(variable, *args, **kwargs)

@@ -1,0 +1,53 @@
+"""Variables of one device that a program's step writes are warned of; those of the scope are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+WRITES: dict[str, Callable[[tf.Variable], Any]] = {
+    "assign_add": lambda v: v.assign_add(tf.ones([4])),
+    "without a value": lambda v: v.assign_add(tf.ones([4]), read_value=False),
+    "scatter": lambda v: v.scatter_nd_update([[1]], [2.0]),
+    "conditional": lambda v: tf.cond(tf.reduce_sum(v) < 9.0, lambda: v.assign_sub(tf.ones([4])), v.read_value),
+}
+
+
+class Writing(keras.Model):
+    """Writes variables in its step that it does not track."""
+
+    def __init__(self, variables: list[tf.Variable]) -> None:
+        super().__init__()
+        self.head = keras.layers.Dense(1)
+        self.written = lambda: variables
+
+    def call(self, x: Any) -> Any:
+        return self.head(x)
+
+    def train_step(self, data: Any) -> Any:
+        for variable in self.written():
+            for write in WRITES.values():
+                write(variable)
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_they_are_warned_of_where_they_are_written(run_eagerly: bool) -> None:
+    outside = tf.Variable(tf.zeros([4]), name="outside")
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        inside = tf.Variable(tf.zeros([4]), name="inside", aggregation=tf.VariableAggregation.MEAN)
+        model = Writing([outside, inside])
+        model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    with pytest.warns(strategies.DifferenceWarning) as caught:
+        model.fit(X, Y, batch_size=4, verbose=0)
+    assert all("'outside' was made outside of the strategy's scope" in str(each.message) for each in caught)
+    assert all(each.filename == __file__ for each in caught)
+    assert len({each.lineno for each in caught}) == len(WRITES)
