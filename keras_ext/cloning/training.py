@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
+
+import keras
 
 from keras_ext.cloning.state import copy_values
 from strategies import layer_api
@@ -19,13 +22,41 @@ def copy_training(old: Any, new: Any) -> None:
     """
     if not getattr(old, "compiled", False):
         return
-    new.compile_from_config(old.get_compile_config())
+    if type(old).compile is type(new).compile is keras.Model.compile:
+        # Not through `get_compile_config`, which knows functions and classes by name, and only registered ones.
+        new.compile(**_arguments(old))
+    else:
+        new.compile_from_config(old.get_compile_config())
     if old.optimizer.built:
         # Counted in the order of the weights, which Keras' own copy would not have yet.
         new.optimizer.build(new.trainable_variables)
         _copy_slots(old.optimizer, new.optimizer)
     # As its weights, which need not be the same on all processes.
     layer_api.agree_on(new.optimizer.variables)
+
+
+def _arguments(model: Any) -> dict[str, Any]:
+    """Returns the arguments with which a model was compiled; what has state is made again, without it."""
+    scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    given = {**model._compile_config.config, "auto_scale_loss": scales}
+    for name in ("optimizer", "metrics", "weighted_metrics"):
+        given[name] = keras.tree.map_structure(_made_again, given[name])
+    return given
+
+
+def _made_again(each: Any) -> Any:
+    if not isinstance(each, (keras.Optimizer, keras.Metric)):
+        return each
+    # What its config has by name only: the function of a metric, the schedule of a learning rate.
+    parts = [getattr(each, "_fn", None), getattr(each, "_learning_rate", None), getattr(each, "inner_optimizer", None)]
+    parts += [getattr(part, "_learning_rate", None) for part in parts]
+    named = [part if isinstance(part, types.FunctionType) else type(part) for part in parts if part is not None]
+    with keras.saving.custom_object_scope({part.__name__: part for part in named if not _is_of_keras(part)}):
+        return type(each).from_config(each.get_config())
+
+
+def _is_of_keras(named: Any) -> bool:
+    return str(named.__module__).partition(".")[0] in ("builtins", "keras", "tensorflow")
 
 
 def _copy_slots(old: Any, new: Any) -> None:

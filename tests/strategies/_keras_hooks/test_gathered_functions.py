@@ -117,5 +117,7 @@ def test_in_micro_batches_the_way_out_is_said() -> None:
         model = keras.Sequential([keras.Input((3,)), *layers])
         model = keras_ext.PipelineModel(model, partition="uniform", num_microbatches=2)
         model.compile("sgd", balanced)
-    with pytest.warns(strategies.DifferenceWarning, match=r"'balanced' looks at several rows.*gpipe.*num_microbatches=1"):
+    with pytest.warns(
+        strategies.DifferenceWarning, match=r"'balanced' looks at several rows.*gpipe.*num_microbatches=1"
+    ):
         model.fit(X, Y["one"], batch_size=11, verbose=0)
