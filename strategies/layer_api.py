@@ -15,7 +15,6 @@ from strategies._keras_hooks.summaries import write_scalars
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import variables_undrawn
 from strategies._keras_hooks.wrapping import engine_of
-from strategies.batches.shares import NeedsAllMicrobatchesError, joinable_microbatches
 from strategies.control_plane.preemption import Saver
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
@@ -23,6 +22,7 @@ from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
 from strategies.replica.holders import agree_on
 from strategies.replica.inputs_only import of_inputs_only
+from strategies.replica.joinable import NeedsAllMicrobatchesError, joinable_microbatches
 from strategies.replica.joined_weights import joined_weight
 from strategies.replica.memory import gathered_bytes_per_device
 from strategies.replica.parts import ReplicaParts, current_parts

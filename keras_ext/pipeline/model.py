@@ -354,7 +354,7 @@ class PipelineModel(keras.Model):
 
     @contextlib.contextmanager
     def _showing(self, losses: list[Any], compiled: Any = None) -> Iterator[None]:
-        """Inside, in this thread, these are the losses that layers add, and `compiled`, if given, computes the others."""
+        """Inside, in this thread, layers have added these losses, and `compiled`, if given, computes the others."""
         self._local.losses, self._local.compile_loss = losses, compiled
         try:
             yield

@@ -7,7 +7,6 @@ what one device has: that is a finding.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,9 @@ import tensorflow as tf
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import ReplicaContext
 from strategies.batches import shares
+from strategies.batches.program_lines import is_called_by_program
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_warnings import is_library, warn
+from strategies.batches.row_warnings import warn
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -31,7 +31,12 @@ def _all_reduce(
     original: Callable[..., Any], context: ReplicaContext, reduce_op: Any, value: Any, *args: Any, **kwargs: Any
 ) -> Any:
     share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1 or not _is_called_by_program():
+    if (
+        share is None
+        or not share.in_trainer
+        or share.num_replicas == 1
+        or not is_called_by_program("tensorflow.python.autograph")
+    ):
         return original(context, reduce_op, value, *args, **kwargs)
     op = tf.distribute.ReduceOp[reduce_op.upper()] if isinstance(reduce_op, str) else reduce_op
     kinds = {share.dependence.kind(leaf) for leaf in tf.nest.flatten(value)}
@@ -45,12 +50,3 @@ def _all_reduce(
             "taken, and means over rows are averaged over replicas. Sum sums over rows with it, or counts.",
         )
     return original(context, reduce_op, value, *args, **kwargs)
-
-
-def _is_called_by_program() -> bool:
-    """True if a user's program has called the hook, not Keras nor this package."""
-    frame: Any = sys._getframe(2)
-    # Between the two is what makes a function a hook.
-    while frame.f_globals.get("__name__", "").startswith((wrap.__module__, "tensorflow.python.autograph")):
-        frame = frame.f_back
-    return not is_library(frame.f_globals.get("__name__", ""))

@@ -19,8 +19,9 @@ from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.shapes import shapes_of
 from strategies._keras_hooks.synchronized_norms import norms_of_microbatches
 from strategies.batches import shares
+from strategies.batches.program_lines import line_of
 from strategies.batches.row_dependence import RowDependence
-from strategies.batches.row_warnings import MIXING_FIX, is_fault, line_of, mixes_rows
+from strategies.batches.row_warnings import MIXING_FIX, is_fault, mixes_rows
 from strategies.engine.findings import Finding
 from strategies.engine.strategy import MeshStrategy
 from strategies.replica.parts import current_parts

@@ -26,11 +26,12 @@ from keras.src.metrics import reduction_metrics
 
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn
 from strategies.engine.row_gathers import gather_rows
 from strategies.replica.deferred import in_shapes_only
+from strategies.replica.joinable import check_needs_no_others
 
 _logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ def _in_state(state: str) -> Iterator[None]:
 def _may_gather(share: shares.Share, given: Any, role: str, function: Any) -> bool:
     """True if the rows of all replicas can be had here; else a warning says why not."""
     leaves = [leaf for leaf in tf.nest.flatten(given) if leaf is not None]
-    shares.check_needs_no_others()
+    check_needs_no_others()
     number = shares.num_microbatches()
     if number > 1:
         where = f"each replica computes it from each of {number} micro-batches"

@@ -31,8 +31,8 @@ from keras.src.optimizers import base_optimizer
 from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
 from strategies._tf_internals import ReplicaContext, gradient_record
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn_of
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.row_sharded_variables import is_row_sharded

@@ -31,8 +31,8 @@ from keras.src.trainers import trainer as keras_trainer
 from strategies._keras_hooks import gathered_functions
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import warn_of, warn_of_mixed_rows
 
 _BY_COUNT = ("sum_over_batch_size", "mean")

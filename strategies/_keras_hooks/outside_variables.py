@@ -14,6 +14,7 @@ import tensorflow as tf
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import BaseResourceVariable, ResourceVariable
 from strategies.batches import shares
+from strategies.batches.program_lines import is_called_by_program
 from strategies.engine import state_writes
 
 
@@ -27,6 +28,10 @@ def install() -> None:
 def _write(original: Callable[..., Any], variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
     # TensorFlow has each component name the variable that it belongs to: the component, or its handle.
     is_component = hasattr(variable, "_distributed_container") or hasattr(variable.handle, "_distributed_container")
-    if not is_component and shares.current() is not None:
+    if (
+        not is_component
+        and shares.current() is not None
+        and is_called_by_program("tensorflow", "functools", "contextlib")
+    ):
         state_writes.check_in_scope(variable.name.partition(":")[0], variable)
     return original(variable, *args, **kwargs)

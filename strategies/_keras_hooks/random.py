@@ -23,8 +23,8 @@ from keras.src.random import seed_generator
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_counts import RowCount
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import warn
 from strategies.replica import drawing
 from strategies.replica.recomputed import check_seeded

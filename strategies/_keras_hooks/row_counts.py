@@ -1,4 +1,4 @@
-"""Keras' `ops.shape`: the number of rows of a replica, where it is known beforehand, says that it is one."""
+"""`ops.shape` and `tf.size`: the number of rows of a replica, where it is known beforehand, says that it is one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from strategies.batches.row_counts import RowCount
 
 
 def install() -> None:
-    """Wraps the reading of shapes."""
+    """Wraps the reading of shapes and sizes."""
     wrap(core, "shape", _shape)
+    wrap(tf, "size", _size)
+
+
+def _size(original: Callable[..., Any], input: Any, out_type: tf.DType | None = None, name: str | None = None) -> Any:
+    share = shares.current()
+    if share is None or not share.in_trainer or share.num_replicas == 1 or not isinstance(input, tf.Tensor):
+        return original(input, out_type, name)
+    # TensorFlow would make it a constant where the shape is known, which does not show what it is the size of.
+    return tf.raw_ops.Size(input=input, out_type=out_type or tf.int32, name=name)
 
 
 def _shape(original: Callable[[Any], Any], x: Any) -> Any:

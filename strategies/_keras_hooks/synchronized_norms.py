@@ -18,8 +18,8 @@ from keras.src.layers.normalization import batch_normalization
 
 from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import warn
 from strategies.engine.findings import Finding
 

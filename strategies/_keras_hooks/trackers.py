@@ -17,8 +17,9 @@ from keras.src.metrics import reduction_metrics
 
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
+from strategies.batches.program_lines import line_of
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_warnings import description, is_fault, line_of, warn
+from strategies.batches.row_warnings import description, is_fault, warn
 
 _FIX = (
     "Give it a number for each row, a mean or a sum over rows, or what is computed from the rows of all replicas, "

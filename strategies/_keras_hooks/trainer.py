@@ -34,7 +34,7 @@ from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
 from strategies.batches.padding import Source
 from strategies.batches.prefetch import ReadAheadIterator
-from strategies.batches.row_dependence import mark_reduced
+from strategies.batches.row_marks import mark_reduced
 from strategies.batches.sharding import AgreedIterator
 from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 
 
 class RowCount(int):

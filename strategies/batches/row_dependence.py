@@ -1,47 +1,34 @@
 """The dependence of a running step's tensors on their replica's rows, found from the operations that made them.
 
-In a graph, the operations behind a tensor can be inspected, through calls of functions too. Eager operations leave
-nothing behind: there each tensor is marked when it is made.
+In a graph, the operations that made a tensor can be inspected, through calls of functions too. Tensors that are not in
+a graph are marked when they are made (`row_marks`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from strategies._tf_internals import op_callbacks
+from strategies.batches.row_constants import attribute_of, constant_of, is_filled
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
-from strategies.batches.row_layouts import layout_of
-from strategies.batches.row_origins import Made
-from strategies.batches.row_rules import joined, kind_of
-
-_MARK = "_keras_strategies_row_kind"
-_LAYOUT = "_keras_strategies_row_layout"
-_SUMMED = "_keras_strategies_summed_over_rows"
-_REDUCED = "_keras_strategies_reduced"
-_PARTS = "_keras_strategies_parts"
-_MADE = "_keras_strategies_made"
-# Eager operations that are remembered although what they make has rows, or seems to: see `row_terms`.
-_REMEMBERED = (
-    "ScatterNd",
-    "TensorScatterAdd",
-    "Transpose",
-    "UnsortedSegmentMax",
-    "UnsortedSegmentMin",
-    "UnsortedSegmentSum",
+from strategies.batches.row_marks import (
+    Found,
+    Sizes,
+    by_rules,
+    is_marked_summed,
+    is_marking,
+    mark,
+    marked_kind,
+    marked_layout,
+    marked_operation,
+    marked_parts,
 )
-_REMEMBERED_OF_ALL = ("Bincount", "DenseBincount", "BatchMatMulV2", "MatMul")
-# While tensors that are made in this thread, outside of graphs, are marked: numbers of rows, see `RowDependence`.
-_marking: contextvars.ContextVar[Sizes | None] = contextvars.ContextVar("keras_strategies_marking", default=None)
-# Elements up to which TensorFlow makes `tf.ones` and the like constants, while it traces.
-_LARGEST_FOLDED_FILL = 999
+from strategies.batches.row_origins import Made
+from strategies.batches.row_rules import joined
+
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _LOOPS = ("StatelessWhile", "While")
 _BRANCHES = {
@@ -50,60 +37,8 @@ _BRANCHES = {
     "StatelessCase": ("branches",),
     "StatelessIf": ("then_branch", "else_branch"),
 }
-_COMPUTED: dict[str, Any] = {
-    "AddV2": np.add,
-    "ConcatV2": lambda *values: np.concatenate(values[:-1], int(values[-1])),
-    "ExpandDims": lambda value, dim: np.expand_dims(value, int(dim)),
-    "FloorMod": np.mod,
-    "Mul": np.multiply,
-    "Pack": lambda *values: np.stack(values),
-    "Range": np.arange,
-    "Sub": np.subtract,
-}
 _LARGEST_NUMBER_OF_ROUNDS = 8
-# The kind of a tensor, and the place of the rows in it.
-_Found = tuple[Kind, Layout]
-_FIXED: _Found = (Kind.SAME, ROW_MAJOR)
-
-
-def mark(value: Any, kind: Kind) -> Any:
-    """Marks a tensor as of a kind, for whoever asks later; returns it."""
-    if isinstance(value, tf.Tensor):
-        setattr(value, _MARK, kind)
-    return value
-
-
-def mark_summed(value: Any) -> Any:
-    """Marks a tensor as a sum over the rows of all replicas, and so the same on all; returns it."""
-    if isinstance(value, tf.Tensor):
-        setattr(value, _SUMMED, True)
-    return mark(value, Kind.SAME)
-
-
-def mark_reduced(values: Any) -> Any:
-    """Says of the tensors in a nest that they are results over all replicas, such as metrics; returns it."""
-    for leaf in tf.nest.flatten(values):
-        if isinstance(leaf, tf.Tensor):
-            setattr(leaf, _REDUCED, True)
-    return values
-
-
-def is_reduced(value: Any) -> bool:
-    """True if a value is the same on all replicas of all processes, because all have given their part of it."""
-    return hasattr(value, _REDUCED)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers of rows that are known beforehand.
-
-    Attributes:
-        of_replica: that one replica has at a time.
-        of_all: that the batch has on all replicas.
-    """
-
-    of_replica: Collection[int] = ()
-    of_all: Collection[int] = ()
+_FIXED: Found = (Kind.SAME, ROW_MAJOR)
 
 
 @dataclass(frozen=True)
@@ -112,7 +47,7 @@ class _Call:
 
     op: Any
     outer: _Call | None
-    given: tuple[_Found, ...] | None = None
+    given: tuple[Found, ...] | None = None
 
 
 class _Place(NamedTuple):
@@ -148,9 +83,9 @@ class RowDependence:
         self.sizes = Sizes(num_rows, num_all)
         self._is_marked = is_marked
         self._of_microbatches = of_microbatches
-        self._known: dict[tuple[int, int], _Found] = {}
+        self._known: dict[tuple[int, int], Found] = {}
         # Of conditionals and loops, what each makes.
-        self._results: dict[tuple[int, int], list[_Found]] = {}
+        self._results: dict[tuple[int, int], list[Found]] = {}
         # One for each call, so that the places in it have one key.
         self._calls: dict[tuple[int, int], _Call] = {}
         self._said: dict[int, Any] = {}
@@ -162,8 +97,7 @@ class RowDependence:
         if not isinstance(value, tf.Tensor):
             return Kind.SAME
         if hasattr(value, "numpy"):
-            marked: Kind = getattr(value, _MARK, Kind.SAME if self._has_marks() else Kind.ROWS)
-            return marked
+            return marked_kind(value) or (Kind.SAME if self._has_marks() else Kind.ROWS)
         kind, layout = self._found(_Place(value, None))
         return Kind.COUNT if layout.may_count and value.shape.rank == 0 else kind
 
@@ -214,17 +148,16 @@ class RowDependence:
     def parts(self, value: tf.Tensor) -> list[tuple[Kind, Any]]:
         """Returns of what a vector is joined: for each part its kind and its size, int or int32 scalar, in order."""
         if hasattr(value, "numpy"):
-            return _eager_parts(value) if self._has_marks() else [(Kind.ROWS, int(value.shape[0]))]
+            return marked_parts(value) if self._has_marks() else [(Kind.ROWS, int(value.shape[0]))]
         return self._parts(_Place(value, None))
 
     def made(self, value: tf.Tensor) -> Made | None:
         """Returns the operation that made a tensor; None if it is not known, or a function's."""
         if hasattr(value, "numpy"):
-            made: Made | None = getattr(value, _MADE, None)
-            return made
+            return marked_operation(value)
         place: _Place | None = _Place(value, None)
         while place is not None and place.tensor.op.type == "Placeholder":
-            if hasattr(place.tensor, _MARK):
+            if marked_kind(place.tensor) is not None:
                 return None
             place = _source_of(place)
             if place is not None and hasattr(place.tensor, "numpy"):
@@ -232,15 +165,15 @@ class RowDependence:
         if place is None or _body_of(place.tensor.op) is not None:
             return None
         op = place.tensor.op
-        return Made(op.type, list(op.inputs), place.tensor.value_index, lambda name: _attribute(op, name))
+        return Made(op.type, list(op.inputs), place.tensor.value_index, lambda name: attribute_of(op, name))
 
     def _has_marks(self) -> bool:
         """True if tensors that are not in a graph are marked: one without a mark is the same on all replicas."""
-        return self._is_marked or _marking.get() is not None
+        return self._is_marked or is_marking()
 
     # ---- graphs
 
-    def _found(self, place: _Place) -> _Found:
+    def _found(self, place: _Place) -> Found:
         """Goes down to where the kind is known, and comes back up: graphs are deeper than Python's stack."""
         waiting = [place]
         while waiting:
@@ -258,13 +191,13 @@ class RowDependence:
             waiting.pop()
         return self._known[place.key]
 
-    def _look(self, place: _Place) -> tuple[_Found | None, list[_Place]]:
+    def _look(self, place: _Place) -> tuple[Found | None, list[_Place]]:
         """Returns the kind of a tensor, if it is known by itself, or of what it is made."""
         tensor, call = place
-        is_partial = self._of_microbatches and hasattr(tensor, _SUMMED)
-        kind = None if is_partial else getattr(tensor, _MARK, None)
+        is_partial = self._of_microbatches and is_marked_summed(tensor)
+        kind = None if is_partial else marked_kind(tensor)
         if kind is not None or hasattr(tensor, "numpy"):
-            return (kind or Kind.SAME, getattr(tensor, _LAYOUT, ROW_MAJOR)), []
+            return (kind or Kind.SAME, marked_layout(tensor)), []
         op = tensor.op
         if op.type == "Placeholder":
             if call is not None and call.given is not None:
@@ -279,7 +212,7 @@ class RowDependence:
             return None, [_Place(body.outputs[tensor.value_index], inner)]
         return None, [_Place(each, call) for each in op.inputs]
 
-    def _made(self, place: _Place, sources: Sequence[_Place]) -> _Found:
+    def _made(self, place: _Place, sources: Sequence[_Place]) -> Found:
         tensor, call = place
         op = tensor.op
         found = [self._known[each.key] for each in sources]
@@ -292,15 +225,15 @@ class RowDependence:
             return self._results[key][tensor.value_index]
         if op.type == "Const" and self._is_shape(tensor):
             return Kind.SAME, Layout(may_count=True)
-        return _result(
+        return by_rules(
             Op(
-                "Fill" if _is_filled(op) else op.type,
+                "Fill" if is_filled(op) else op.type,
                 [kind for kind, _ in found],
                 [each.shape.as_list() if each.shape.rank is not None else None for each in op.inputs],
                 tensor.shape.rank,
                 tensor.value_index,
-                lambda i: _constant(op.inputs[i]),
-                lambda name: _attribute(op, name),
+                lambda i: constant_of(op.inputs[i]),
+                lambda name: attribute_of(op, name),
                 self.sizes.of_replica,
                 tensor.shape[0] if tensor.shape.rank else None,
                 [layout for _, layout in found],
@@ -317,7 +250,7 @@ class RowDependence:
             return False
         return int(tf.get_static_value(tensor)[0]) in self.sizes.of_replica
 
-    def _of_loop(self, op: Any, given: Sequence[_Found]) -> list[_Found]:
+    def _of_loop(self, op: Any, given: Sequence[Found]) -> list[Found]:
         """Returns what a loop makes of its variables: what each turn may make of what the one before made."""
         body = _graph_of(op, op.get_attr("body").name)
         if body is None:
@@ -336,7 +269,7 @@ class RowDependence:
         )
         return [(Kind.UNKNOWN, ROW_MAJOR) if carries and kind.has_rows else (kind, layout) for kind, layout in state]
 
-    def _of_branches(self, op: Any, given: Sequence[_Found]) -> list[_Found]:
+    def _of_branches(self, op: Any, given: Sequence[Found]) -> list[Found]:
         condition, *rest = given
         listed = op.get_attr("branches") if op.type in ("Case", "StatelessCase") else None
         names = [each.name for each in listed or [op.get_attr(name) for name in _BRANCHES[op.type]]]
@@ -350,7 +283,7 @@ class RowDependence:
             return first
         return [each if each[0].is_fixed else (Kind.UNKNOWN, each[1]) for each in first]
 
-    def _of_body(self, op: Any, body: Any, given: Sequence[_Found]) -> list[_Found]:
+    def _of_body(self, op: Any, body: Any, given: Sequence[Found]) -> list[Found]:
         """Returns what a function makes of inputs of these kinds."""
         call = _Call(op, None, tuple(given))
         found = [self._found(_Place(each, call)) for each in body.outputs]
@@ -368,7 +301,7 @@ class RowDependence:
     def _parts_behind(self, place: _Place) -> list[tuple[Kind, Any]]:
         """Those of what a vector is made of, if it only joins, hands on or renames; else none."""
         tensor, call = place
-        if hasattr(tensor, _MARK) or hasattr(tensor, "numpy"):
+        if marked_kind(tensor) is not None or hasattr(tensor, "numpy"):
             return []
         op = tensor.op
         body = _body_of(op)
@@ -411,12 +344,7 @@ def _position(tensor: Any) -> int:
     return next(i for i, each in enumerate(tensor.graph.inputs) if each is tensor)
 
 
-def _result(op: Op) -> _Found:
-    kind = kind_of(op)
-    return kind, layout_of(op, kind)
-
-
-def _joined(one: _Found, other: _Found) -> _Found:
+def _joined(one: Found, other: Found) -> Found:
     """Returns the kind, and the place of rows, of what is one or the other."""
     if one == other:
         return one
@@ -426,155 +354,3 @@ def _joined(one: _Found, other: _Found) -> _Found:
     if kind.has_rows and one[1].axis != other[1].axis:
         return Kind.UNKNOWN, ROW_MAJOR
     return kind, one[1]
-
-
-def _constant(tensor: Any) -> Any:
-    """The value of a tensor of a graph, an array, if it is known; of a number taken from a known shape, too."""
-    value = tf.get_static_value(tensor)
-    if value is not None or hasattr(tensor, "numpy"):
-        return value
-    op = tensor.op
-    if op.type == "StridedSlice" and op.get_attr("shrink_axis_mask") == 1:
-        whole, begin = (_constant(each) for each in list(op.inputs)[:2])
-        return None if whole is None or begin is None or begin.size != 1 else np.asarray(whole[int(begin[0])])
-    if op.type == "Prod" and op.inputs[0].shape.rank == 1:
-        whole = _constant(op.inputs[0])
-        return None if whole is None else np.prod(whole)
-    if op.type in ("Cast", "Identity"):
-        return _constant(op.inputs[0])
-    if op.type in _COMPUTED and tensor.dtype.is_integer:
-        # Numbers of dimensions, and permutations of them.
-        values = [_constant(each) for each in op.inputs]
-        return None if any(each is None for each in values) else np.asarray(_COMPUTED[op.type](*values))
-    return None
-
-
-def _is_filled(op: Any) -> bool:
-    """True for a constant that TensorFlow has put in the place of a small `Fill`: ones in a shape that is known."""
-    if op.type != "Const" or (op.outputs[0].shape.num_elements() or 0) > _LARGEST_FOLDED_FILL:
-        return False
-    value = tf.get_static_value(op.outputs[0])
-    if value is None or value.ndim < 2 or not value.size:
-        return False
-    # With one row a factor of a user's, such as [[0.01]], looks like it. Positions are counted in integers.
-    may_be_of_rows = value.shape[0] > 1 or not np.issubdtype(value.dtype, np.floating)
-    return may_be_of_rows and bool(np.all(value == value.flat[0]))
-
-
-def _attribute(op: Any, name: str) -> Any:
-    try:
-        return op.get_attr(name)
-    except ValueError:
-        return None
-
-
-# ---- operations that run as they are called
-
-
-@contextlib.contextmanager
-def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
-    """Marks arguments of a step; inside, in this thread, tensors as they are made, unless they are of a graph.
-
-    In a graph their operations show what they are made of, but for the arguments: how a batch was cut is no part of the
-    step. May be entered again: micro-batches of a replica have other numbers of rows than the replica.
-
-    Args:
-        arguments: of the step: what has rows in it.
-        sizes: the numbers of rows that are known.
-    """
-    for leaf in tf.nest.flatten(arguments):
-        for each in tf.nest.flatten(leaf, expand_composites=True):
-            if not isinstance(each, tf.Tensor) or each.dtype in (tf.resource, tf.variant):
-                continue
-            if each.shape.rank != 0 or tf.executing_eagerly():
-                mark(each, Kind.ROWS)
-        if isinstance(leaf, tf.SparseTensor):
-            mark(leaf.dense_shape, Kind.SHAPE)
-    if not tf.executing_eagerly():
-        yield
-        return
-    callback = _callback() if _marking.get() is None else contextlib.nullcontext()
-    token = _marking.set(sizes)
-    try:
-        with callback:
-            yield
-    finally:
-        _marking.reset(token)
-
-
-@contextlib.contextmanager
-def _callback() -> Iterator[None]:
-    """Inside, TensorFlow tells of each operation."""
-    # Replicas' threads have one list of callbacks: each has its own in it, which leaves the others' tensors alone.
-    thread = threading.get_ident()
-
-    def note(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
-        sizes = _marking.get()
-        if graph is None and sizes is not None and threading.get_ident() == thread:
-            name = op_type.decode() if isinstance(op_type, bytes) else op_type
-            _mark_outputs(name, list(inputs), attrs or (), list(outputs), sizes)
-
-    op_callbacks.add_op_callback(note)
-    try:
-        yield
-    finally:
-        op_callbacks.remove_op_callback(note)
-
-
-def _mark_outputs(name: str, inputs: list[Any], attrs: Sequence[Any], outputs: list[Any], sizes: Sizes) -> None:
-    kinds = [getattr(each, _MARK, Kind.SAME) for each in inputs]
-    layouts = [getattr(each, _LAYOUT, ROW_MAJOR) for each in inputs]
-    named = dict(zip(attrs[::2], attrs[1::2], strict=False))
-
-    def constant(i: int) -> Any:
-        return inputs[i].numpy() if kinds[i] is Kind.SAME and inputs[i].dtype != tf.variant else None
-
-    for index, output in enumerate(outputs):
-        if not isinstance(output, tf.Tensor) or output.dtype == tf.resource:
-            continue
-        kind, layout = _result(
-            Op(
-                name,
-                kinds,
-                [_shape(each) for each in inputs],
-                output.shape.rank,
-                index,
-                constant,
-                named.get,
-                sizes.of_replica,
-                output.shape[0] if output.shape.rank else None,
-                layouts,
-                _shape(output),
-                sizes.of_all,
-                output.dtype.is_integer,
-            )
-        )
-        if kind is not Kind.SAME:
-            mark(output, kind)
-            if _is_remembered(name, kind, inputs):
-                setattr(output, _MADE, Made(name, inputs, index, named.get))
-        if layout != ROW_MAJOR:
-            setattr(output, _LAYOUT, layout)
-        if name == "ConcatV2" and output.dtype.is_integer and output.shape.rank == 1:
-            setattr(output, _PARTS, [part for each in inputs[:-1] for part in _eager_parts(each)])
-        elif name in ("Reshape", "Identity", "Cast") and hasattr(inputs[0], _PARTS) and output.shape.rank == 1:
-            setattr(output, _PARTS, getattr(inputs[0], _PARTS))
-
-
-def _is_remembered(name: str, kind: Kind, inputs: Sequence[Any]) -> bool:
-    """True of operations whose inputs are kept: of what has no rows, which is small, and of few others."""
-    if name in _REMEMBERED or not kind.has_rows:
-        return True
-    if name in _REMEMBERED_OF_ALL:
-        return kind is not Kind.ROWS
-    return all(hasattr(each, _MADE) or not hasattr(each, _MARK) for each in inputs)
-
-
-def _eager_parts(value: Any) -> list[tuple[Kind, Any]]:
-    parts: list[tuple[Kind, Any]] | None = getattr(value, _PARTS, None)
-    return [(getattr(value, _MARK, Kind.SAME), int(value.shape[0]))] if parts is None else parts
-
-
-def _shape(value: Any) -> list[int | None] | None:
-    shape = value.shape if isinstance(value, tf.Tensor) else None
-    return None if shape is None or shape.rank is None else list(shape.as_list())

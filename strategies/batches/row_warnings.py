@@ -5,12 +5,12 @@ Every finding inside a step goes through :func:`warn`, so that `strict` can turn
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
 import tensorflow as tf
 
+from strategies.batches.program_lines import line_of, program_frame
 from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
 
@@ -84,12 +84,6 @@ MIXING_FIX = (
     "strategies.global_rows(x); for the mean and variance of a layer, keras.layers.BatchNormalization("
     "synchronized=True) does that."
 )
-_LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
-
-
-def is_library(module: str) -> bool:
-    """True of a module's name that is none of a user's program."""
-    return module.partition(".")[0] in _LIBRARIES
 
 
 def is_fault(kind: Kind) -> bool:
@@ -138,18 +132,6 @@ def description(kind: Kind) -> str:
     return _FAULTS[kind]
 
 
-def line_of(tensor: Any) -> tuple[str, int] | None:
-    """Returns the file and the line of the program that made a tensor; None if that is not known: it has no graph."""
-    if hasattr(tensor, "numpy"):
-        return None
-    files = [sys.modules[name].__file__ or "" for name in _LIBRARIES if name in sys.modules]
-    folders = tuple(each.removesuffix("__init__.py") for each in files)
-    for frame in reversed(tensor.op.traceback):
-        if not frame.filename.startswith((*folders, "<")):
-            return frame.filename, int(frame.lineno)
-    return None
-
-
 def warn(difference: str, fix: str, line: tuple[str, int] | None = None) -> None:
     """Warns once for each line of the program, as from that line.
 
@@ -159,13 +141,7 @@ def warn(difference: str, fix: str, line: tuple[str, int] | None = None) -> None
         fix: what to write instead; a whole sentence.
         line: the program's file and line, if they are not those of the function that is running: see :func:`line_of`.
     """
-    frame: Any = sys._getframe(1)
-    program = frame
-    while frame is not None:
-        if not is_library(frame.f_globals.get("__name__", "")):
-            program = frame
-            break
-        frame = frame.f_back
+    program = program_frame()
     # As from the program's own line; Python remembers there which warnings it has shown.
     known = program.f_globals.setdefault("__warningregistry__", {})
     file, number = line or (program.f_code.co_filename, program.f_lineno)

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from strategies.batches.row_dependence import RowDependence, Sizes, mark, marking
+from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import Sizes, mark, marking
 from strategies.batches.rows import Rows
 from strategies.evenly import even_bounds
 
@@ -217,45 +218,6 @@ def split_into(number: int) -> Iterator[None]:
         yield
     finally:
         _num_microbatches.reset(token)
-
-
-class NeedsAllMicrobatchesError(Exception):
-    """A loss looks at all rows of a replica at once, and was given those of one micro-batch.
-
-    Raised inside of :func:`joinable_microbatches` only.
-    """
-
-
-_are_joinable: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_joinable", default=False)
-
-
-@contextlib.contextmanager
-def joinable_microbatches() -> Iterator[None]:
-    """Inside, a loss that looks at several rows raises :class:`NeedsAllMicrobatchesError`: the caller joins the rows.
-
-    Example, in a pipeline whose schedule computes all micro-batches forward first:
-
-        try:
-            with layer_api.joinable_microbatches():
-                loss = loss_of(first_microbatch)
-        except layer_api.NeedsAllMicrobatchesError:
-            loss = loss_of(joined(microbatches))
-    """
-    token = _are_joinable.set(True)
-    try:
-        yield
-    finally:
-        _are_joinable.reset(token)
-
-
-def check_needs_no_others() -> None:
-    """Called by what looks at several rows, and has those of one of several micro-batches.
-
-    Raises:
-        NeedsAllMicrobatchesError: the caller can join them.
-    """
-    if _are_joinable.get() and num_microbatches() > 1:
-        raise NeedsAllMicrobatchesError
 
 
 def num_microbatches() -> int:

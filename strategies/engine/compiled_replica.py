@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import ReplicaContext, xla_kernels
 from strategies.batches import padding, shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.shares import Share
 
 #: Of what graphs have to take arguments and to return values. They are no operations that run.

@@ -13,9 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.batches.row_dependence import RowDependence, is_reduced
+from strategies.batches.program_lines import line_of
+from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_warnings import description, is_fault, line_of, warn
+from strategies.batches.row_marks import is_reduced
+from strategies.batches.row_warnings import description, is_fault, warn
 from strategies.batches.shares import Share
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.engine.layout import ReplicaLayout, local_values

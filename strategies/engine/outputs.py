@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
-from strategies.batches.row_dependence import is_reduced
+from strategies.batches.row_marks import is_reduced
 from strategies.batches.row_warnings import warn_of_mixed_rows
 from strategies.batches.rows import is_batch, is_tensor, take_rows
 from strategies.batches.shares import Share

@@ -25,8 +25,8 @@ from strategies._tf_internals import (
 )
 from strategies.batches import first_batch, inputs, sharding
 from strategies.batches.agreement import Agreement
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.rows import num_rows
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.fixed_order import sum_in_order

@@ -23,8 +23,8 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.batches import row_warnings, shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.row_terms import NoTermsError, Term, Terms, linear
 from strategies.batches.shares import Share
 

@@ -32,7 +32,7 @@ from strategies._tf_internals import (
     tf_convert,
 )
 from strategies.batches import inputs, shares
-from strategies.batches.row_dependence import marking
+from strategies.batches.row_marks import marking
 from strategies.batches.rows import lend_rows, rows_of
 from strategies.collectives import gate
 from strategies.engine.context import StepContext, trainer_call

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import MirroredVariable, SyncOnReadVariable, get_update_replica_id
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.engine import metric_writes, state_writes
 
 #: Sums over all replicas of metric state, by the references of the variables; None while none are held.

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from strategies import planning
 from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.collectives.bucket_slices import Slice, SlicedBucket
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups

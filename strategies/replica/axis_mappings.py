@@ -18,8 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.collectives.base import Collectives
 from strategies.replica.deferred import in_shapes_only
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark, mark_summed
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark, mark_summed
 from strategies.batches.row_warnings import warn_of
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ProcessGroups

@@ -23,8 +23,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.batches.row_dependence import RowDependence, mark
+from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.collectives.fixed_order import sum_in_order
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.collectives.channel import Channel
 from strategies.collectives.clocks import offset_to_first
 from strategies.collectives.process_group import from_wire, to_wire, wire_dtype

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from strategies.batches import shares
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.replica.refused_gradients import recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
 from strategies.replica.stand_ins import MadeOfCapture, StandIns

@@ -58,6 +58,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "contrastive loss function",
         f"{_HOOKS}/test_gathered_functions.py::test_they_are_those_of_one_device",
     ),
+    "such a loss in a pipeline": (
+        f"{_HOOKS}/test_gathered_functions.py::test_in_pipelines_that_have_all_rows_before_the_backward_pass",
+        f"{_HOOKS}/test_gathered_functions.py::test_in_micro_batches_the_way_out_is_said",
+    ),
     "`metric.update_state(value)`": ("trackers of means, sums and rows",),
     "a log that is a mean": ("logs of each kind",),
     "a log that is a root": (f"{_HOOKS}/test_kinds.py::test_what_cannot_be_put_together_is_said",),
@@ -70,6 +74,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "a metric class of your own": (
         "loss function that is a root; F1, largest error and ranks as metrics",
         f"{_ENGINE}/test_state_writes.py::test_state_of_metrics_that_is_no_sum_is_said",
+    ),
+    "a `tf.Variable` that was made outside": (
+        f"{_HOOKS}/test_outside_variables.py::test_they_are_warned_of_where_they_are_written",
     ),
     "a layer that mixes rows": (
         f"{_HOOKS}/test_kinds.py::test_layers_that_mix_rows_are_said_and_found",

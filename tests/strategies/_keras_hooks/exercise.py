@@ -130,7 +130,7 @@ class OwnStep(keras.Model):
         tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(made))
         for write in ("assign", "assign_add", "assign_sub"):
             getattr(self.seen[0](), write)(1.0)
-        loss = self.compute_loss(x, y, made)
+        loss = self.compute_loss(x, y, made) + 0.0 * tf.cast(tf.size(made), "float32")
         self.steps.update_state(drawn.categorical(ops.zeros((1, 2)), 1, seed=1)[0, 0])
         gradients = tf.gradients(loss, [v.value for v in self.trainable_variables])
         self.optimizer.apply(gradients, self.trainable_variables)

@@ -27,7 +27,7 @@ class Writing(keras.Model):
     def __init__(self, variables: list[tf.Variable]) -> None:
         super().__init__()
         self.head = keras.layers.Dense(1)
-        self.written = lambda: variables
+        self.written: Callable[[], list[tf.Variable]] = lambda: variables
 
     def call(self, x: Any) -> Any:
         return self.head(x)

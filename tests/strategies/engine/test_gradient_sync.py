@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
-from strategies.batches.row_dependence import mark
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
 from strategies.batches.rows import Rows
 from strategies.batches.shares import Share, divide
 from strategies.engine.gradient_sync import Accumulation, GradientSync
