@@ -185,7 +185,10 @@ def linear(
     go_on = {"same": same, "mean": mean, "total": total}
     if made is not None and (made.type in _ADDITIONS or made.type in _UNCHANGED) and kind in _HAVE_NO_ROWS:
         first = made.inputs if made.type in _ADDITIONS else made.inputs[:1]
-        if all(dependence.kind(each) in _HAVE_NO_ROWS for each in first):
+        if first[0].dtype != value.dtype and not first[0].dtype.is_floating:
+            # A count is replaced after it was cast; before, only whether it is one can be told.
+            linear(dependence, first[0], same=_refused, mean=_refused, total=_unchanged)
+        elif all(dependence.kind(each) in _HAVE_NO_ROWS for each in first):
             parts = [linear(dependence, each, **go_on) for each in first]
             return made.repeat([*parts, *list(made.inputs)[len(parts) :]])
     if kind is Kind.SAME:
@@ -201,3 +204,11 @@ def linear(
     if kind in (Kind.SUM, Kind.COUNT):
         return total(value)
     raise NoTermsError
+
+
+def _refused(value: Any) -> Any:
+    raise NoTermsError
+
+
+def _unchanged(value: Any) -> Any:
+    return value

@@ -292,11 +292,12 @@ def test_a_stage_writes_once_for_each_microbatch() -> None:
             model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1, kernel_initializer="ones")])
             model = keras_ext.PipelineModel(model, **split) if split else model
             model.compile("sgd", "mse")
-        model.fit(X[:8], Y[:8], batch_size=4, shuffle=False, verbose=0)
+        # Of a size that is not known beforehand.
+        model.fit(tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(4), shuffle=False, verbose=0)
         return {"floats": [each.numpy() for each in model.non_trainable_variables if each.shape == (3,)]}
 
-    pipeline = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"data": 1, "pipe": 2})
-    sums = {name: EQUAL[name] for name in ("sum", "subtracted")}
+    pipeline = strategies.MirroredStrategy([f"CPU:{k}" for k in range(4)], mesh={"data": 2, "pipe": 2})
+    sums = {name: EQUAL[name] for name in ("sum", "subtracted", "count_of_floats")}
     check_equal(trained(pipeline, sums, num_microbatches=2), trained(tf.distribute.get_strategy(), sums))
     with pytest.warns(strategies.DifferenceWarning, match="once for each micro-batch"):
         trained(pipeline, {"decayed": EQUAL["decayed_sum"], "sum": EQUAL["sum"]}, num_microbatches=2)
