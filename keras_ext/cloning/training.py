@@ -27,9 +27,9 @@ def copy_training(old: Any, new: Any) -> None:
         new.compile(**_arguments(old))
     else:
         new.compile_from_config(old.get_compile_config())
+    # Counted in the order of the weights, which Keras' own copy would not have yet; and saved as when a file is opened.
+    new.optimizer.build(new.trainable_variables)
     if old.optimizer.built:
-        # Counted in the order of the weights, which Keras' own copy would not have yet.
-        new.optimizer.build(new.trainable_variables)
         _copy_slots(old.optimizer, new.optimizer)
     # As its weights, which need not be the same on all processes.
     layer_api.agree_on(new.optimizer.variables)
@@ -52,7 +52,13 @@ def _made_again(each: Any) -> Any:
     parts += [getattr(part, "_learning_rate", None) for part in parts]
     named = [part if isinstance(part, types.FunctionType) else type(part) for part in parts if part is not None]
     with keras.saving.custom_object_scope({part.__name__: part for part in named if not _is_of_keras(part)}):
-        return type(each).from_config(each.get_config())
+        try:
+            return type(each).from_config(each.get_config())
+        except TypeError:
+            if isinstance(each, keras.Optimizer):
+                raise
+            # A metric that does not take what is in its config; its state begins anew with each epoch.
+            return each
 
 
 def _is_of_keras(named: Any) -> bool:

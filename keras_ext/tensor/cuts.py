@@ -52,19 +52,23 @@ def column_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
 def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
     """Cuts weights of a layer of any class that have several dims, and `least_size` numbers at least.
 
-    Each is cut along the largest dim that `num_shards` divides, else the largest.
+    Each is cut along the largest dim that `num_shards` divides, else the largest. State, which a layer makes with
+    ``trainable=False`` and may write in its call, stays whole: of a weight in shards, the call gets a tensor.
     """
     large = [weight for weight in own_weights(layer) if math.prod(weight.shape) >= max(least_size, 1)]
     if not large:
         return Cuts()
     if reason := _obstacle(layer):
         return Cuts(reason=reason)
+    state = {id(each) for inner in layer._flatten_layers() for each in inner._non_trainable_variables}
     dims, reasons = [], []
     for weight in large:
         by_size = sorted(range(weight.ndim), key=lambda dim: -weight.shape[dim])
         dim = _best(weight.shape, by_size, num_shards)
         if layer_api.lie_on_replicas([weight]):
             reasons.append(f"{weight.name}: its rows lie on several replicas")
+        elif id(weight) in state:
+            reasons.append(f"{weight.name}: its layer may write it")
         elif weight.ndim < 2:
             reasons.append(f"{weight.name} is a vector")
         elif dim is None:

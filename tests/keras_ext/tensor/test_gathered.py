@@ -55,8 +55,10 @@ def test_what_lies_where_and_files(tmp_path: pathlib.Path) -> None:
     [bank] = [layer for layer in split.layers if isinstance(layer, Bank)]
     assert isinstance(bank, GatheredWeights)
     assert isinstance(bank.inside, keras_ext.ColumnParallelDense)
-    shapes = {name: [tuple(shard.shape) for shard in getattr(bank, name).shards] for name in ("bank", "back", "fixed")}
-    assert shapes == {"bank": [(3, 3, 5)] * 2, "back": [(5, 3)] * 2, "fixed": [(3, 6)] * 2}
+    shapes = {name: [tuple(shard.shape) for shard in getattr(bank, name).shards] for name in ("bank", "back")}
+    assert shapes == {"bank": [(3, 3, 5)] * 2, "back": [(5, 3)] * 2}
+    # State, which the layer may write.
+    assert bank.fixed.shape == (6, 6)
     tables = {name: [tuple(shard.shape) for shard in getattr(bank, name).shards] for name in ("by_rows", "by_columns")}
     assert tables == {"by_rows": [(5, 6)] * 2, "by_columns": [(2, 3)] * 2}
     assert [weight.trainable for weight in (bank.bank, bank.fixed)] == [True, False]
@@ -95,3 +97,27 @@ def test_half_precision_casts_what_is_put_together() -> None:
 def test_axes_of_outputs() -> None:
     assert [output_axis("abc,cde->abde", dim) for dim in range(3)] == [None, -2, -1]
     assert [output_axis("...x, xy -> ...y", dim) for dim in range(2)] == [None, -1]
+
+
+class Averaging(L.Layer):
+    """Keeps a moving average of what it sees, large enough to be cut were it trained."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 6), name="kernel")
+        self.average = self.add_weight(shape=(4, 6), name="average", trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        y = keras.ops.matmul(x, self.kernel)
+        if training:
+            self.average.assign(0.9 * self.average + 0.1 * keras.ops.mean(y, axis=(0, 1)))
+        return y + keras.ops.sum(self.average, axis=0)
+
+
+def averaging(split: bool) -> Any:
+    model = keras.Sequential([keras.Input((6, 4)), Averaging(), L.Flatten(), L.Dense(3)])
+    model.compile(squaring(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return keras_ext.parallelize(model) if split else model
+
+
+def test_a_layer_that_writes_its_state() -> None:
+    assert_parity(averaging, sequences(), labels(), {"data": 2, "tensor": 2})
