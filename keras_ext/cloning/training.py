@@ -57,7 +57,7 @@ def _made_again(each: Any) -> Any:
         except TypeError:
             if isinstance(each, keras.Optimizer):
                 raise
-            # A metric that does not take what is in its config; its state begins anew with each epoch.
+            # A metric that does not take what is in its config. `fit` resets its state when an epoch begins.
             return each
 
 
