@@ -99,7 +99,7 @@ def test_axes_of_outputs() -> None:
     assert [output_axis("...x, xy -> ...y", dim) for dim in range(2)] == [None, -1]
 
 
-class Averaging(L.Layer):
+class Averaging(keras.layers.Layer):
     """Keeps a moving average of what it sees, large enough to be cut were it trained."""
 
     def build(self, shape: Any) -> None:
