@@ -47,7 +47,7 @@ def _arguments(model: Any) -> dict[str, Any]:
 def _made_again(each: Any) -> Any:
     if not isinstance(each, (keras.Optimizer, keras.Metric)):
         return each
-    # What its config has by name only: the function of a metric, the schedule of a learning rate.
+    # Its config has these by name only: the function of a metric, the schedule of a learning rate.
     parts = [getattr(each, "_fn", None), getattr(each, "_learning_rate", None), getattr(each, "inner_optimizer", None)]
     parts += [getattr(part, "_learning_rate", None) for part in parts]
     named = [part if isinstance(part, types.FunctionType) else type(part) for part in parts if part is not None]

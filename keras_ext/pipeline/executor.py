@@ -89,7 +89,7 @@ class Run:
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
         self._gates = Gates(schedule.devices)
         self._exchange = Exchange(placed, self._ledger, self._gates) if placed.crosses else None
-        # Whether the loss is computed once, of all micro-batches.
+        # True if the loss is computed once, from all micro-batches.
         self._joins_losses = False
 
     @property
@@ -207,7 +207,7 @@ class Run:
     def _forward_ended(self, i: int, loss_of: LossOf) -> None:
         """Computes the loss of a micro-batch, or after the last one that of all, if it looks at all rows at once."""
         number = self._schedule.num_microbatches
-        # Where a backward pass has to begin before all micro-batches are there, each loss is computed by itself.
+        # Other schedules begin a backward pass before the last forward pass, so they compute each loss by itself.
         if i == 0 and number > 1 and self._schedule.runs_all_forward_first():
             try:
                 with layer_api.joinable_microbatches():

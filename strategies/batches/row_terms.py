@@ -187,7 +187,7 @@ def linear(
         first = made.inputs if made.type in _ADDITIONS else made.inputs[:1]
         if first[0].dtype != value.dtype and not first[0].dtype.is_floating:
             # A count is replaced after it was cast; before, only whether it is one can be told.
-            linear(dependence, first[0], same=_refused, mean=_refused, total=_unchanged)
+            linear(dependence, first[0], same=refused, mean=refused, total=unchanged)
         elif all(dependence.kind(each) in _HAVE_NO_ROWS for each in first):
             parts = [linear(dependence, each, **go_on) for each in first]
             return made.repeat([*parts, *list(made.inputs)[len(parts) :]])
@@ -206,9 +206,11 @@ def linear(
     raise NoTermsError
 
 
-def _refused(value: Any) -> Any:
+def refused(value: Any) -> Any:
+    """Refuses a term, for :func:`linear`."""
     raise NoTermsError
 
 
-def _unchanged(value: Any) -> Any:
+def unchanged(value: Any) -> Any:
+    """Keeps a term, for :func:`linear`."""
     return value

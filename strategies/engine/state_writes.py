@@ -25,7 +25,7 @@ import tensorflow as tf
 from strategies.batches import row_warnings, shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
-from strategies.batches.row_terms import NoTermsError, Term, Terms, linear
+from strategies.batches.row_terms import NoTermsError, Term, Terms, linear, refused, unchanged
 from strategies.batches.shares import Share
 
 #: Packages between a program and a variable, and Keras' parts that hand values on.
@@ -112,7 +112,7 @@ def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_
             terms = Terms(dependence, value)
             return Write(mark(terms.recomputed(totals(share, terms.found)), Kind.SAME), differs=False)
         if dtype.is_floating:
-            as_mean = linear(dependence, value, same=_unchanged, mean=_unchanged, total=share.unweigh)
+            as_mean = linear(dependence, value, same=unchanged, mean=unchanged, total=share.unweigh)
             return Write(as_mean, differs=True)
     except NoTermsError:
         pass
@@ -234,10 +234,6 @@ def _addend(share: Share, term: Term) -> tf.Tensor:
     return tf.pad(row, [[before, after], *([[0, 0]] * (row.shape.rank - 1))])
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: bool) -> None:
     """Warns of a constant that is added to a variable and equals the number of rows, which is known beforehand."""
     counts = [n for n in share.num_rows if n > 1]
@@ -263,9 +259,9 @@ def _of_microbatch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_i
     try:
         if share.num_replicas > 1 and not dtype.is_floating:
             raise NoTermsError
-        total = share.unweigh if share.num_replicas > 1 else _unchanged
+        total = share.unweigh if share.num_replicas > 1 else unchanged
         old = functools.partial(_only_old, is_increment=is_increment)
-        return Write(linear(dependence, value, same=old, mean=_refused, total=total), differs=True)
+        return Write(linear(dependence, value, same=old, mean=refused, total=total), differs=True)
     except NoTermsError:
         row_warnings.warn(
             f"{name!r} is written by a stage of a pipeline, so that a replica writes it once for each micro-batch, and "
@@ -294,7 +290,3 @@ def _only_old(value: Any, *, is_increment: bool) -> Any:
     if is_increment or not is_state(value):
         raise NoTermsError
     return value
-
-
-def _refused(value: Any) -> Any:
-    raise NoTermsError

@@ -12,6 +12,7 @@ from keras import ops
 
 import keras_ext
 import strategies
+from tests.strategies.parity.harness import TOLERANCE
 
 X, Y = np.linspace(0, 1, 48).reshape(8, 6).astype("float32"), np.ones((8, 2), "float32")
 
@@ -60,6 +61,6 @@ def test_functions_and_classes_of_a_program(scales: bool) -> None:
     histories = [model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history for model in (one, other)]
     assert histories[0].keys() == histories[1].keys()
     for name, values in histories[0].items():
-        np.testing.assert_allclose(histories[1][name], values, rtol=0, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(histories[1][name], values, rtol=0, atol=TOLERANCE, err_msg=name)
     for before, after in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(after, before, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(after, before, rtol=0, atol=TOLERANCE)
