@@ -19,9 +19,9 @@ _HEAD = """# Keras' surface on meshes
 
 Written by `make surface`, with {version}. Every layer of `keras.layers` that has weights ({number}
 classes, found by walking the module) is trained in a small Functional model for two batches, of which the second is
-smaller, on one device and on the mesh, with what is in the column done to the layer. Compared are predictions before and
-after, losses, weights, slots of the optimizer, and the same of the saved file, opened in plain Keras, to 1e-6 in float32
-(relative where values are above 1; in mixed precision to the rounding of bfloat16).
+smaller, on one device and on the mesh, with what is in the column done to the layer. Compared are predictions before
+and after, losses, weights, slots of the optimizer, and the same of the saved file, opened in plain Keras, to 1e-6 in
+float32 (relative where values are above 1; in mixed precision to the rounding of bfloat16).
 
 A cell says how many layers were *equal / warned of / refused*; those for which plain Keras cannot do it either are left
 out. "After" is done to the model that was split, everything else to the plain model before.
