@@ -161,6 +161,8 @@ def _model(row: Row, column: Column, x: np.ndarray) -> Any:
     else:
         y = row.called(layer, inputs)
     y = keras.layers.Flatten()(y)
+    # So that a step is one that converges, in which rounding does not grow, whatever the number of features.
+    y = keras.layers.Rescaling(y.shape[-1] ** -0.5)(y)
     return column.model_class(inputs, keras.layers.Dense(2, name="head")(y))
 
 

@@ -34,7 +34,7 @@ class Column:
     arguments: Callable[[Callable[..., Any]], Mapping[str, Any] | None] = lambda make: {}
     whole: Callable[[Any], None] = lambda model: None
     split: Callable[[Any], None] = lambda model: None
-    optimizer: Callable[..., Any] = lambda **own: keras.optimizers.SGD(0.005, momentum=0.9, **own)
+    optimizer: Callable[..., Any] = lambda **own: keras.optimizers.SGD(0.05, momentum=0.9, **own)
     compiled_first: bool = False
     model_class: Any = keras.Model
     shape: str = "once"
