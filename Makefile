@@ -29,7 +29,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest fit-oldest gpu-smoke parity bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest fit-oldest gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -68,6 +68,9 @@ gpu-smoke: $(if $(strip $(HAS_GPU)),$(READY_GPU),$(READY_RUN)) ## run the smoke 
 
 parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
 	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md
+
+surface: $(READY_DEV) ## compare every layer of Keras, and what people do to it, with one device on every mesh, an hour or two; with ARGS=--seconds=600 a random part
+	$(BIN)/python -m tests.surface $(if $(findstring --seconds,$(ARGS)),,docs/surface.md) $(ARGS)
 
 bench: $(READY_RUN) ## measure images/s beside TensorFlow's strategy and plain Keras, about half an hour
 	$(BIN)/python benchmarks/mirrored/main.py $(ARGS)

@@ -38,6 +38,7 @@ def page(outcomes: Outcomes) -> str:
         _listed(outcomes, "crash", "Crashed"),
         _listed(outcomes, "refused", "Refused, with the words"),
         _listed(outcomes, "warned", "Warned of, with the words"),
+        _listed(outcomes, "absent", "What one device cannot do either"),
         "## Layers that are left out\n\n"
         + "\n".join(f"- {name}: {why}." for name, why in sorted(rows.LEFT_OUT.items())),
     ]
@@ -73,4 +74,7 @@ def _names(cells: Iterable[Cell]) -> str:
     by_rest: dict[tuple[str, str], list[str]] = {}
     for row, column, mesh in cells:
         by_rest.setdefault((row, column), []).append(mesh)
-    return "; ".join(f"{row}, {column} ({', '.join(meshes)})" for (row, column), meshes in by_rest.items())
+    texts = []
+    for (row, column), meshes in by_rest.items():
+        texts.append(f"{row}, {column}" + ("" if len(meshes) == len(MESHES) else f" ({', '.join(meshes)})"))
+    return "; ".join(texts)
