@@ -1,23 +1,23 @@
-"""A copy of each of Keras' layers takes all that can be set on its weights; what Keras adds to them fails here first."""
+"""A copy of each of Keras' layers takes all that can be set on its weights; what Keras adds there fails here."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
-from keras.src.backend.common import variables
 
 from keras_ext.cloning import Copies, attributes, copy_state, pairs
 from strategies import layer_api
 from strategies.replica.weight_identity import keys_of
-from tests.keras_ext.cloning.copies import L, parallelized, staged
+from tests.keras_ext.cloning.copies import L, parallelized
 from tests.keras_ext.cloning.test_layers import one_of_each
 
-SETTABLE = {name for name, each in vars(variables.Variable).items() if isinstance(each, property) and each.fset}
+# The class of Keras' own among the bases, without TensorFlow's.
+VARIABLE = next(each for each in keras.Variable.__mro__ if "overwrite_with_gradient" in vars(each))
+SETTABLE = {name for name, each in vars(VARIABLE).items() if isinstance(each, property) and each.fset}
 #: The constructor's arguments that a copy has from where it is made, and not from its weight.
 OF_MAKING = {"initializer", "shape", "dtype", "name", "layout", "kwargs"}
 #: Those that are given where the copy is made.
@@ -71,7 +71,7 @@ def differences(model: Any, made: Any) -> list[str]:
 
 def test_every_attribute_of_a_variable_is_known() -> None:
     assert SETTABLE | {"_autocast"} == set(attributes.ATTRIBUTES)
-    arguments = set(inspect.signature(variables.Variable.__init__).parameters) - {"self"} - OF_MAKING
+    arguments = set(inspect.signature(VARIABLE.__init__).parameters) - {"self"} - OF_MAKING
     assert arguments <= {each.lstrip("_") for each in attributes.ATTRIBUTES} | set(GIVEN)
 
 
