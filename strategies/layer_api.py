@@ -32,6 +32,7 @@ from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_re
 from strategies.replica.row_lookups import sharded_lookup
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
+from strategies.replica.weight_identity import note_copy
 from strategies.saving.restoring import state_of
 from strategies.saving.together import from_all_ranks, values_of, write_together
 from strategies.topology.rank_end import PREEMPTED
@@ -124,6 +125,7 @@ __all__ = [
     "joined_weight",
     "lie_on_replicas",
     "may_recompute",
+    "note_copy",
     "num_replicas",
     "of_inputs_only",
     "recomputed",

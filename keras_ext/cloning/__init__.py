@@ -9,7 +9,7 @@ from keras_ext.cloning.copies import Copies
 from keras_ext.cloning.graphs import cloned, counted_layers, input_of, put_in_order
 from keras_ext.cloning.layers import remade
 from keras_ext.cloning.pairing import pairs
-from keras_ext.cloning.state import copy_state, copy_values
+from keras_ext.cloning.state import copy_state, copy_values, copy_weights
 from keras_ext.cloning.training import copy_training
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "copy_state",
     "copy_training",
     "copy_values",
+    "copy_weights",
     "counted_layers",
     "input_of",
     "pairs",

@@ -83,6 +83,9 @@ class Copies:
         inside = layer._flatten_layers()
         if any(not is_keras_class(type(inner)) or isinstance(inner, GatheredWeights) for inner in inside):
             return True
+        # Neither the config of a layer around these tells of them, nor their own all: the order of the weights, alpha.
+        if any(inner.built and (getattr(inner, "lora_enabled", False) or inner.quantization_mode) for inner in inside):
+            return True
         return any(id(variable) in self._dims for variable in layer.variables)
 
     def _of_attributes(self, layer: Any) -> Any:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from keras_ext.tensor.custom_layers import is_graph
+from keras_ext.tensor.layer import SplitLayer
 
 
 def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """Each layer of a layer or model, itself first, with the one in its place in a copy.
 
-    What is inside of a layer in whose place is one of another class is left out.
+    What is inside of a layer in whose place is one of another class is left out, but for what a split layer has under
+    the same name as the plain one.
     """
     found: dict[int, tuple[Any, Any]] = {}
 
@@ -22,6 +26,10 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
             walk_all(one.layers, other.layers)
         if type(one) is type(other):
             walk_all(_layers_beside(one), _layers_beside(other))
+        elif isinstance(other, SplitLayer):
+            for name, inner in vars(one).items():
+                if isinstance(inner, keras.Layer) and isinstance(vars(other).get(name), keras.Layer):
+                    walk(inner, vars(other)[name])
 
     def walk_all(some: list[Any], others: list[Any]) -> None:
         for pair in zip(some, others, strict=True) if len(some) == len(others) else ():

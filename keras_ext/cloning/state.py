@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_ext.cloning.attributes import take_attributes
 from keras_ext.cloning.pairing import pairs
 from keras_ext.tensor.custom_layers import is_graph
 from strategies import layer_api
@@ -22,20 +23,17 @@ def copy_state(old: Any, new: Any) -> None:
         ValueError: the weights of a layer are not those of the one in its place.
     """
     alike = pairs(old, new)
+    for one, other in alike:
+        take_settings(one, other)
+        take_form(one, other)
     inside: set[int] = set()
     for one, other in alike:
         if not is_graph(one) and id(one) not in inside:
             inside.update(id(layer) for layer in one._flatten_layers(include_self=False))
             _copy_weights(one, other)
         if is_graph(one) and type(one) is type(other):
-            copy_values(own_variables(one), own_variables(other))
+            copy_weights(own_variables(one), own_variables(other))
     for one, other in alike:
-        take_settings(one, other)
-        # A layer that is split has others.
-        own = zip(own_variables(one), own_variables(other), strict=True) if type(one) is type(other) else ()
-        for its, theirs in own:
-            if its.trainable != theirs.trainable:
-                theirs.trainable = its.trainable
         if len(one._seed_generators) == len(other._seed_generators):
             for its, theirs in zip(one._seed_generators, other._seed_generators, strict=True):
                 layer_api.copy_value(its.state, theirs.state)
@@ -61,6 +59,20 @@ def take_settings(old: Any, new: Any) -> None:
         new.dtype_policy = old.dtype_policy
 
 
+def take_form(old: Any, new: Any) -> None:
+    """Gives a layer, which is built, the weights that `quantize` and `enable_lora` give one after it was built."""
+    if not (old.built and new.built):
+        return
+    mode = getattr(old, "quantization_mode", None)
+    if mode is not None and getattr(new, "quantization_mode", None) is None and not new._layers:
+        new.quantize(mode, type_check=False)
+    if getattr(old, "lora_enabled", False):
+        if not new.lora_enabled:
+            new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
+        # Keras forgets it where a layer is built of its config.
+        new.lora_alpha = old.lora_alpha
+
+
 def take_vocabulary(old: Any, new: Any) -> None:
     """Gives a layer a vocabulary that was learnt, or set, and so is in no config."""
     if not isinstance(old, (keras.layers.StringLookup, keras.layers.IntegerLookup)):
@@ -75,6 +87,19 @@ def take_vocabulary(old: Any, new: Any) -> None:
 def own_variables(layer: Any) -> list[Any]:
     """Returns the variables that a layer itself holds, and none of the layers inside of it."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def copy_weights(old: Sequence[Any], new: Sequence[Any]) -> None:
+    """Gives weights of a layer the values of others, and all else that can be set on them. All processes call this.
+
+    Raises:
+        ValueError: there are not as many, or they have other shapes.
+    """
+    copy_values(old, new)
+    # Replicas may hold a shard each of a variable, which is one to a program.
+    weights, copies = layer_api.joined(old, only_split=True), layer_api.joined(new, only_split=True)
+    for weight, its_copy in zip(weights, copies, strict=True):
+        take_attributes(weight, its_copy)
 
 
 def copy_values(old: Sequence[Any], new: Sequence[Any]) -> None:
@@ -96,7 +121,7 @@ def _shapes(weights: Sequence[Any]) -> str:
 
 def _copy_weights(old: Any, new: Any) -> None:
     try:
-        copy_values(old.weights, new.weights)
+        copy_weights(old.weights, new.weights)
     except ValueError as error:
         raise ValueError(
             f"The copy of the layer {old.name!r} has other weights: its get_config() does not tell all that decides "

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from keras_ext.cloning.attributes import take_attributes
 from keras_ext.tensor.custom_layers import OF_TENSORFLOW
 from keras_ext.tensor.gathered import gathered_class
 from keras_ext.tensor.layer import SplitLayer
@@ -157,17 +158,18 @@ class Attributes:
         def made() -> Any:
             # Of its path, what is before the layer's name.
             new._parent_path = like.path.rpartition("/")[0].rpartition("/")[0]
-            return new.add_split_weight(
+            split = new.add_split_weight(
                 weight.name,
                 weight.shape,
                 dim,
                 initializer="zeros",
-                regularizer=weight.regularizer,
-                constraint=weight.constraint,
                 sizes=even_sizes(weight.shape[dim], new.shards.count),
                 trainable=trainable,
+                aggregation=like.aggregation,
                 dtype=like.dtype,
             )
+            take_attributes(weight, split)
+            return split
 
         self._once(weight, made)
 
@@ -187,10 +189,10 @@ class Attributes:
                     trainable=trainable,
                     autocast=variable._autocast,
                     aggregation=variable.aggregation,
+                    synchronization=variable.synchronization,
                     name=variable.name,
                 )
-            for name in ("regularizer", "constraint", "overwrite_with_gradient"):
-                setattr(new, name, getattr(variable, name))
+            take_attributes(variable, new)
             return new
 
         return self._once(variable, made)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import types
+import warnings
 from typing import Any
 
 import keras
 
-from keras_ext.cloning.state import copy_values
+from keras_ext.cloning.counterparts import Counterparts
+from keras_ext.cloning.optimizers import OptimizerCopies, again
+from keras_ext.cloning.structure import CannotCopyError
 from strategies import layer_api
 
 
 def copy_training(old: Any, new: Any) -> None:
-    """Compiles a copy as a model was, with all slots of its optimizer; nothing if it was not.
+    """Compiles a copy as a model was, with all slots of its optimizers; nothing if it was not.
+
+    A class with a `compile` of its own keeps what it needs in attributes, which the copy has, and hands the rest to
+    Keras' `compile`. That is called again with what it was given, and not the class' own, whose arguments are not kept.
 
     All processes call this.
 
@@ -20,52 +25,67 @@ def copy_training(old: Any, new: Any) -> None:
         old: the model.
         new: its copy, whose weights are in the same order.
     """
+    counterparts = Counterparts(old, new)
+    optimizers = OptimizerCopies(counterparts)
+    held = _take_optimizers(new, optimizers)
     if not getattr(old, "compiled", False):
         return
-    if type(old).compile is type(new).compile is keras.Model.compile:
-        # Not through `get_compile_config`, which knows functions and classes by name, and only registered ones.
-        new.compile(**_arguments(old))
-    else:
-        new.compile_from_config(old.get_compile_config())
-    # Counted in the order of the weights, which Keras' own copy would not have yet; and saved as when a file is opened.
-    new.optimizer.build(new.trainable_variables)
-    if old.optimizer.built:
-        _copy_slots(old.optimizer, new.optimizer)
-    # As its weights, which need not be the same on all processes.
-    layer_api.agree_on(new.optimizer.variables)
+    try:
+        given = _arguments(old, counterparts, optimizers)
+    except CannotCopyError as error:
+        warnings.warn(
+            f"The copy of {old.name!r} is not compiled, since what it was compiled with works with the model itself: "
+            f"{error} Call compile of the copy, with what works with the copy.",
+            stacklevel=3,
+        )
+        return
+    keras.Model.compile(new, **given)
+    if not old.optimizer.built:
+        # Counted in the order of the weights, and saved as when a file is opened.
+        new.optimizer.build(new.trainable_variables)
+        layer_api.agree_on(new.optimizer.variables)
+    for one, other in {id(one): (one, other) for one, other in [(old.optimizer, new.optimizer), *held]}.values():
+        optimizers.finish(one, other)
 
 
-def _arguments(model: Any) -> dict[str, Any]:
-    """Returns the arguments with which a model was compiled; what has state is made again, without it."""
+def _take_optimizers(new: Any, optimizers: OptimizerCopies) -> list[tuple[Any, Any]]:
+    """Gives a copy its own optimizers in the place of those that it has in attributes, and returns both of each."""
+    found: list[tuple[Any, Any]] = []
+
+    def made(value: Any) -> Any:
+        copied = optimizers.of(value)
+        if copied is not value:
+            found.append((value, copied))
+        return copied
+
+    for name, value in list(vars(new).items()):
+        if name != "optimizer" and any(isinstance(each, keras.Optimizer) for each in _items(value)):
+            setattr(new, name, keras.tree.map_structure(made, value))
+    return found
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _arguments(model: Any, counterparts: Counterparts, optimizers: OptimizerCopies) -> dict[str, Any]:
+    """Returns the arguments with which Keras compiled a model; what has state is made again, without it.
+
+    Raises:
+        CannotCopyError: a function compiled by TensorFlow works with the model.
+    """
+    # Not `get_compile_config`, which knows functions and classes by name, and only registered ones.
     scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     given = {**model._compile_config.config, "auto_scale_loss": scales}
-    for name in ("optimizer", "metrics", "weighted_metrics"):
-        given[name] = keras.tree.map_structure(_made_again, given[name])
+    # The object, of which a name in the place of one does not tell what was set since, such as the learning rate.
+    given["optimizer"] = optimizers.of(model.optimizer)
+    given["loss"] = counterparts.of(given["loss"])
+    for name in ("metrics", "weighted_metrics"):
+        given[name] = keras.tree.map_structure(lambda each: _metric(each, counterparts), given[name])
     return given
 
 
-def _made_again(each: Any) -> Any:
-    if not isinstance(each, (keras.Optimizer, keras.Metric)):
-        return each
-    # Its config has these by name only: the function of a metric, the schedule of a learning rate.
-    parts = [getattr(each, "_fn", None), getattr(each, "_learning_rate", None), getattr(each, "inner_optimizer", None)]
-    parts += [getattr(part, "_learning_rate", None) for part in parts]
-    named = [part if isinstance(part, types.FunctionType) else type(part) for part in parts if part is not None]
-    with keras.saving.custom_object_scope({part.__name__: part for part in named if not _is_of_keras(part)}):
-        try:
-            return type(each).from_config(each.get_config())
-        except TypeError:
-            if isinstance(each, keras.Optimizer):
-                raise
-            # A metric that does not take what is in its config. `fit` resets its state when an epoch begins.
-            return each
-
-
-def _is_of_keras(named: Any) -> bool:
-    return str(named.__module__).partition(".")[0] in ("builtins", "keras", "tensorflow")
-
-
-def _copy_slots(old: Any, new: Any) -> None:
-    copy_values(old.variables, new.variables)
-    if hasattr(old, "inner_optimizer"):
-        _copy_slots(old.inner_optimizer, new.inner_optimizer)
+def _metric(each: Any, counterparts: Counterparts) -> Any:
+    return again(each) if isinstance(each, keras.Metric) else counterparts.of(each)

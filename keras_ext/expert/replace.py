@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import Copies, copy_state, copy_training, copy_values
+from keras_ext.cloning import Copies, copy_state, copy_training, copy_weights
 from keras_ext.expert import plain_form
 from keras_ext.expert.bank import check_banks
 from keras_ext.expert.hub_blocks import BLOCKS, bank_of, is_dense_block, make_sparse
@@ -57,9 +57,9 @@ def replace_experts(model: Any) -> Any:
         new = Copies(instead, rows_of_experts={id(each) for bank in banks for each in bank}).graph(model)
         copy_state(model, new)
         for plain, mixture in made:
-            copy_values(plain.weights, mixture.weights)
             for layer in mixture.layers:
                 layer.trainable = plain.get_layer(layer.name).trainable
+            copy_weights(plain.weights, mixture.weights)
         blocks = [layer for layer in new._flatten_layers() if is_dense_block(layer)]
         for block in blocks:
             make_sparse(block)

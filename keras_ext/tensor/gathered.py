@@ -60,7 +60,8 @@ class GatheredWeights(SplitLayer):
 
     def _gathered(self, weight: layer_api.SplitWeight) -> Any:
         shards = self._placed()
-        dtype = self.compute_dtype if weight.shards[0].dtype == self.variable_dtype else weight.dtype
+        is_cast = weight._autocast and weight.shards[0].dtype == self.variable_dtype
+        dtype = self.compute_dtype if is_cast else weight.dtype
         devices = [shards.parts.device(shards.members[index]) for index in shards.owned]
         return layer_api.joined_weight(weight, shards.owned, devices, shards.between, dtype)
 

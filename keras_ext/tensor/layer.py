@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from keras_ext.keras_versions import penalty_of_rows
 from keras_ext.tensor.mappings import Shards
-from keras_ext.tensor.penalties import constraints_of_shards, regularizers_of_shards
+from keras_ext.tensor.penalties import penalties_of_shards
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
 
@@ -69,6 +70,7 @@ class SplitLayer(keras.Layer):
         constraint: Any = None,
         sizes: Sequence[int] | None = None,
         trainable: bool = True,
+        aggregation: str = "none",
         dtype: str | None = None,
     ) -> layer_api.SplitWeight:
         """Adds a weight that is cut along `dim`, whose initial values are those of the plain layer.
@@ -82,6 +84,7 @@ class SplitLayer(keras.Layer):
             constraint: of the whole weight.
             sizes: of the shards along `dim`; equal ones if left out.
             trainable: whether the optimizer updates it.
+            aggregation: as in Keras' ``add_weight``.
             dtype: of the weight; that of the layer's variables if left out.
 
         Raises:
@@ -90,12 +93,13 @@ class SplitLayer(keras.Layer):
         shards = self._placed()
         sizes = equal_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
         weight = layer_api.SplitWeight(name, shape, dim, sizes, shards.between)
+        weight.parts_of_penalty = functools.partial(penalties_of_shards, weight, shards)
         weight.constraint = keras.constraints.get(constraint)
         weight.regularizer = keras.regularizers.get(regularizer)
         whole = layer_api.settled(keras.initializers.get(initializer), shape, dtype or self.variable_dtype)
         initializers = weight.initializers_of_shards(whole, shards.owned)
-        regularizers = regularizers_of_shards(regularizer, weight, shards)
-        constraints = constraints_of_shards(constraint, weight, shards)
+        regularizers = weight.parts_of_penalty("regularizer", weight.regularizer)
+        constraints = weight.parts_of_penalty("constraint", weight.constraint)
         for index in range(shards.count):
             own_shape = list(shape)
             own_shape[dim] = sizes[index]
@@ -107,6 +111,7 @@ class SplitLayer(keras.Layer):
                     regularizer=regularizers[index],
                     constraint=constraints[index],
                     trainable=trainable,
+                    aggregation=aggregation,
                     dtype=dtype,
                     # Cast where it is used: a gradient is else cast back where the caller of the tape is.
                     autocast=False,

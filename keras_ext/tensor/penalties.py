@@ -18,6 +18,11 @@ _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1
 _BY_NORM = (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.UnitNorm)
 
 
+def penalties_of_shards(weight: layer_api.SplitWeight, shards: Shards, kind: str, value: Any) -> list[Any]:
+    """Returns, for each shard of `weight`, the part of a constraint or regularizer (`kind`) of the whole weight."""
+    return (constraints_of_shards if kind == "constraint" else regularizers_of_shards)(value, weight, shards)
+
+
 def regularizers_of_shards(regularizer: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
     """Returns a regularizer for each shard of `weight`, which add up to `regularizer` of the whole weight.
 

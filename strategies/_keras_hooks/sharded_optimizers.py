@@ -24,6 +24,7 @@ from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.engine.sharded_updates import ShardedUpdates
 from strategies.engine.slice_slots import Announced, making_slot_of
 from strategies.replica.splitting import weight_of
+from strategies.replica.weight_identity import is_plain, keys_of, variable_name
 from strategies.replica.weight_slices import WeightSlice
 
 
@@ -164,6 +165,25 @@ def finalize(original: Callable[..., None], optimizer: keras.Optimizer) -> None:
         updates.gather(dealt)
 
 
+class _Asked:
+    """A variable as an optimizer is asked for it, by its id and by its name.
+
+    Args:
+        key: the id.
+        name: that of the variable of TensorFlow, in which the names of layers are.
+    """
+
+    def __init__(self, key: str, name: str) -> None:
+        self._unique_id, self.name = key, name
+
+
 def _use_weight_decay(original: Callable[..., bool], optimizer: keras.Optimizer, variable: Any) -> bool:
-    """Asks for the weight: a user excludes weights."""
-    return original(optimizer, variable.variable if isinstance(variable, WeightSlice) else variable)
+    """Asks for the weight that the variable is, or is a part of, as it is on one device: a program excludes weights."""
+    weight = variable
+    if not isinstance(variable, WeightSlice):
+        position = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))
+        weight = variable if position is None else optimizer._trainable_variables[position]
+    if is_plain(weight):
+        return original(optimizer, variable)
+    name = variable_name(weight)
+    return all(original(optimizer, _Asked(key, name)) for key in keys_of(weight))

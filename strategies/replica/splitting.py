@@ -52,10 +52,12 @@ class SplitWeight:
         self.sizes = tuple(sizes)
         #: Keras variables, in order along `dim`.
         self.shards: list[Any] = []
-        #: Of the whole weight, if it has them.
-        self.constraint: Any = None
-        self.regularizer: Any = None
-        self.overwrite_with_gradient = False
+        #: Given a constraint or regularizer of the whole weight and its kind, returns one for each shard; set by who
+        #: makes the shards.
+        self.parts_of_penalty: Callable[[str, Any], Sequence[Any]] | None = None
+        self._penalties: dict[str, Any] = {"constraint": None, "regularizer": None}
+        #: True if Keras casts the weight to the compute dtype where its layer uses it. Shards are cast by the layer.
+        self._autocast = True
         #: The variable whose elements the shards are, if it is one; None of a slot.
         self.variable: Any = None
         #: True if that is a shard of another weight, or this a slot of such a one.
@@ -113,8 +115,10 @@ class SplitWeight:
 
     @property
     def path(self) -> str:
-        """Of the first shard."""
-        return str(self.shards[0].path)
+        """That on one device: the first shard's, without the shard's number."""
+        path = str(self.shards[0].path)
+        is_numbered = path.rpartition("/")[2] == f"{self.name}_0"
+        return path.removesuffix("_0") if is_numbered else path
 
     @property
     def _unique_id(self) -> str:
@@ -130,6 +134,50 @@ class SplitWeight:
     def trainable(self) -> bool:
         """True if the shards are trainable."""
         return bool(self.shards[0].trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        for shard in self.shards:
+            shard.trainable = value
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """True if the shards are set to their gradients."""
+        return bool(self.shards) and bool(getattr(self.shards[0], "overwrite_with_gradient", False))
+
+    @overwrite_with_gradient.setter
+    def overwrite_with_gradient(self, value: bool) -> None:
+        for shard in self.shards:
+            shard.overwrite_with_gradient = value
+
+    @property
+    def aggregation(self) -> str:
+        """Of the shards, as Keras names it."""
+        return str(self.shards[0].aggregation)
+
+    @property
+    def constraint(self) -> Any:
+        """Of the whole weight, if it has one."""
+        return self._penalties["constraint"]
+
+    @constraint.setter
+    def constraint(self, value: Any) -> None:
+        self._penalize("constraint", value)
+
+    @property
+    def regularizer(self) -> Any:
+        """Of the whole weight, if it has one."""
+        return self._penalties["regularizer"]
+
+    @regularizer.setter
+    def regularizer(self, value: Any) -> None:
+        self._penalize("regularizer", value)
+
+    def _penalize(self, kind: str, value: Any) -> None:
+        self._penalties[kind] = value
+        if self.shards and self.parts_of_penalty is not None:
+            for shard, own in zip(self.shards, self.parts_of_penalty(kind, value), strict=True):
+                setattr(shard, kind, own)
 
     def part_of(self, value: Any, index: int) -> Any:
         """Returns what shard `index` holds of ``value``, which has the weight's shape."""

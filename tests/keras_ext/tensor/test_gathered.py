@@ -64,7 +64,7 @@ def test_what_lies_where_and_files(tmp_path: pathlib.Path) -> None:
     assert [weight.trainable for weight in (bank.bank, bank.fixed)] == [True, False]
     [heads] = [layer for layer in split.layers if layer.name == "to_heads"]
     assert [tuple(shard.shape) for shard in heads._kernel.shards] == [(6, 3, 3), (6, 3, 2)]
-    assert next(weight.path for weight in layer_api.joined(split.weights)).endswith("conv/kernel_0")
+    assert next(weight.path for weight in layer_api.joined(split.weights)).endswith("conv/kernel")
     for mine, theirs in zip(split.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     split.save(tmp_path / "model.keras")

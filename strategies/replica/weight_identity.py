@@ -1,0 +1,62 @@
+"""The keys and names by which an optimizer knows a weight: those of one device, whatever the weight is made of.
+
+A program says by a variable, or by a part of its name, which weights have no decay, or a rate of their own. Here the
+optimizer sees shards and slices of the weight, or the weight of a copy of the model, which have other ids and names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies.replica.splitting import SplitWeight, weight_of
+from strategies.replica.weight_slices import WeightSlice
+
+_ORIGINALS = "_keras_strategies_originals"
+
+
+def note_copy(old: Any, new: Any) -> None:
+    """Remembers that a weight, a Keras variable or in shards, is in a copy of a model what ``old`` is in the model."""
+    setattr(new, _ORIGINALS, keys_of(old))
+
+
+def keys_of(weight: Any) -> tuple[str, ...]:
+    """Returns the ids by which Keras' optimizers may be told of a weight: its own, and those of what it stands for.
+
+    Args:
+        weight: a Keras variable, one of TensorFlow, a split weight, or a slice of one of these.
+    """
+    if isinstance(weight, WeightSlice):
+        return keys_of(weight.variable)
+    whole = weight_of(weight)
+    own = (_key(weight), *vars(weight).get(_ORIGINALS, ()))
+    return own if whole is None else own + keys_of(whole)
+
+
+def is_plain(weight: Any) -> bool:
+    """True for a variable that is no part of a weight, nor of a copy."""
+    is_part = isinstance(weight, (WeightSlice, SplitWeight)) or weight_of(weight) is not None
+    return not is_part and _ORIGINALS not in vars(weight)
+
+
+def variable_name(weight: Any) -> str:
+    """Returns the name that the weight's variable of TensorFlow has on one device, such as ``"dense/kernel:0"``."""
+    if isinstance(weight, WeightSlice):
+        return variable_name(weight.variable)
+    whole = weight if isinstance(weight, SplitWeight) else weight_of(weight)
+    if whole is not None and whole is not weight:
+        return variable_name(whole)
+    if whole is None:
+        return str(getattr(weight, "_value", weight).name)
+    before, _, last = variable_name_of_shard(whole).rpartition("/")
+    number = last.partition(":")[2]
+    return "/".join(filter(None, [before, whole.name])) + (f":{number}" if number else "")
+
+
+def variable_name_of_shard(whole: SplitWeight) -> str:
+    """Returns the name of the variable of a weight's first shard."""
+    first = whole.shards[0]
+    return str(getattr(first, "_value", first).name)
+
+
+def _key(weight: Any) -> str:
+    return str(getattr(weight, "_value", weight)._unique_id)
