@@ -22,6 +22,8 @@ def copy_state(old: Any, new: Any) -> None:
         ValueError: the weights of a layer are not those of the one in its place.
     """
     alike = pairs(old, new)
+    for one, other in alike:
+        take_adapters(one, other)
     inside: set[int] = set()
     for one, other in alike:
         if not is_graph(one) and id(one) not in inside:
@@ -31,9 +33,8 @@ def copy_state(old: Any, new: Any) -> None:
             copy_values(own_variables(one), own_variables(other))
     for one, other in alike:
         take_settings(one, other)
-        # A layer that is split has others.
-        own = zip(own_variables(one), own_variables(other), strict=True) if type(one) is type(other) else ()
-        for its, theirs in own:
+        its_own, their_own = (layer_api.joined(own_variables(layer), only_split=True) for layer in (one, other))
+        for its, theirs in zip(its_own, their_own, strict=True) if len(its_own) == len(their_own) else ():
             if its.trainable != theirs.trainable:
                 theirs.trainable = its.trainable
         if len(one._seed_generators) == len(other._seed_generators):
@@ -49,6 +50,16 @@ def copy_state(old: Any, new: Any) -> None:
         if isinstance(other, keras.layers.Normalization):
             # The state that it makes of its weights beforehand.
             other.finalize_state()
+
+
+def take_adapters(old: Any, new: Any) -> None:
+    """Enables LoRA in a layer, which is built, as it is in another."""
+    if not getattr(old, "lora_enabled", False):
+        return
+    if not new.lora_enabled:
+        new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
+    # Some of Keras' layers take another one from the same config.
+    new.lora_rank, new.lora_alpha = old.lora_rank, old.lora_alpha
 
 
 def take_settings(old: Any, new: Any) -> None:

@@ -131,6 +131,11 @@ class SplitWeight:
         """True if the shards are trainable."""
         return bool(self.shards[0].trainable)
 
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        for shard in self.shards:
+            shard.trainable = value
+
     def part_of(self, value: Any, index: int) -> Any:
         """Returns what shard `index` holds of ``value``, which has the weight's shape."""
         bounds = [0, *itertools.accumulate(self.sizes)]
