@@ -91,7 +91,11 @@ def _config_of(layer: Any) -> dict[str, Any]:
     with warnings.catch_warnings():
         # Of a lambda, that it is unsafe to read one from a file.
         warnings.filterwarnings("ignore", message="The object being serialized includes a `lambda`")
-        return dict(layer.get_config())
+        config = dict(layer.get_config())
+    if getattr(layer, "lora_enabled", False):
+        # The copy is built without, and adapted as the layer was: in `take_adapters`.
+        config = {name: value for name, value in config.items() if name not in ("lora_rank", "lora_alpha")}
+    return config
 
 
 def _own_functions(layer: Any) -> dict[str, Any]:

@@ -88,9 +88,11 @@ class PlacedStages:
                         f"{layer!r}."
                     )
                 called_in.setdefault(id(layer), set()).add(process)
-                # A frozen layer has none that change, but for the seeds of draws.
-                seeds = any(inner._seed_generators for inner in layer._flatten_layers())
-                changing = seeds or (layer.trainable and layer.non_trainable_variables)
+                # A frozen layer has none that change, but for the seeds of draws; nor do weights that are frozen.
+                changing = any(
+                    inner._seed_generators or (inner.trainable and inner._non_trainable_variables)
+                    for inner in layer._flatten_layers()
+                )
                 if len(called_in[id(layer)]) > 1 and changing:
                     raise ValueError(
                         f"The layer {layer.name!r} changes as it is called (statistics, or seeds of draws), and is "

@@ -66,7 +66,8 @@ class Stage:
     @property
     def trainable_variables(self) -> list[Any]:
         """Keras' variables of the layers here that are trained, each once."""
-        found = {id(variable): variable for layer in self.layers for variable in layer.trainable_variables}
+        # By the weights' own flags, as the model goes by: a frozen layer may hold some that are trained, such as LoRA's.
+        found = {id(each): each for layer in self.layers for each in layer.variables if each.trainable}
         return list(found.values())
 
     @property

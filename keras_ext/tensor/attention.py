@@ -31,7 +31,7 @@ class _SplitAttention(SplitLayer):
         if self._flash_attention:
             received = f"flash_attention={kwargs.get('flash_attention')}, or keras.config.enable_flash_attention()"
             raise ValueError(self._refusal("flash attention", received))
-        self.refuse_lora_and_quantization()
+        self.refuse_quantization()
 
     def __call__(self, query: Any, value: Any, key: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As the plain layer is called, with tensors, arrays or `SplitTensor`."""
@@ -137,10 +137,11 @@ class _SplitAttention(SplitLayer):
             return made + [scores] * return_attention_scores + projected * is_penalized
 
         made = []
+        weights_of_layers = [layer.weights_of_shards() for layer in (*into, self._output_dense)]
         for own, i in enumerate(shards.owned):
             drop = functools.partial(self._drop, i)
             view = AtShard(self, _dropout_layer=drop, _return_attention_scores=return_attention_scores)
-            weights = [layer.weights_of(i) for layer in (*into, self._output_dense)]
+            weights = [of_shards[own] for of_shards in weights_of_layers]
             inputs = [[copy[own] for copy in copies], [] if mask is None else [mask], weights]
             made.append(_run(shards, i, functools.partial(attend, view), inputs))
         partial, *others = zip(*made, strict=True)
@@ -201,7 +202,7 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
 
     Raises:
         ValueError: t does not divide `num_heads`; `sequence_parallel` with inputs of more than one dim between batch
-            and channels; flash attention, LoRA or quantization.
+            and channels; flash attention or quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.2.
     """
@@ -272,7 +273,7 @@ class ParallelGroupQueryAttention(_SplitAttention, keras.layers.GroupQueryAttent
             model = keras.Model(x, y)
 
     Raises:
-        ValueError: t does not divide both numbers of heads; flash attention, LoRA or quantization.
+        ValueError: t does not divide both numbers of heads; flash attention or quantization.
 
     Source: Ainslie et al., arXiv:2305.13245; Shoeybi et al., arXiv:1909.08053, section 3.
     """

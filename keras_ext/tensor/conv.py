@@ -72,7 +72,7 @@ class ColumnParallelConv2D(ColumnParallel, _SplitConv2D):
 
     Raises:
         ValueError: t does not divide `filters`, or `groups`; pieces are asked for with an activation that needs all
-            channels; LoRA or quantization.
+            channels; quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3, for filters in place of columns.
     """
@@ -125,7 +125,7 @@ class RowParallelConv2D(RowParallel, _SplitConv2D):
 
     Raises:
         ValueError: t does not divide the input channels; groups; an input that is not as `input_is_parallel` says;
-            LoRA or quantization.
+            quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3, for input channels in place of rows.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.expert.split_bank import DIMS, check_split
 from keras_ext.tensor.custom_layers import is_custom, is_keras_class, layers_inside
 from keras_ext.tensor.gathered import output_axis
+from keras_ext.tensor.lora import adapted_weight, adapter_dim, adapters_of
 from strategies import layer_api
 
 
@@ -46,7 +48,15 @@ def column_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
     axis = output_axis(layer.equation, dim) or -1
     letter = layer.equation.replace(" ", "").partition("->")[2][axis]
     has_letter = bias is not None and letter in layer.bias_axes
-    return Cuts(((kernel, dim), *([(bias, bias.ndim + axis)] if has_letter else [])))
+    return Cuts(((kernel, dim), *([(bias, bias.ndim + axis)] if has_letter else []), *_adapter_cuts(layer, [(kernel, dim)])))
+
+
+def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    """Cuts the adapters of a layer as `lora.AdaptedLayer` has them, given the cuts of its other weights."""
+    adapters = adapters_of(layer)
+    kernel = adapted_weight(layer) if adapters else None
+    found = [(each, adapter_dim(each.name, kernel.ndim, dim)) for w, dim in dims if w is kernel for each in adapters]
+    return [(each, dim) for each, dim in found if dim is not None]
 
 
 def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
@@ -55,7 +65,12 @@ def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
     Each is cut along the largest dim that `num_shards` divides, else the largest. State, which a layer makes with
     ``trainable=False`` and may write in its call, stays whole: of a weight in shards, the call gets a tensor.
     """
-    large = [weight for weight in own_weights(layer) if math.prod(weight.shape) >= max(least_size, 1)]
+    adapters = {id(each) for each in adapters_of(layer)}
+    large = [
+        weight
+        for weight in own_weights(layer)
+        if math.prod(weight.shape) >= max(least_size, 1) and id(weight) not in adapters
+    ]
     if not large:
         return Cuts()
     if reason := _obstacle(layer):
@@ -75,7 +90,7 @@ def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
             reasons.append(f"{weight.name}: {_too_small(num_shards)}")
         else:
             dims.append((weight, dim))
-    return Cuts(tuple(dims), "; ".join(reasons))
+    return Cuts((*dims, *_adapter_cuts(layer, dims)), "; ".join(reasons))
 
 
 def hidden_cuts(mixture: MixtureOfExperts, num_shards: int) -> Cuts:
@@ -96,10 +111,11 @@ def cuts_along(layer: Any, dims: dict[int, int]) -> Cuts:
     Raises:
         ValueError: those of this layer cannot be cut.
     """
-    found = tuple((weight, dims[id(weight)]) for weight in own_weights(layer) if id(weight) in dims)
+    adapters = {id(each) for each in adapters_of(layer)}
+    found = [(each, dims[id(each)]) for each in own_weights(layer) if id(each) in dims and id(each) not in adapters]
     if found and (reason := _obstacle(layer)):
         raise ValueError(f"The weights of {layer.name!r} cannot be cut: {reason}. Received: {layer!r}.")
-    return Cuts(found)
+    return Cuts((*found, *_adapter_cuts(layer, found)))
 
 
 def _best(shape: Any, dims: list[int], num_shards: int) -> int | None:
@@ -121,8 +137,8 @@ def _obstacle(layer: Any) -> str:
         return f"its heads cannot be dealt out evenly ({heads})"
     if not is_custom(layer) and layer._layers:
         return f"{type(layer).__name__} holds layers that are not looked into"
-    if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None) is not None:
-        return "it is quantized, or has LoRA"
+    if getattr(layer, "quantization_mode", None) is not None:
+        return "it is quantized"
     cls = type(layer)
     writer = next(base for base in cls.__mro__ if "save_own_variables" in vars(base))
     if not is_keras_class(writer):

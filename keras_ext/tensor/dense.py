@@ -22,6 +22,10 @@ class _SplitDense(SplitKernel, keras.layers.Dense):
     def _product(self, x: Any, kernel: Any) -> Any:
         return ops.matmul(x, kernel)
 
+    def _wanted_lora(self) -> dict[str, Any]:
+        # Keras' own build leaves `lora_alpha` out here.
+        return {}
+
 
 @layer_api.saved_as(keras.layers.Dense)
 class ColumnParallelDense(ColumnParallel, _SplitDense):
@@ -55,7 +59,7 @@ class ColumnParallelDense(ColumnParallel, _SplitDense):
             model = keras.Sequential([keras.Input((4,)), up, down])
 
     Raises:
-        ValueError: t does not divide `units`; pieces are asked for with an activation that needs all units; LoRA or
+        ValueError: t does not divide `units`; pieces are asked for with an activation that needs all units;
             quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3.
@@ -98,7 +102,7 @@ class RowParallelDense(RowParallel, _SplitDense):
 
     Raises:
         ValueError: t does not divide `inputs`; an input that is not as `input_is_parallel` says; `sequence_parallel`
-            with other than ``(batch, length, inputs)``, or with an activation that needs all numbers; LoRA or
+            with other than ``(batch, length, inputs)``, or with an activation that needs all numbers;
             quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.2.

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.lora import AdaptedLayer
 from strategies import layer_api
 from strategies.evenly import even_sizes
 
 
-class _SplitEmbedding(SplitLayer):
+class _SplitEmbedding(AdaptedLayer):
     """The base of both embeddings: the table, the lookup of ids in it, and the refusals."""
 
     # Attributes of the plain layer.
@@ -23,7 +23,7 @@ class _SplitEmbedding(SplitLayer):
 
     def __init__(self, input_dim: int, output_dim: int, *, weights: Any = None, **kwargs: Any) -> None:
         super().__init__(input_dim, output_dim, **kwargs)
-        self.refuse_lora_and_quantization()
+        self.refuse_quantization()
         if weights is not None:
             self.build()
             self.set_weights(weights if isinstance(weights, list) and len(weights) == 1 else [weights])
@@ -51,12 +51,15 @@ class _SplitEmbedding(SplitLayer):
             sizes=self._sizes,
         )
         self.built = True
+        if self.lora_rank:
+            # Keras' own build leaves `lora_alpha` out here.
+            self.enable_lora(self.lora_rank)
 
     @property
-    def embeddings(self) -> layer_api.SplitWeight:
-        """The whole table, shape ``(input_dim, output_dim)``."""
+    def embeddings(self) -> Any:
+        """The whole table, shape ``(input_dim, output_dim)``; with LoRA a tensor, with the adapters' product."""
         self._placed()
-        return self._embeddings
+        return self.as_plain().embeddings if self.lora_enabled else self._embeddings
 
     def _look_up(self, inputs: Any) -> Any:
         shards = self._placed()
@@ -69,15 +72,16 @@ class _SplitEmbedding(SplitLayer):
         if keras.backend.standardize_dtype(ids.dtype) not in ("int32", "int64"):
             ids = ops.cast(ids, "int32")
         partial = [
-            shards.run(i, self._rows_of(i), copy, self._embeddings.shards[i])
-            for i, copy in zip(shards.owned, shards.copy(ids), strict=True)
+            shards.run(i, self._rows_of(i), copy, *table)
+            for i, copy, table in zip(shards.owned, shards.copy(ids), self.kernels_of_shards(), strict=True)
         ]
         return shards.reduce(partial)
 
-    def _rows_of(self, index: int) -> Callable[[Any, Any], Any]:
+    def _rows_of(self, index: int) -> Callable[..., Any]:
         start, size = self._starts[index], self._sizes[index]
 
-        def rows(ids: Any, table: Any) -> Any:
+        def rows(ids: Any, *weights: Any) -> Any:
+            table = self.kernel_of(*weights)
             if size == self.input_dim:
                 return ops.cast(ops.take(table, ids, axis=0), self.compute_dtype)
             ids = ops.where(ids < 0, ids + self.input_dim, ids)
@@ -123,7 +127,7 @@ class VocabParallelEmbedding(_SplitEmbedding, keras.layers.Embedding):
             model = keras.Sequential([keras.Input((5,), dtype="int32"), keras_ext.VocabParallelEmbedding(11, 4)])
 
     Raises:
-        ValueError: fewer rows than shards; ids in a ragged or sparse tensor; LoRA or quantization.
+        ValueError: fewer rows than shards; ids in a ragged or sparse tensor; quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3.
     """
@@ -205,14 +209,17 @@ class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleE
 
     def _project(self, inputs: Any) -> Any:
         shards = self._placed()
-        weight = self._embeddings if self.tie_weights else self.reverse_embeddings
-        pieces = shards.run_each(self._logits, self.copies_of(inputs), shards.of_owned(weight.shards))
+        if self.tie_weights:
+            weights = list(zip(*self.kernels_of_shards(), strict=True))
+        else:
+            weights = [shards.of_owned(self.reverse_embeddings.shards)]
+        pieces = shards.run_each(self._logits, self.copies_of(inputs), *weights)
         size = self.input_dim
         return shards.gather(pieces, -1, size) if self.gather_output else self.in_pieces(pieces, -1, size)
 
-    def _logits(self, x: Any, kernel: Any) -> Any:
+    def _logits(self, x: Any, *weights: Any) -> Any:
         # In the table's own dtype, as Keras does it: only `reverse_dtype` says otherwise.
-        kernel = ops.transpose(kernel) if self.tie_weights else kernel
+        kernel = ops.transpose(self.kernel_of(*weights)) if self.tie_weights else weights[0]
         if self.reverse_dtype is not None:
             x, kernel = ops.cast(x, self.reverse_dtype), ops.cast(kernel, self.reverse_dtype)
         logits = ops.matmul(x, kernel)

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_ext.tensor.activations import is_elementwise
 from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.lora import AdaptedLayer
 from strategies import layer_api
 
 
@@ -69,13 +70,19 @@ class GatheredWeights(SplitLayer):
 @functools.cache
 def gathered_class(plain_class: Any) -> Any:
     """Returns the class of layers like those of `plain_class` whose weights may lie in shards."""
-    base = _EinsumDense if plain_class is keras.layers.EinsumDense else GatheredWeights
+    base: Any = _EinsumDense if plain_class is keras.layers.EinsumDense else GatheredWeights
+    if base is GatheredWeights and hasattr(plain_class, "enable_lora"):
+        base = _Adapted
     names = {"__module__": plain_class.__module__, "__qualname__": f"Gathered{plain_class.__qualname__}"}
     made: Any = type(plain_class.__name__, (base, plain_class), {"plain_class": plain_class, **names})
     return layer_api.saved_as(plain_class)(made)
 
 
-class _EinsumDense(GatheredWeights):
+class _Adapted(AdaptedLayer, GatheredWeights):
+    """Has adapters, which lie in shards where the kernel does."""
+
+
+class _EinsumDense(_Adapted):
     """Computes each shard's part of the output, where the kernel is cut along a dim that the output has."""
 
     # Of the plain layer.
@@ -97,12 +104,15 @@ class _EinsumDense(GatheredWeights):
         is_last = is_elementwise(self.activation) and self.activation is not keras.activations.sigmoid
         apart = is_last and (bias is None or is_bias_cut)
 
-        def forward(x: Any, kernel: Any, *biases: Any) -> Any:
-            y = ops.einsum(self.equation, x, ops.cast(kernel, self.compute_dtype))
+        kernels = self.kernels_of_shards()
+
+        def forward(x: Any, *weights: Any) -> Any:
+            kernel, biases = weights[: len(kernels[0])], weights[len(kernels[0]) :]
+            y = ops.einsum(self.equation, x, ops.cast(self.kernel_of(*kernel), self.compute_dtype))
             y = self._plus_bias(y, *biases) if biases else y
             return self.activation(y) if apart and self.activation is not None else y
 
-        lists = [shards.of_owned(self._kernel.shards)] + ([shards.of_owned(bias.shards)] if is_bias_cut else [])
+        lists = [*zip(*kernels, strict=True), *([shards.of_owned(bias.shards)] if is_bias_cut else [])]
         pieces = shards.run_each(forward, self.copies_of(inputs), *lists)
         y = shards.gather(pieces, axis, self._kernel.shape[self._kernel.dim])
         y = y if bias is None or is_bias_cut else self._plus_bias(y, bias)

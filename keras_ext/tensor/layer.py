@@ -147,22 +147,12 @@ class SplitLayer(keras.Layer):
         """
         raise ValueError(self._refusal("quantization", f"quantize({mode!r})"))
 
-    def enable_lora(self, rank: int, *args: Any, **kwargs: Any) -> None:
-        """Refuses: low-rank updates of a split weight are not built.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(self._refusal("LoRA", f"rank={rank}"))
-
-    def refuse_lora_and_quantization(self) -> None:
-        """Refuses both where the constructor is asked for them.
+    def refuse_quantization(self) -> None:
+        """Refuses it where the constructor is asked for it.
 
         Raises:
             ValueError: it is.
         """
-        if getattr(self, "lora_rank", None):
-            raise ValueError(self._refusal("LoRA", f"lora_rank={self.lora_rank}"))
         if getattr(self, "quantization_config", None) is not None or self.quantization_mode is not None:
             raise ValueError(self._refusal("quantization", f"dtype={self.dtype_policy.name!r}"))
 

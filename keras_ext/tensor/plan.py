@@ -206,7 +206,7 @@ def make_plan(
         if isinstance(layer, MixtureOfExperts):
             # It splits itself, whatever is chosen for others.
             kind = "hidden" if cuts.dims else None
-        elif kind is None or plain_type(layer) is keras.layers.EinsumDense:
+        elif kind in (None, "gathered") or plain_type(layer) is keras.layers.EinsumDense:
             kind = (kind or "gathered") if cuts.dims else None
         own = (path in passes, path in of_sequences - passes)
         choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason)

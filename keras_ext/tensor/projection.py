@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_ext.keras_versions import initializer_of_sums
-from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.lora import AdaptedLayer
 from strategies import layer_api
 
 # In equations: dims that stay, of inputs, of heads (their number and size), of outputs.
@@ -19,7 +19,7 @@ FREE, INPUTS, HEADS, OUTPUTS = string.ascii_lowercase, "M", "NH", "OPQRSTUV"
 
 
 @layer_api.saved_as(keras.layers.EinsumDense)
-class SplitProjection(SplitLayer, keras.layers.EinsumDense):
+class SplitProjection(AdaptedLayer, keras.layers.EinsumDense):
     """A projection to heads, or from heads, with the kernel cut along them. The attention layer computes with it."""
 
     def build(self, input_shape: Any) -> None:
@@ -54,17 +54,28 @@ class SplitProjection(SplitLayer, keras.layers.EinsumDense):
         self.input_spec = keras.InputSpec(ndim=len(input_shape))
         self.built = True
 
-    def weights_of(self, index: int) -> list[Any]:
-        """Returns the weights of shard `index`: its part of the kernel, and of a bias that is split."""
-        own = [self._kernel.shards[index]]
-        return [*own, self.bias.shards[index]] if isinstance(self.bias, layer_api.SplitWeight) else own
+    @property
+    def kernel(self) -> Any:
+        """The whole kernel, in the plain layer's shape; with LoRA a tensor, of which the adapters' product is a part."""
+        self._placed()
+        return self.as_plain().kernel if self.lora_enabled else self._kernel
 
-    def project(self, x: Any, kernel: Any, bias: Any = None) -> Any:
-        """Returns one shard's projection of its input; from heads, its part of a sum."""
-        x = ops.einsum(self.equation, ops.cast(x, self.compute_dtype), ops.cast(kernel, self.compute_dtype))
-        if bias is not None:
-            x = self._plus_bias(x, bias)
-        return self.activation(x)
+    def weights_of_shards(self) -> list[list[Any]]:
+        """Returns for each owned shard what its kernel is made of, and its part of a bias that is split."""
+        if not self._has_split_bias():
+            return self.kernels_of_shards()
+        biases = self._placed().of_owned(self.bias.shards)
+        return [[*kernel, bias] for kernel, bias in zip(self.kernels_of_shards(), biases, strict=True)]
+
+    def project(self, x: Any, *weights: Any) -> Any:
+        """Returns one shard's projection of its input, by weights of `weights_of_shards`; from heads, part of a sum."""
+        kernel, biases = (weights[:-1], weights[-1:]) if self._has_split_bias() else (weights, ())
+        kernel = ops.cast(self.kernel_of(*kernel), self.compute_dtype)
+        x = ops.einsum(self.equation, ops.cast(x, self.compute_dtype), kernel)
+        return self.activation(self._plus_bias(x, *biases) if biases else x)
+
+    def _has_split_bias(self) -> bool:
+        return isinstance(self.bias, layer_api.SplitWeight)
 
     def add_up(self, partial: Sequence[Any], *, sequence_parallel: bool) -> list[Any]:
         """The output, of what the shards made from their heads: whole, or the pieces of the sequence."""

@@ -6,29 +6,29 @@ A kernel's last dimension is its outputs, the one before its inputs; dimensions 
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_ext.tensor.activations import check_elementwise, is_elementwise
-from keras_ext.tensor.layer import SplitLayer
+from keras_ext.tensor.lora import AdaptedLayer
 from keras_ext.tensor.split_tensor import SplitTensor
-from strategies import layer_api
 
 
-class SplitKernel(SplitLayer):
+class SplitKernel(AdaptedLayer):
     """Mix-in before a plain layer that multiplies by a kernel: what is refused, and the kernel."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.refuse_lora_and_quantization()
+        self.refuse_quantization()
 
     @property
-    def kernel(self) -> layer_api.SplitWeight:
-        """The whole kernel, in the plain layer's shape."""
+    def kernel(self) -> Any:
+        """The whole kernel, in the plain layer's shape; with LoRA a tensor, of which the adapters' product is a part."""
         self._placed()
-        return self._kernel
+        return self.as_plain().kernel if self.lora_enabled else self._kernel
 
     @property
     def _channel_axis(self) -> int:
@@ -43,9 +43,18 @@ class SplitKernel(SplitLayer):
     def _product(self, x: Any, kernel: Any) -> Any:
         """Returns what the kernel, whole or a shard, makes of ``x``."""
 
-    def _affine(self, x: Any, kernel: Any, bias: Any = None) -> Any:
-        y = self._product(x, ops.cast(kernel, self.compute_dtype))
+    def _affine(self, x: Any, kernel: Sequence[Any], bias: Any = None) -> Any:
+        y = self._product(x, ops.cast(self.kernel_of(*kernel), self.compute_dtype))
         return y if bias is None else self._plus_bias(y, bias)
+
+    def _enable_wanted_lora(self) -> None:
+        """Enables LoRA at the end of `build`, if the constructor was asked for it."""
+        if self.lora_rank and not self.lora_enabled:
+            self.enable_lora(self.lora_rank, **self._wanted_lora())
+
+    def _wanted_lora(self) -> dict[str, Any]:
+        """The arguments with which the plain layer's `build` enables LoRA, beside the rank."""
+        return {"lora_alpha": self.lora_alpha}
 
     def _add_kernel(self, input_shape: Any, dim: int) -> None:
         self.place_shards()
@@ -84,6 +93,7 @@ class ColumnParallel(SplitKernel):
         self._add_kernel(input_shape, -1)
         self.bias = self.add_split_weight(dim=0, **self._bias_arguments()) if self.use_bias else None
         self.built = True
+        self._enable_wanted_lora()
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Computes each shard's outputs."""
@@ -92,14 +102,14 @@ class ColumnParallel(SplitKernel):
         for_losses = self.gather_output and self.activation is keras.activations.sigmoid
         apart = is_elementwise(self.activation) and not for_losses
 
-        def forward(*tensors: Any) -> Any:
-            y = self._affine(*tensors)
+        def forward(x: Any, *weights: Any) -> Any:
+            kernel, biases = (weights, ()) if self.bias is None else (weights[:-1], weights[-1:])
+            y = self._affine(x, kernel, *biases)
             return self.activation(y) if apart and self.activation is not None else y
 
         pieces = []
-        for i, x in zip(shards.owned, self._inputs_of_shards(inputs), strict=True):
-            weights = [self._kernel.shards[i]] + ([] if self.bias is None else [self.bias.shards[i]])
-            pieces.append(shards.run(i, forward, x, *weights))
+        for i, x, kernel in zip(shards.owned, self._inputs_of_shards(inputs), self.kernels_of_shards(), strict=True):
+            pieces.append(shards.run(i, forward, x, *kernel, *([] if self.bias is None else [self.bias.shards[i]])))
         if not self.gather_output:
             return self.in_pieces(pieces, self._channel_axis)
         y = shards.gather(pieces, self._channel_axis)
@@ -123,13 +133,16 @@ class RowParallel(SplitKernel):
         self._add_kernel(input_shape, -2)
         self.bias = self.add_weight(**self._bias_arguments()) if self.use_bias else None
         self.built = True
+        self._enable_wanted_lora()
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Adds up what each shard makes of its inputs."""
         shards = self._placed()
         self._check_input(inputs)
         pieces = self.pieces_of(inputs, self._channel_axis)
-        partial = shards.run_each(self._affine, pieces, shards.of_owned(self._kernel.shards))
+        partial = shards.run_each(
+            lambda x, *kernel: self._affine(x, kernel), pieces, *zip(*self.kernels_of_shards(), strict=True)
+        )
         return self._output_of(partial)
 
     def _output_of(self, partial: list[Any]) -> Any:

@@ -1,0 +1,140 @@
+"""Low-rank adapters (LoRA) of split layers: cut as the kernel is to which their product is added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_ext.tensor.layer import SplitLayer
+from strategies import layer_api
+
+
+class AdaptedLayer(SplitLayer):
+    """Mix-in before a plain layer's class that has `enable_lora`.
+
+    Of the two adapters of a kernel, A has all of its dims but the last and the rank, B the rank and the last. Of a
+    kernel that is cut along its last dim, B is cut along the same, and A is whole; of one that is cut along another
+    dim, A is cut along that, and B is whole. So each shard makes its part of ``A @ B`` by itself, and the gradient of
+    the whole adapter is the sum of the shards'.
+
+    Source: Hu et al., arXiv:2106.09685, section 4.
+    """
+
+    # Of the plain layer.
+    lora_enabled: bool
+    lora_rank: int | None
+    lora_alpha: float | None
+
+    def enable_lora(self, rank: int, *args: Any, **kwargs: Any) -> None:
+        """As the plain layer's: freezes the kernel, and adds the product of two matrices to it, which are trained.
+
+        Args:
+            rank: of the product.
+            *args: of the plain layer's method.
+            **kwargs: likewise.
+
+        Raises:
+            ValueError: the layer is not built, has adapters already, or a constraint.
+        """
+        plain_class(self).enable_lora(_Adapting(self), rank, *args, **kwargs)
+
+    def add_adapter(self, name: str, shape: Sequence[int], **arguments: Any) -> Any:
+        """Adds A or B: cut where the kernel is, whole if it does not have the dim along which the kernel is cut."""
+        kernel = adapted_weight(self)
+        is_cut = isinstance(kernel, layer_api.SplitWeight)
+        dim = adapter_dim(name, kernel.ndim, kernel.dim) if is_cut else None
+        if dim is None:
+            return self.add_weight(name=name, shape=tuple(shape), **arguments)
+        return self.add_split_weight(name, shape, dim, sizes=kernel.sizes, **arguments)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the plain layer's variables, adapters as it does."""
+        if getattr(self, "lora_enabled", False):
+            self.as_plain().save_own_variables(store)
+        else:
+            super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the plain layer's variables, adapters as it does."""
+        if getattr(self, "lora_enabled", False):
+            self.as_plain().load_own_variables(store)
+        else:
+            super().load_own_variables(store)
+
+    def as_plain(self) -> Any:
+        """Returns a layer of the plain class that shares all with this one; its weights are `SplitWeight`."""
+        view = object.__new__(plain_class(self))
+        # The plain class' own methods, not as Keras wraps them for this layer.
+        vars(view).update({name: value for name, value in vars(self).items() if name not in ("build", "quantize")})
+        return view
+
+    def kernels_of_shards(self) -> list[list[Any]]:
+        """Returns for each owned shard what its part of the kernel is made of: the arguments of `kernel_of`."""
+        shards = self._placed()
+        lists = [shards.of_owned(adapted_weight(self).shards)]
+        if self.lora_enabled:
+            for adapter in adapters_of(self):
+                is_cut = isinstance(adapter, layer_api.SplitWeight)
+                lists.append(shards.of_owned(adapter.shards) if is_cut else shards.copy(adapter))
+        return [list(parts) for parts in zip(*lists, strict=True)]
+
+    def kernel_of(self, kernel: Any, *adapters: Any) -> Any:
+        """Returns a shard's kernel, with the product of its adapters, if there are any, added to it."""
+        if not adapters:
+            return kernel
+        if self.autocast and self.compute_dtype != self.variable_dtype:
+            kernel, *adapters = (ops.cast(each, self.compute_dtype) for each in (kernel, *adapters))
+        scale = (self.lora_alpha or 0.0) / (self.lora_rank or 1)
+        return ops.cast(ops.add(kernel, scale * ops.matmul(*adapters)), self.compute_dtype)
+
+
+class _Adapting:
+    """A split layer as the plain class' `enable_lora` sees it: the weights that are added come in shards."""
+
+    def __init__(self, layer: AdaptedLayer) -> None:
+        self.__dict__["_layer"] = layer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._layer, name, value)
+
+    def add_weight(self, name: str, shape: Sequence[int], **arguments: Any) -> Any:
+        """Adds an adapter."""
+        return self._layer.add_adapter(name, shape, **arguments)
+
+
+def plain_class(layer: Any) -> Any:
+    """Returns the class of layers of which a split layer is one in files."""
+    return next(cls for cls in type(layer).__mro__ if not issubclass(cls, SplitLayer))
+
+
+def adapted_weight(layer: Any) -> Any:
+    """Returns the kernel, or table, of a layer that has `enable_lora`."""
+    return layer._embeddings if isinstance(layer, keras.layers.Embedding) else layer._kernel
+
+
+def adapters_of(layer: Any) -> list[Any]:
+    """Returns A and B of a layer whose LoRA is enabled; nothing of others."""
+    if not getattr(layer, "lora_enabled", False):
+        return []
+    kind = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
+    return [getattr(layer, f"lora_{kind}_{each}") for each in ("a", "b")]
+
+
+def adapter_dim(name: str, ndim: int, dim: int) -> int | None:
+    """Returns the dim along which an adapter is cut; None if it stays whole.
+
+    Args:
+        name: of the adapter; ends in "a" or "b".
+        ndim: the number of dims of the kernel.
+        dim: along which the kernel is cut.
+    """
+    is_last = dim == ndim - 1
+    if name.endswith("b"):
+        return 1 if is_last else None
+    return None if is_last else dim

@@ -1,0 +1,156 @@
+"""LoRA in split layers: the numbers of one device, frozen kernels, adapters in shards, and files that Keras merges."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ext
+import strategies
+from strategies import layer_api
+from tests.keras_ext.tensor.harness import mesh_strategy
+
+L = keras.layers
+ROWS = 8
+
+
+def sequences() -> Any:
+    """Dense and einsum layers, cut along their last dim and along others, and attention."""
+    inputs = keras.Input((6, 8))
+    x = L.Dense(16, "relu", name="up", kernel_regularizer="l2")(inputs)
+    x = L.Dense(8, name="down")(x)
+    x = L.LayerNormalization()(L.Add()([inputs, x]))
+    x = L.EinsumDense("abc,cde->abde", (6, 4, 4), bias_axes="de", name="to_heads", activation="relu")(x)
+    x = L.EinsumDense("abde,def->abf", (6, 8), bias_axes="f", name="from_heads")(x)
+    x = L.MultiHeadAttention(2, 4, name="attention")(x, x)
+    x = L.GroupQueryAttention(4, 4, 2, name="grouped")(x, x)
+    x = L.Dense(6, "sigmoid", name="gathered_output", use_bias=False)(x)
+    return keras.Model(inputs, x)
+
+
+def images() -> Any:
+    inputs = keras.Input((6, 6, 3))
+    x = L.Conv2D(8, 3, padding="same", activation="relu")(inputs)
+    x = L.Conv2D(4, 3, padding="same")(x)
+    x = L.Conv2D(8, 3, padding="same", groups=2)(x)
+    x = L.Conv2D(4, 1)(x)
+    x = L.Reshape((36, 4))(x)
+    x = L.Conv1D(64, 3)(x)
+    x = L.Conv1DTranspose(4, 3)(x) if hasattr(L.Conv1DTranspose, "enable_lora") else L.Conv1D(4, 3)(x)
+    return keras.Model(inputs, L.Dense(3, "tanh")(L.Flatten()(x)))
+
+
+def tied(tie_weights: bool = True) -> Any:
+    inputs = keras.Input((6,), dtype="int32")
+    table = L.ReversibleEmbedding(11, 8, tie_weights=tie_weights, mask_zero=True, logit_soft_cap=2.0, name="table")
+    x = L.Add()([table(inputs), L.Embedding(11, 8, name="other", embeddings_regularizer="l2")(inputs)])
+    return keras.Model(inputs, table(L.Dense(8, "relu", name="hidden")(x), reverse=True))
+
+
+def untied() -> Any:
+    return tied(False)
+
+
+def adapt(model: Any, **arguments: Any) -> Any:
+    """Enables LoRA in every layer that has it, with adapters that both matter from the first step."""
+    for layer in model._flatten_layers(include_self=False):
+        if hasattr(layer, "enable_lora"):
+            layer.enable_lora(2, lora_alpha=3, b_initializer=keras.initializers.RandomNormal(0.0, 0.1), **arguments)
+    return model
+
+
+def data(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    shape = (ROWS, *model.input.shape[1:])
+    x = generator.integers(0, 11, shape) if "int" in model.input.dtype else generator.normal(size=shape)
+    return x.astype(model.input.dtype), generator.normal(size=(ROWS, *model.output.shape[1:])).astype("float32")
+
+
+def trained(model: Any) -> list[np.ndarray]:
+    """Losses of two steps, then predictions, then weights."""
+    x, y = data(model)
+    losses = model.fit(x, y, batch_size=ROWS, epochs=2, shuffle=False, verbose=0).history["loss"]
+    return [np.asarray(each, "float64") for each in (losses, model.predict(x, verbose=0), *model.get_weights())]
+
+
+def compiled(model: Any) -> Any:
+    model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse")
+    return model
+
+
+def in_plain(make: Callable[[], Any]) -> tuple[Any, list[np.ndarray], list[np.ndarray]]:
+    """The plain model, its weights before it is trained, and what training made."""
+    keras.utils.set_random_seed(1)
+    model = compiled(adapt(make()))
+    return model, model.get_weights(), trained(model)
+
+
+def in_shards(make: Callable[[], Any], axes: Mapping[str, int], *, after: bool = False, **how: Any) -> Any:
+    """The model that is adapted before, or after, it is split."""
+    keras.utils.set_random_seed(1)
+    plain = make() if after else adapt(make())
+    with mesh_strategy(axes).scope():
+        split = keras_ext.parallelize(plain, **how)
+        return compiled(adapt(split) if after else split)
+
+
+def assert_close(wanted: Any, found: Any, tolerance: float = 1e-6) -> None:
+    for one, other in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
+
+
+TWO = {"tensor": 2}
+BOTH = {"data": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "axes", "how"),
+    [
+        (sequences, BOTH, {"after": True}),
+        (sequences, TWO, {"sequence_parallel": True}),
+        (images, TWO, {}),
+        (tied, TWO, {}),
+        (untied, TWO, {"after": True}),
+        pytest.param(sequences, {"tensor": 4}, {"plan": {".": "gathered"}}, marks=pytest.mark.parity_all),
+        pytest.param(images, BOTH, {"after": True}, marks=pytest.mark.parity_all),
+        pytest.param(tied, BOTH, {"after": True}, marks=pytest.mark.parity_all),
+        pytest.param(untied, BOTH, {}, marks=pytest.mark.parity_all),
+    ],
+)
+def test_parity(make: Any, axes: Mapping[str, int], how: Mapping[str, Any], tmp_path: pathlib.Path) -> None:
+    plain, begun, wanted = in_plain(make)
+    split = in_shards(make, axes, **how)
+    for one, other in zip(begun, split.get_weights(), strict=True):
+        np.testing.assert_array_equal(other, one)
+    whole = layer_api.joined(split.weights)
+    assert [weight.trainable for weight in whole] == [weight.trainable for weight in plain.weights]
+    assert_close(wanted, trained(split))
+    for weight, one, other in zip(plain.weights, begun, split.get_weights(), strict=True):
+        if not weight.trainable:
+            np.testing.assert_array_equal(other, one)
+    assert len(layer_api.joined(split.trainable_weights)) == len(plain.trainable_weights)
+    # Frozen weights have no slots.
+    slots = [weight.shape for weight in layer_api.joined(split.optimizer.variables)]
+    assert sorted(map(tuple, slots)) == sorted(tuple(weight.shape) for weight in plain.optimizer.variables)
+    x, _ = data(plain)
+    # Merged, as Keras does it. A file of a compiled model with adapters inside of an attention opens in no Keras.
+    split.save_weights(tmp_path / "split.weights.h5")
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    other = make()
+    other.load_weights(tmp_path / "split.weights.h5")
+    assert_close([wanted[1]], [other.predict(x, verbose=0)])
+    if make is not untied:
+        # Keras cannot make that of its own config: it adds a weight to a layer which it has locked.
+        split.save(tmp_path / "split.keras")
+        opened = keras.saving.load_model(tmp_path / "split.keras", compile=False)
+        assert {type(layer).__module__.partition(".")[0] for layer in opened._flatten_layers()} == {"keras"}
+        assert_close([wanted[1]], [opened.predict(x, verbose=0)])
+    split.load_weights(tmp_path / "plain.weights.h5")
+    plain.load_weights(tmp_path / "plain.weights.h5")
+    assert_close(plain.get_weights(), split.get_weights())
+    assert_close([wanted[1]], [split.predict(x, verbose=0)])
