@@ -200,6 +200,7 @@ class Run:
                 in_line=(self._in_line or stage.sums_over_replicas) and k not in self._remat,
                 # A function cannot run its collective.
                 reshard=self._reshard and not stage.sums_over_replicas,
+                sums=True,
             )
             self._passes[key] = passes, made_of
         return self._passes[key]

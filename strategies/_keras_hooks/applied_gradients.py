@@ -18,6 +18,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn
 from strategies.engine.layout import local_values
 from strategies.engine.replicated import ReplicatedExtended
+from strategies.replica.overwritten import is_overwritten
 
 #: Of a gradient that is the same on all replicas.
 _GLOBAL = (Kind.SAME, Kind.SHARD, Kind.SHARD_APART, Kind.SHARD_NUMBER)
@@ -25,17 +26,17 @@ _GLOBAL = (Kind.SAME, Kind.SHARD, Kind.SHARD_APART, Kind.SHARD_NUMBER)
 _TERMS = (Kind.SUM, Kind.COUNT)
 
 
-def as_terms(gradients: Sequence[Any]) -> tuple[list[Any], list[bool]]:
+def as_terms(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[bool]]:
     """Returns a replica's gradients, each global or a term of a sum over replicas, and which of them are global.
 
     Means over rows become terms, weighed by the replica's rows. What is neither is taken for a mean, which a warning
-    says. Outside of steps of the trainer all are terms.
+    says. Outside of steps of the trainer all are terms. So is what replaces its variable, joined by the maximum.
     """
     share = shares.current()
     found, are_global = list(gradients), [False] * len(gradients)
     if share is None or not share.in_trainer or share.num_replicas == 1:
         return found, are_global
-    for i, gradient in enumerate(found):
+    for i, (gradient, variable) in enumerate(zip(found, variables, strict=True)):
         if gradient is None:
             continue
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
@@ -48,7 +49,7 @@ def as_terms(gradients: Sequence[Any]) -> tuple[list[Any], list[bool]]:
                 "Use clipnorm, global_clipnorm or clipvalue of the optimizer, or one that needs whole weights, "
                 "which see whole gradients; or leave the layer whole in the plan of keras_ext.parallelize.",
             )
-        if are_global[i] or kind in _TERMS:
+        if are_global[i] or kind in _TERMS or is_overwritten(variable):
             continue
         if kind is Kind.DRAWN:
             # Random numbers for no rows: those of the first replica, on all of them.

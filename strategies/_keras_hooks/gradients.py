@@ -36,7 +36,9 @@ from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn_of
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.row_sharded_variables import is_row_sharded
+from strategies.replica.overwritten import is_overwritten
 from strategies.replica.passes import differentiates_passes
+from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
 
 #: Weighed. So is one number that is neither mean nor sum, which is nearest to what is meant, but a warning says so.
@@ -78,8 +80,9 @@ def for_optimizer(optimizer: Any, gradients: Sequence[Any], variables: Sequence[
         variables: per gradient its variable.
     """
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
+    gradients = as_unrounded(gradients, variables)
     if share is None or engine is None or share.num_replicas == 1 or not share.in_trainer:
-        return list(gradients)
+        return gradients
     if _sums_itself(optimizer):
         return [_as_term(gradient) for gradient in gradients]
     return _summed(engine, share, list(gradients), list(variables))
@@ -220,9 +223,15 @@ def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
         stays: whether sums are left to the optimizer.
     """
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
-    if share is None or engine is None or not share.in_trainer or share.num_replicas == 1:
+    if share is None or engine is None or share.num_replicas == 1:
         return local
     flat, of = tf.nest.flatten(local, expand_composites=False), tf.nest.flatten(sources)
+    flat = [
+        unrounded(each, source, share.dependence) if _is_variable(source) else each
+        for each, source in zip(flat, of, strict=True)
+    ]
+    if not share.in_trainer:
+        return tf.nest.pack_sequence_as(sources, flat)
     mine = [i for i, source in enumerate(of) if flat[i] is not None and _is_alike(share, source)]
     for i, source in enumerate(of):
         # Of the loss of the global batch, with respect to a row.
@@ -240,6 +249,10 @@ def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
         for i, total in zip(mine, _summed(engine, share, [flat[i] for i in mine], [of[i] for i in mine]), strict=True):
             flat[i] = _as_shard(engine, total, of[i])
     return tf.nest.pack_sequence_as(sources, flat)
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(source, (keras.Variable, tf.Variable, tf.distribute.DistributedValues))
 
 
 def _is_alike(share: shares.Share, source: Any) -> bool:
@@ -268,7 +281,7 @@ def _summed(engine: ReplicatedExtended, share: shares.Share, gradients: list[Any
         return gradients
     targets = [sources[i].value if isinstance(sources[i], keras.Variable) else sources[i] for i in mine]
     own = [gradients[i] for i in mine]
-    if gradient_record.could_possibly_record():
+    if gradient_record.could_possibly_record() and not any(map(is_overwritten, targets)):
         # As tensors: a tape records no slices.
         totals = _recorded(engine, [tf.convert_to_tensor(each) for each in own], targets)
     else:

@@ -30,6 +30,7 @@ from strategies._keras_hooks.wrapping import Result, engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
 from strategies.engine.central import making_optimizer_state
 from strategies.engine.gradient_sync import Accumulation
+from strategies.replica.overwritten import is_overwritten
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.replica.weight_slices import WeightSlice
 
@@ -67,7 +68,8 @@ def _reduce_first(
         return update(gradients, variables)
     # In the replica's own thread: where replicas meet, there is another.
     may_defer = train_steps.may_defer_update()
-    gradients, are_global = applied_gradients.as_terms(gradients)
+    of = optimizer._trainable_variables if variables is None else variables
+    gradients, are_global = applied_gradients.as_terms(gradients, of)
 
     def across(strategy: tf.distribute.Strategy, gradients: list[Any]) -> Any:
         gradients = applied_gradients.marked(gradients, are_global)
@@ -120,7 +122,7 @@ def _add_variable(
     """Lets accumulated gradients be parts of a sum. Keras' name for them is all that tells them from other slots.
 
     Not in a wrapped optimizer: a loss scale is checked at every step on the global gradient, so each replica
-    gathers that.
+    gathers that. Nor of what replaces its variable, of which each replica gathers the maximum over all.
     """
     if isinstance(reference_variable, WeightSlice):
         slot = sharded_optimizers.make_slot(optimizer, reference_variable, *args, **kwargs)
@@ -133,7 +135,8 @@ def _add_variable(
         return slot
     name = kwargs.get("name", args[0] if args else None)
     engine = engine_of(tf.distribute.get_strategy())
-    gathers = name == "gradient_accumulator" and not _wrapped.get() and engine is not None and engine.central is None
+    is_sum = name == "gradient_accumulator" and not _wrapped.get() and not is_overwritten(reference_variable)
+    gathers = is_sum and engine is not None and engine.central is None
     with engine.accumulators.of(optimizer) if engine is not None and gathers else contextlib.nullcontext():
         slot = original(optimizer, reference_variable, *args, **kwargs)
     weights.note_slot(optimizer, reference_variable, slot)

@@ -26,10 +26,12 @@ import tensorflow as tf
 
 from strategies._tf_internals import Mirrored, PerReplica, UpdateContext
 from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.maxima import with_maxima
 from strategies.engine.reductions import Reductions
 from strategies.engine.replica_state import local_mean
 from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
+from strategies.replica.rounding import rounded, rounding_of
 
 _NONE = tf.VariableAggregation.NONE
 
@@ -174,7 +176,9 @@ class CentralStorage:
                     f"`with strategy.scope():`. Received: {target.name!r}."
                 )
         shares = self._steps.context.shares
-        values = self._reductions.counted(self._layout.per_replica(gradients), shares)
+        values = with_maxima(self._layout, self._layout.per_replica(gradients), targets, shares)
+        dtypes = [rounding_of(local_values(value)[0]) for value in values]
+        values = self._reductions.counted(values, shares)
         here = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
         sums = self._reductions.to_device(self.device, [values[i] for i in here], shares)
         for i, total in zip(here, sums, strict=True):
@@ -182,6 +186,7 @@ class CentralStorage:
         with tf.device(self.device):
             # Those that all replicas have already.
             values = [_copied(value) if isinstance(value, Mirrored) else value for value in values]
+            values = [rounded(value, dtype) for value, dtype in zip(values, dtypes, strict=True)]
         with tf.device(self.device), UpdateContext(0), tf.name_scope("update"):
             return update(values)
 

@@ -15,9 +15,12 @@ import tensorflow as tf
 
 from strategies._tf_internals import Mirrored, PerReplica, select_replica
 from strategies.batches.shares import Share
-from strategies.engine.layout import ReplicaLayout
+from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.maxima import with_maxima
 from strategies.engine.reductions import Reductions, Rider
 from strategies.engine.waiting import Waits
+from strategies.replica.overwritten import is_overwritten
+from strategies.replica.rounding import rounded, rounding_of
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -66,14 +69,19 @@ class GradientSync:
             shares: those of the local replicas in the running step; none outside of one.
             accumulation: if the optimizer gathers gradients: in a step in which they are not due, replicas do not
                 communicate and the update gets the replica's own gradients; else it gets the sum over replicas of
-                gradients and accumulators, and finds the accumulators empty.
+                gradients and accumulators, and finds the accumulators empty. What replaces its variable is the
+                maximum over replicas in each step; the optimizer gathers it.
             riders: other sums over all replicas, for which the gradients' message has room; only between processes, and
                 not where the optimizer gathers gradients, which has no message in most steps.
         """
-        results = self._layout.per_replica(gradients)
+        results = with_maxima(self._layout, self._layout.per_replica(gradients), targets, shares)
+        done = {i for i, target in enumerate(targets or ()) if is_overwritten(target)}
+        dtypes = [rounding_of(local_values(value)[0]) for value in results]
         if accumulation is not None:
-            results = self._terms(results, shares)
-        mine = [i for i, gradient in enumerate(results) if isinstance(gradient, PerReplica)]
+            results = self._rounded_ahead(results, targets, shares, dtypes)
+            terms = self._terms(results, shares)
+            results = [value if i in done else terms[i] for i, value in enumerate(results)]
+        mine = [i for i, gradient in enumerate(results) if isinstance(gradient, PerReplica) and i not in done]
         local = [results[i] for i in mine]
         where = local if targets is None else [targets[i] for i in mine]
         totals: list[tf.Tensor] = []
@@ -87,7 +95,25 @@ class GradientSync:
             found = self._accumulated(local, where, shares, held, accumulation.is_due)
         for i, value in zip(mine, found, strict=True):
             results[i] = value
+        if accumulation is None:
+            results = [_rounded(value, dtype) for value, dtype in zip(results, dtypes, strict=True)]
         return results, totals
+
+    def _rounded_ahead(
+        self,
+        gradients: Sequence[Any],
+        targets: Sequence[Any] | None,
+        shares: Sequence[Share],
+        dtypes: Sequence[tf.DType | None],
+    ) -> list[Any]:
+        """Returns gradients, with the sums of those that are rounded in each step: what is gathered is rounded."""
+        results = list(gradients)
+        mine = [i for i, dtype in enumerate(dtypes) if dtype is not None and isinstance(results[i], PerReplica)]
+        local = [results[i] for i in mine]
+        sums = self._sum(local, local if targets is None else [targets[i] for i in mine], shares, ()) if mine else []
+        for i, total in zip(mine, sums, strict=True):
+            results[i] = Mirrored(tuple(local_values(total)))
+        return [_rounded(value, dtype) for value, dtype in zip(results, dtypes, strict=True)]
 
     def _sum(
         self, local: list[Any], where: Sequence[Any], shares: Sequence[Share], riders: Sequence[Rider]
@@ -161,6 +187,13 @@ class GradientSync:
 
         chosen = tf.cond(is_due, summed, own)
         return [PerReplica(tuple(values[i] for values in chosen)) for i in range(len(local))]
+
+
+def _rounded(total: Any, dtype: tf.DType | None) -> Any:
+    """Returns a sum, on each device on which it is, rounded as on one device."""
+    if not isinstance(total, tf.distribute.DistributedValues):
+        return rounded(total, dtype)
+    return total if dtype is None else type(total)(tuple(rounded(value, dtype) for value in total.values))
 
 
 def _part(total: Any, n: int) -> PerReplica:

@@ -28,6 +28,7 @@ from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup, if_present
 from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.maxima import with_maxima
 from strategies.engine.reductions import Reductions
 from strategies.engine.row_sharded_gradients import RowShardedGradients
 from strategies.engine.row_sharded_variables import is_row_sharded
@@ -36,6 +37,7 @@ from strategies.engine.step import Steps
 from strategies.engine.weight_gathers import WeightGathers, bucket_of
 from strategies.replica.holders import first_holder, is_held, place_of
 from strategies.replica.parts import ReplicaParts
+from strategies.replica.rounding import rounded, rounding_of
 from strategies.replica.weight_slices import MasterSlice, StoredSlice, WeightSlice, beside_weights
 from strategies.topology.sharding import ShardingGroups
 
@@ -224,11 +226,20 @@ class ShardedUpdates:
 
     def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:
         """Returns for each slice that this process owns the sum of its gradient, on its device; None for others."""
-        values = self._layout.per_replica(gradients)
+        values = with_maxima(
+            self._layout,
+            self._layout.per_replica(gradients),
+            [variable.value for variable in dealt.variables],
+            self._steps.context.shares,
+        )
         rows = self._row_sharded.sums(dealt, values)
         others = [None if is_row_sharded(v) else value for v, value in zip(dealt.variables, values, strict=True)]
         found = self._scattered_of_rows(dealt, others)
-        return [rows.get(id(each), value) for each, value in zip(dealt.slices, found, strict=True)]
+        dtypes = [rounding_of(local_values(value)[0]) for value in values]
+        return [
+            rows.get(id(each), rounded(value, dtypes[position]))
+            for each, value, position in zip(dealt.slices, found, dealt.positions, strict=True)
+        ]
 
     def _scattered_of_rows(self, dealt: DealtWeights, values: Sequence[Any]) -> list[Any]:
         """As :meth:`_scattered`, of per-replica values, each of the replica's rows."""

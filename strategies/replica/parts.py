@@ -230,6 +230,7 @@ class ReplicaParts:
         recompute: Recompute | tuple[Callable[[], list[Any]], Callable[..., Sequence[Any]]] | None = None,
         in_line: bool = True,
         reshard: bool = False,
+        sums: bool = False,
     ) -> Passes:
         """Returns the forward pass of `function` in `part`, which gives its backward pass there with its outputs.
 
@@ -244,9 +245,10 @@ class ReplicaParts:
             in_line: else both passes stay functions in the graph, whose ops are there once, however often called.
             reshard: weights in shards are gathered for each pass, and dropped behind it. Both passes are functions
                 then; without such weights it is nothing.
+            sums: gradients of variables are terms of sums, which are rounded as one device rounds the sum.
         """
         again = Recompute(*recompute) if recompute else None
-        return Passes(lambda: self.on(part), function, variables, again, in_line, reshard)
+        return Passes(lambda: self.on(part), function, variables, again, in_line, reshard, sums)
 
     def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, of tensors, as one function in a graph, traced once for each set of shapes.

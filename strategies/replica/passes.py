@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from strategies.batches import shares
+from strategies.replica.overwritten import is_overwritten, maximum
+from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
 from strategies.replica.stand_ins import SHARDED, StandIns
 from strategies.replica.traced_passes import TracedPasses, is_floating
@@ -61,6 +63,7 @@ class Passes:
             are called, there is no graph, and both are in line.
         reshard: weights in shards are gathered for each pass, once the tensors are there for which it waits, and
             dropped behind it. Both passes are functions then; without such weights it is nothing.
+        sums: gradients of variables are terms of sums: what was rounded is given as it was before (`rounding`).
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class Passes:
         recompute: Recompute | None = None,
         in_line: bool = True,
         reshard: bool = False,
+        sums: bool = False,
     ) -> None:
+        self._sums = sums
         self._place = place
         self._function = function
         self._variables = list(variables)
@@ -128,7 +133,8 @@ class Passes:
             number = len(inputs)
             dependence = shares.dependence_here()
             return found[:number], [
-                accumulated(total, own, dependence) for total, own in zip(totals, found[number:], strict=True)
+                maximum([total, own]) if is_overwritten(variable) else accumulated(total, own, dependence)
+                for variable, total, own in zip(self._variables, totals, found[number:], strict=True)
             ]
 
         return outputs, differentiate
@@ -166,7 +172,11 @@ class Passes:
             found = iter(tape.gradient([y for y, _ in pairs], sources, output_gradients=[dy for _, dy in pairs]))
         finally:
             _differentiates.reset(token)
-        return [*(next(found) if is_floating(value) else None for value in inputs), *found]
+        of_inputs = [next(found) if is_floating(value) else None for value in inputs]
+        if not self._sums:
+            return [*of_inputs, *found]
+        dependence = shares.dependence_here()
+        return [*of_inputs, *(unrounded(own, v, dependence) for own, v in zip(found, self._variables, strict=True))]
 
     def _call(self, inputs: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
         """As `_forward`, by functions."""

@@ -16,6 +16,7 @@ import tensorflow as tf
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
+from strategies.replica.overwritten import is_overwritten, maximum, no_maximum
 from strategies.replica.refused_gradients import recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
 from strategies.replica.stand_ins import MadeOfCapture, StandIns
@@ -125,11 +126,7 @@ class TracedPasses:
         function, has_gradient, is_dense, captured = self._backward[pattern]
         # Sums are made in it: one op for a pass, where each variable would have its own.
         given = [
-            self._nothing(variable)
-            if not dense
-            else tf.zeros(variable.shape, variable.dtype)
-            if total is None
-            else total
+            self._nothing(variable) if not dense else _none_yet(variable) if total is None else total
             for variable, total, dense in zip(self._variables, totals, is_dense, strict=True)
         ]
         function.set_external_captures(
@@ -172,7 +169,8 @@ class TracedPasses:
                 for place, total in enumerate(sums):
                     if is_dense[place]:
                         total.set_shape(self._variables[place].shape)
-                        found[first + place] = added((total, found[first + place]))
+                        join = maximum if is_overwritten(self._variables[place]) else added
+                        found[first + place] = join((total, found[first + place]))
             has_gradient[:] = [gradient is not None for gradient in found]
             # Of slices no shape: nobody takes it, and for calls of which something is not taken TensorFlow makes
             # another function.
@@ -217,6 +215,11 @@ class TracedPasses:
             value.made_of(weight) if isinstance(value, MadeOfCapture) else weight
             for value, weight in zip(captured, found, strict=True)
         ]
+
+
+def _none_yet(variable: Any) -> tf.Tensor:
+    """Returns the total of no gradients."""
+    return no_maximum(variable) if is_overwritten(variable) else tf.zeros(variable.shape, variable.dtype)
 
 
 def _from_outside(graph: Any) -> dict[int, Any]:

@@ -1,0 +1,40 @@
+"""Variables whose gradient is their next value, such as the scales of float8 layers.
+
+Keras marks them ``overwrite_with_gradient``. Several of their gradients, of replicas, micro-batches or steps, are
+joined by the maximum, as Keras joins those of steps: each replica's largest absolute value is of its own rows, and one
+device sees the largest of all rows; scales are computed from values of earlier steps, and are the same on all replicas.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_OWNER = "_keras_strategies_owner"
+
+
+def note_owner(variable: Any, owner: Any) -> None:
+    """Remembers of which Keras variable a variable of TensorFlow is the value: the mark comes after it is made."""
+    vars(variable)[_OWNER] = weakref.ref(owner)
+
+
+def is_overwritten(variable: Any) -> bool:
+    """True of a variable, of Keras or TensorFlow, or a slice of one, that is replaced by its gradient."""
+    reference = getattr(variable, "__dict__", {}).get(_OWNER)
+    return bool(getattr(variable if reference is None else reference(), "overwrite_with_gradient", False))
+
+
+def maximum(gradients: Sequence[Any]) -> Any:
+    """Returns the elementwise maximum of gradients of one variable, on the device of the caller; None of none."""
+    known = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
+    if not known:
+        return None
+    return known[0] if len(known) == 1 else tf.reduce_max(tf.stack(known), axis=0)
+
+
+def no_maximum(variable: Any) -> tf.Tensor:
+    """Returns the value, of a variable's shape, which the maximum with any other is that other."""
+    return tf.fill(variable.shape, variable.dtype.min)
