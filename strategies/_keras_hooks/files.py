@@ -104,13 +104,6 @@ def _export(
             "it, as 'model.keras', and export that from a process of its own: "
             f"keras.models.load_model('model.keras').export(...). Received: export({str(filepath)!r})."
         )
-    if any(sharded_weight(variable) is not None for variable in model.variables):
-        raise ValueError(
-            "A model whose weights are in shards (shard='weights', experts, tables of embeddings) has no graph that "
-            "one device can run: it cannot be exported. Save it, as 'model.keras', and export that outside of the "
-            "strategy: "
-            f"keras.models.load_model('model.keras').export(...). Received: export({str(filepath)!r})."
-        )
     return _save(original, model, filepath, *args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from strategies.engine.exported_weights import export_whole
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.deferred import is_remote
 from strategies.replica.driving import current_driver
@@ -114,6 +115,8 @@ class ShardedVariable(ReplicaStateVariable):
         self._gathers = gathers
         #: The weights that are gathered together with it; set by who gathers.
         self.unit: Any = None
+        #: The shards as graphs outside of steps have them, see `exported_weights`; None while there is no such graph.
+        self.captured: Any = None
 
     def keep(self, shards: Sequence[Any]) -> None:
         """Takes a variable for each shard that has elements, those of other processes included: for arrays and files.
@@ -212,12 +215,17 @@ class ShardedVariable(ReplicaStateVariable):
         """Subtracts a value of the whole weight's shape."""
         return self.assign(self._whole() - tf.cast(value, self.dtype), use_locking, name, read_value)
 
-    def _serialize_to_tensors(self) -> Any:
-        # Keras then takes the whole.
-        raise NotImplementedError
+    def _export_to_saved_model_graph(
+        self, object_map: Any = None, tensor_map: Any = None, options: Any = None, **kwargs: Any
+    ) -> list[Any]:
+        del kwargs
+        return export_whole(self, object_map, tensor_map, options)
 
-    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        raise NotImplementedError
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"VARIABLE_VALUE": self._whole()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return self.assign(restored_tensors["VARIABLE_VALUE"])
 
 
 def shards_of(variable: ShardedVariable) -> StoredWeight:

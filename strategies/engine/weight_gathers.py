@@ -30,6 +30,7 @@ from strategies.engine.context import StepContext
 from strategies.engine.dealt_weights import laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.row_sharded_variables import RowShardedVariable
+from strategies.engine.exported_weights import whole_in_file
 from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only, is_remote
@@ -283,6 +284,8 @@ class WeightGathers:
         with unrecorded():
             if any(not isinstance(v, _Gone) and is_remote(v) for v in variables):
                 return [self._elsewhere(v) for v in variables]
+            if not self._processes and not tf.executing_eagerly() and not self._steps.context.shares:
+                return [None if isinstance(v, _Gone) else whole_in_file(v) for v in variables]
             if not self._processes:
                 return [None if isinstance(v, _Gone) else self._whole_here(v, replica) for v in variables]
             if in_shapes_only():
