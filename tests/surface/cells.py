@@ -62,10 +62,10 @@ def outcome(row: str, column: str, mesh: str) -> Outcome:
             ours = _trained(ROWS[row], COLUMNS[column], how, how.accumulates)
         except Exception as error:
             return Outcome("refused" if _is_ours(error) else "crash", words=_words(error))
-    parts = {name: _difference(plain[name], ours[name]) for name in plain}
-    if not plain["file: slots"]:
+    parts = {name: _difference(plain[name], ours.get(name, ())) for name in plain}
+    if not plain.get("file: slots"):
         # Keras does not compile a model that it opens if its class has a `compile` of its own. A pipeline's has not.
-        del parts["file: slots"]
+        parts.pop("file: slots", None)
     worst = max(parts, key=lambda name: parts[name])
     if parts[worst] <= COLUMNS[column].tolerance:
         return Outcome("equal", parts[worst])
@@ -130,20 +130,29 @@ def _trained(row: Row, column: Column, mesh: Mesh | None, accumulates: bool) -> 
         "slots": layer_api.values_of(model, layer_api.joined(model.optimizer.variables)),
         "predictions": [model.predict(x, **arguments)],
     }
+    return found | _of_files(model, x)
+
+
+def _of_files(model: Any, x: np.ndarray) -> Values:
+    """Saves a model, opens the files in plain Keras, and returns what is in them; nothing if it cannot be opened."""
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/model.keras"
+        path, weights = f"{folder}/model.keras", f"{folder}/model.weights.h5"
         model.save(path)
-        opened = keras.saving.load_model(path, custom_objects={"CompilesItself": CompilesItself})
-        weights = Path(folder) / "model.weights.h5"
         model.save_weights(weights)
-        found["file: weights"] = opened.get_weights()
+        try:
+            opened = keras.saving.load_model(path, custom_objects={"CompilesItself": CompilesItself})
+        except ValueError:
+            # Keras cannot open every file that it writes, as of attentions with quantized layers inside.
+            return {}
         # One whose class has another `compile` is opened without an optimizer.
         slots = getattr(getattr(opened, "optimizer", None), "variables", ())
-        found["file: slots"] = [np.asarray(variable) for variable in slots]
-        found["file: predictions"] = [opened.predict(x, **arguments)]
+        found: dict[str, Sequence[Any]] = {
+            "file: weights": opened.get_weights(),
+            "file: slots": [np.asarray(variable) for variable in slots],
+            "file: predictions": [opened.predict(x, batch_size=_BATCH_SIZE, verbose=0)],
+        }
         opened.load_weights(weights)
-        found["weights file: predictions"] = [opened.predict(x, **arguments)]
-    return found
+        return found | {"weights file: predictions": [opened.predict(x, batch_size=_BATCH_SIZE, verbose=0)]}
 
 
 def _model(row: Row, column: Column, x: np.ndarray) -> Any:

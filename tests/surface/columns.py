@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from strategies import layer_api
 from tests.surface.rows import Row
 
 #: The name of the layer under test.
@@ -66,13 +67,10 @@ def inside(model: Any) -> list[Any]:
 
 
 def _freeze_first(model: Any) -> None:
-    layer = tested(model)
-    if not layer.trainable_weights:
+    weights = layer_api.joined(tested(model).trainable_weights, only_split=True)
+    if not weights:
         raise NotForThisLayer("it has no weight that trains")
-    name = layer.trainable_weights[0].path
-    for each in layer.trainable_weights:
-        if each.path == name:
-            each.trainable = False
+    weights[0].trainable = False
 
 
 def _freeze_layer(model: Any) -> None:

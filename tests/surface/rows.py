@@ -71,7 +71,7 @@ ROWS: Mapping[str, Row] = {
     "DepthwiseConv1D": Row(lambda **own: layers.DepthwiseConv1D(3, padding="same", **own), _SEQUENCE),
     "DepthwiseConv2D": Row(lambda **own: layers.DepthwiseConv2D(3, padding="same", **own), _IMAGE),
     "EinsumDense": Row(
-        lambda **own: layers.EinsumDense("abc,cd->abd", output_shape=(None, 8), bias_axes="d", **own), _SEQUENCE
+        lambda **own: layers.EinsumDense("abc,cd->abd", output_shape=(LENGTH, 8), bias_axes="d", **own), _SEQUENCE
     ),
     "Embedding": Row(lambda **own: layers.Embedding(VOCABULARY, CHANNELS, **own), (LENGTH,), whole_numbers=True),
     "GRU": Row(lambda **own: layers.GRU(4, **own), _SEQUENCE),
