@@ -126,7 +126,7 @@ class Copies:
             return layer(*args, **kwargs)
 
         copy = cloned(model, self.of, None if isinstance(model, keras.Sequential) else call)
-        if not isinstance(model, keras.Sequential) and not is_keras_class(type(model)):
+        if not is_keras_class(type(model)):
             copy = self._of_own_class(model, copy)
         take_settings(model, copy)
         return copy
@@ -155,15 +155,19 @@ class Copies:
     def _of_own_class(self, model: Any, copy: Any) -> Any:
         cls: Any = type(model)
         new = cls.__new__(cls)
-        # Functional: what the class itself would make of a graph is not known.
+        # Keras': what the class itself would make of layers, or of a graph, is not known.
         base: Any = next(each for each in cls.__mro__ if is_keras_class(each))
-        base.__init__(new, copy._inputs_struct, copy._outputs_struct, name=model.name)
+        if isinstance(model, keras.Sequential):
+            base.__init__(new, list(copy._layers), name=model.name)
+        else:
+            base.__init__(new, copy._inputs_struct, copy._outputs_struct, name=model.name)
         self._note(model, new)
         self._attributes.take(new, model, set(vars(new)))
         self._attributes.count(new, model, ("trainable_variables", "non_trainable_variables"))
         new._dtype_policy = model._dtype_policy
-        made = [self._made.get(id(layer), (None, None))[1] for layer in counted_layers(model)]
-        put_in_order(new, made)
+        if not isinstance(model, keras.Sequential):
+            made = [self._made.get(id(layer), (None, None))[1] for layer in counted_layers(model)]
+            put_in_order(new, made)
         return new
 
 

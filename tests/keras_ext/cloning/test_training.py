@@ -67,7 +67,7 @@ def test_functions_and_classes_of_a_program(scales: bool) -> None:
 
 
 class TwoRates(keras.Model):
-    """A model with a `compile` of its own: other arguments, attributes, a second optimizer, a loss that uses a layer."""
+    """A model with a `compile` of its own: other arguments, attributes, two optimizers, a loss with a layer in it."""
 
     def compile(self, rates: Any, weight: float, teacher: Any) -> None:
         super().compile(rates[0], loss=self.difference, metrics=["mae"])
@@ -129,7 +129,31 @@ def test_a_compile_of_the_class_own(before: int) -> None:
 def test_a_loss_that_is_compiled_for_the_model_is_named() -> None:
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name="head")])
     model.compile("sgd", tf.function(lambda y, p: ops.mean(ops.square(y - p)) + ops.sum(model.weights[1])))
-    with strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2}).scope():
-        with pytest.warns(UserWarning, match="is not compiled.*Call compile of the copy"):
-            copy = keras_ext.parallelize(model)
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2})
+    with strategy.scope(), pytest.warns(UserWarning, match="is not compiled.*Call compile of the copy"):
+        copy = keras_ext.parallelize(model)
     assert not copy.compiled
+
+
+class Doubled(keras.Sequential):
+    def compile(self, rate: float) -> None:
+        super().compile(keras.optimizers.SGD(rate), "mse")
+        self.rate = rate
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step((data[0], 2 * data[1]))
+
+
+def test_a_class_of_sequential_models() -> None:
+    results = []
+    for strategy in (None, strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2})):
+        keras.utils.set_random_seed(1)
+        model: Any = Doubled([keras.Input((6,)), keras.layers.Dense(4, name="up"), keras.layers.Dense(2)])
+        model.compile(0.1)
+        if strategy:
+            with strategy.scope():
+                model = keras_ext.parallelize(model)
+        assert type(model) is Doubled
+        assert model.rate == 0.1
+        results.append(model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history["loss"])
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=TOLERANCE)
