@@ -39,7 +39,12 @@ class Copies:
         # With the old ones, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._dims = dims or {}
-        self._attributes = Attributes(self.built, self._dims, rows_of_experts)
+        self._inside: set[int] = set()
+        self._attributes = Attributes(self._held, self._dims, rows_of_experts)
+
+    def expect(self, model: Any) -> None:
+        """Takes note of a model whose layers are copied one by one: what they hold of each other is copied, too."""
+        self._inside.update(id(inner) for inner in model._flatten_layers())
 
     def of(self, layer: Any) -> Any:
         """Returns the copy of a layer, model or operation, not built if Keras' own.
@@ -55,6 +60,13 @@ class Copies:
     def _note(self, layer: Any, new: Any) -> None:
         self._made.setdefault(id(layer), (layer, new))
 
+    def _held(self, layer: Any) -> Any:
+        """The counterpart of a layer that another one holds; the layer itself if it is no part of what is copied.
+
+        Such is one that a function works with, and Keras does not count: a copy would not get its weights.
+        """
+        return self.built(layer) if id(layer) in self._inside else layer
+
     def built(self, layer: Any) -> Any:
         """Returns the copy of a layer, built if the layer is, as those inside of others have to be."""
         new = self.of(layer)
@@ -65,6 +77,7 @@ class Copies:
     def _copied(self, layer: Any) -> Any:
         if not isinstance(layer, keras.Layer):
             return layer
+        self.expect(layer)
         if is_graph(layer) and layer.layers:
             return layer.made_of([self.of(i) for i in layer.layers]) if hasattr(layer, "made_of") else self.graph(layer)
         if self._is_by_attributes(layer):
@@ -104,6 +117,7 @@ class Copies:
 
         Of a user's class it has the attributes, too.
         """
+        self.expect(model)
         owners = {id(weight): layer for layer in model._flatten_layers() for weight in own_variables(layer)}
 
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +126,7 @@ class Copies:
             return layer(*args, **kwargs)
 
         copy = cloned(model, self.of, None if isinstance(model, keras.Sequential) else call)
-        if not isinstance(model, keras.Sequential) and not is_keras_class(type(model)):
+        if not is_keras_class(type(model)):
             copy = self._of_own_class(model, copy)
         take_settings(model, copy)
         return copy
@@ -141,15 +155,19 @@ class Copies:
     def _of_own_class(self, model: Any, copy: Any) -> Any:
         cls: Any = type(model)
         new = cls.__new__(cls)
-        # Functional: what the class itself would make of a graph is not known.
+        # Keras': what the class itself would make of layers, or of a graph, is not known.
         base: Any = next(each for each in cls.__mro__ if is_keras_class(each))
-        base.__init__(new, copy._inputs_struct, copy._outputs_struct, name=model.name)
+        if isinstance(model, keras.Sequential):
+            base.__init__(new, list(copy._layers), name=model.name)
+        else:
+            base.__init__(new, copy._inputs_struct, copy._outputs_struct, name=model.name)
         self._note(model, new)
         self._attributes.take(new, model, set(vars(new)))
         self._attributes.count(new, model, ("trainable_variables", "non_trainable_variables"))
         new._dtype_policy = model._dtype_policy
-        made = [self._made.get(id(layer), (None, None))[1] for layer in counted_layers(model)]
-        put_in_order(new, made)
+        if not isinstance(model, keras.Sequential):
+            made = [self._made.get(id(layer), (None, None))[1] for layer in counted_layers(model)]
+            put_in_order(new, made)
         return new
 
 

@@ -98,7 +98,13 @@ class Attributes:
         """Sets attributes as those of `layer`, except some, and those of TensorFlow's tracking and of training."""
         left_out = but | OF_TENSORFLOW | (_OF_TRAINING if isinstance(layer, keras.Model) else set())
         for name, value in list(vars(layer).items()):
-            if name not in left_out:
+            if name in left_out:
+                continue
+            # Models make these when they are first needed, and `compile` drops them: for training, generating and such.
+            is_made_late = isinstance(layer, keras.Model) and name.endswith("_function")
+            if is_made_late and self._is_compiled_for_another(value):
+                setattr(new, name, None)
+            else:
                 setattr(new, name, self._own_container(value, self.of(value)))
 
     @staticmethod
@@ -126,6 +132,9 @@ class Attributes:
             return self._once(value, lambda: keras.random.SeedGenerator(value._initial_seed, name=value.name))
         if isinstance(value, keras.metrics.Metric):
             return self._once(value, lambda: type(value).from_config(value.get_config()))
+        if isinstance(value, keras.Optimizer):
+            # `copy_training` makes it again, when the weights of the copy are there.
+            return value
         if isinstance(value, (list, tuple, set, dict)):
             return self._of_container(value)
         if isinstance(value, types.MethodType):
@@ -246,6 +255,10 @@ class Attributes:
             self._made[id(value)] = (value, value)
             return value
         new.__dict__.update(made)
+        for name, held in vars(value).items():
+            # Of those that layers hold, this comes with the layer's weights.
+            if isinstance(held, keras.random.SeedGenerator) and made[name] is not held:
+                layer_api.copy_value(held.state, made[name].state)
         return new
 
     def _is_compiled_for_another(self, value: Any) -> bool:

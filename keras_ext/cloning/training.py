@@ -58,9 +58,10 @@ def _take_optimizers(new: Any, optimizers: OptimizerCopies) -> list[tuple[Any, A
             found.append((value, copied))
         return copied
 
-    for name, value in list(vars(new).items()):
-        if name != "optimizer" and any(isinstance(each, keras.Optimizer) for each in _items(value)):
-            setattr(new, name, keras.tree.map_structure(made, value))
+    for layer in new._flatten_layers():
+        for name, value in list(vars(layer).items()):
+            if name != "optimizer" and any(isinstance(each, keras.Optimizer) for each in _items(value)):
+                setattr(layer, name, keras.tree.map_structure(made, value))
     return found
 
 

@@ -89,6 +89,7 @@ def copied(graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[str,
         ValueError: a layer cannot be copied.
     """
     copies = Copies()
+    copies.expect(graph)
     positions_of_all = _positions_of_all(graph, positions_of)
     made: dict[int, Any] = {}
     positions_of_copies: dict[int, Collection[int]] = {}

@@ -64,3 +64,96 @@ def test_functions_and_classes_of_a_program(scales: bool) -> None:
         np.testing.assert_allclose(histories[1][name], values, rtol=0, atol=TOLERANCE, err_msg=name)
     for before, after in zip(one.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_allclose(after, before, rtol=0, atol=TOLERANCE)
+
+
+class TwoRates(keras.Model):
+    """A model with a `compile` of its own: other arguments, attributes, two optimizers, a loss with a layer in it."""
+
+    def compile(self, rates: Any, weight: float, teacher: Any) -> None:
+        super().compile(rates[0], loss=self.difference, metrics=["mae"])
+        self.rates = {"body": rates[0], "head": rates[1]}
+        # Keras counts a layer that is an attribute for one of the model's.
+        self.weight, self.hints = weight, [lambda x: teacher(x)]
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def difference(self, y: Any, p: Any) -> Any:
+        penalty = ops.sum(ops.square(ops.convert_to_tensor(self.get_layer("head").bias)))
+        return ops.mean(ops.square(y - p), axis=-1) + self.weight * penalty
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            p = self(x, training=True)
+            loss = self.compute_loss(x, y + 0 * self.hints[0](x), p)
+        for name, optimizer in self.rates.items():
+            own = [v for v in self.trainable_weights if ("head" in v.path) == (name == "head")]
+            optimizer.apply(tape.gradient(loss, own), own)
+        self.seen.update_state(loss)
+        return self.compute_metrics(x, y, p) | {"seen": self.seen.result()}
+
+
+def two_rates() -> tuple[Any, Any]:
+    keras.utils.set_random_seed(1)
+    teacher = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(4, "relu", name="up")(inputs)
+    model = TwoRates(inputs, keras.layers.Dense(2, name="head")(hidden))
+    decayed = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    decayed.exclude_from_weight_decay(var_list=[model.get_layer("up").kernel], var_names=["bias"])
+    model.compile([decayed, keras.optimizers.SGD(0.1, momentum=0.5)], 0.5, teacher)
+    return model, teacher
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_compile_of_the_class_own(before: int) -> None:
+    def trained(model: Any, epochs: int) -> Any:
+        return model.fit(X, Y, batch_size=4, epochs=epochs, shuffle=False, verbose=0).history if epochs else {}
+
+    (one, _), (plain, teacher) = two_rates(), two_rates()
+    for each in (one, plain):
+        trained(each, before)
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2}).scope():
+        other = keras_ext.parallelize(plain)
+    assert type(other) is TwoRates
+    np.testing.assert_array_equal(other.hints[0](X), teacher(X))
+    assert other.rates["body"] is other.optimizer is not plain.optimizer
+    assert other.rates["head"] is not plain.rates["head"]
+    assert other.rates["head"].built == plain.rates["head"].built
+    after = [trained(each, 2) for each in (one, other)]
+    for name, values in after[0].items():
+        np.testing.assert_allclose(after[1][name], values, rtol=0, atol=TOLERANCE, err_msg=name)
+    for mine, theirs in zip(other.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=TOLERANCE)
+
+
+def test_a_loss_that_is_compiled_for_the_model_is_named() -> None:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name="head")])
+    model.compile("sgd", tf.function(lambda y, p: ops.mean(ops.square(y - p)) + ops.sum(model.weights[1])))
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2})
+    with strategy.scope(), pytest.warns(UserWarning, match="is not compiled.*Call compile of the copy"):
+        copy = keras_ext.parallelize(model)
+    assert not copy.compiled
+
+
+class Doubled(keras.Sequential):
+    def compile(self, rate: float) -> None:
+        super().compile(keras.optimizers.SGD(rate), "mse")
+        self.rate = rate
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step((data[0], 2 * data[1]))
+
+
+def test_a_class_of_sequential_models() -> None:
+    results = []
+    for strategy in (None, strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2})):
+        keras.utils.set_random_seed(1)
+        model: Any = Doubled([keras.Input((6,)), keras.layers.Dense(4, name="up"), keras.layers.Dense(2)])
+        model.compile(0.1)
+        if strategy:
+            with strategy.scope():
+                model = keras_ext.parallelize(model)
+        assert type(model) is Doubled
+        assert model.rate == 0.1
+        results.append(model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history["loss"])
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=TOLERANCE)
