@@ -85,7 +85,9 @@ class AdaptedLayer(SplitLayer):
         """Returns a shard's kernel, with the product of its adapters, if there are any, added to it."""
         if not adapters:
             return kernel
-        if self.autocast and self.compute_dtype != self.variable_dtype:
+        a, b = (keras.backend.standardize_dtype(each.dtype) for each in adapters)
+        if a != b:
+            # Keras has cast the one that is whole, where it was read; shards are read as they are.
             kernel, *adapters = (ops.cast(each, self.compute_dtype) for each in (kernel, *adapters))
         scale = (self.lora_alpha or 0.0) / (self.lora_rank or 1)
         return ops.cast(ops.add(kernel, scale * ops.matmul(*adapters)), self.compute_dtype)
