@@ -18,7 +18,7 @@ L = keras.layers
 ROWS = 8
 
 
-class Block(L.Layer):
+class Block(keras.layers.Layer):
     """A layer that holds others, as those of libraries do: frozen itself, with parts that are trained."""
 
     def __init__(self, **kwargs: Any) -> None:

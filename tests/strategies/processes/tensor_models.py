@@ -209,7 +209,7 @@ def gathered(split: bool) -> keras.Model:
 
 
 def adapted(split: bool) -> keras.Model:
-    """Frozen kernels, cut along their last dim and along others, and the products of adapters that are added to them."""
+    """Frozen kernels, cut along their last dim and along others, and adapters whose products are added to them."""
     inputs = keras.Input((5,), dtype="int32")
     x = layers.Embedding(VOCABULARY, 8, name="table")(inputs)
     x = layers.MultiHeadAttention(4, 2, name="attention")(x, x)
