@@ -25,9 +25,7 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
         found[id(one)] = (one, other)
         if is_graph(one) and is_graph(other):
             walk_all(one.layers, other.layers)
-        if type(one) is type(other):
-            walk_all(_layers_beside(one), _layers_beside(other))
-        elif isinstance(other, GatheredWeights):
+        if type(one) is type(other) or isinstance(other, GatheredWeights):
             walk_all(_layers_beside(one), _layers_beside(other))
         elif isinstance(other, SplitLayer):
             # It holds the plain one's layers under the same names, but for those that it does without.

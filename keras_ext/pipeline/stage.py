@@ -66,7 +66,7 @@ class Stage:
     @property
     def trainable_variables(self) -> list[Any]:
         """Keras' variables of the layers here that are trained, each once."""
-        # By the weights' own flags, as the model goes by: a frozen layer may hold some that are trained, such as LoRA's.
+        # By the weights' own flags, as in the model's list: a frozen layer may hold adapters that are trained.
         found = {id(each): each for layer in self.layers for each in layer.variables if each.trainable}
         return list(found.values())
 

@@ -48,7 +48,8 @@ def column_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
     axis = output_axis(layer.equation, dim) or -1
     letter = layer.equation.replace(" ", "").partition("->")[2][axis]
     has_letter = bias is not None and letter in layer.bias_axes
-    return Cuts(((kernel, dim), *([(bias, bias.ndim + axis)] if has_letter else []), *_adapter_cuts(layer, [(kernel, dim)])))
+    found = [(kernel, dim), *([(bias, bias.ndim + axis)] if has_letter else [])]
+    return Cuts((*found, *_adapter_cuts(layer, found)))
 
 
 def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:

@@ -57,9 +57,9 @@ class _SplitEmbedding(AdaptedLayer):
 
     @property
     def embeddings(self) -> Any:
-        """The whole table, shape ``(input_dim, output_dim)``; with LoRA a tensor, with the adapters' product."""
+        """The whole table, shape ``(input_dim, output_dim)``; with LoRA a tensor, the adapters' product added."""
         self._placed()
-        return self.as_plain().embeddings if self.lora_enabled else self._embeddings
+        return super().embeddings
 
     def _look_up(self, inputs: Any) -> Any:
         shards = self._placed()
@@ -210,10 +210,10 @@ class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleE
     def _project(self, inputs: Any) -> Any:
         shards = self._placed()
         if self.tie_weights:
-            weights = list(zip(*self.kernels_of_shards(), strict=True))
+            weights = self.kernels_of_shards()
         else:
-            weights = [shards.of_owned(self.reverse_embeddings.shards)]
-        pieces = shards.run_each(self._logits, self.copies_of(inputs), *weights)
+            weights = [[shard] for shard in shards.of_owned(self.reverse_embeddings.shards)]
+        pieces = shards.run_each(self._logits, self.copies_of(inputs), *zip(*weights, strict=True))
         size = self.input_dim
         return shards.gather(pieces, -1, size) if self.gather_output else self.in_pieces(pieces, -1, size)
 

@@ -53,23 +53,16 @@ class AdaptedLayer(SplitLayer):
     def save_own_variables(self, store: Any) -> None:
         """Writes the plain layer's variables, adapters as it does."""
         if getattr(self, "lora_enabled", False):
-            self.as_plain().save_own_variables(store)
+            plain_class(self).save_own_variables(self, store)
         else:
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the plain layer's variables, adapters as it does."""
         if getattr(self, "lora_enabled", False):
-            self.as_plain().load_own_variables(store)
+            plain_class(self).load_own_variables(self, store)
         else:
             super().load_own_variables(store)
-
-    def as_plain(self) -> Any:
-        """Returns a layer of the plain class that shares all with this one; its weights are `SplitWeight`."""
-        view = object.__new__(plain_class(self))
-        # The plain class' own methods, not as Keras wraps them for this layer.
-        vars(view).update({name: value for name, value in vars(self).items() if name not in ("build", "quantize")})
-        return view
 
     def kernels_of_shards(self) -> list[list[Any]]:
         """Returns for each owned shard what its part of the kernel is made of: the arguments of `kernel_of`."""
@@ -85,8 +78,11 @@ class AdaptedLayer(SplitLayer):
         """Returns a shard's kernel, with the product of its adapters, if there are any, added to it."""
         if not adapters:
             return kernel
-        if self.autocast and self.compute_dtype != self.variable_dtype:
-            kernel, *adapters = (ops.cast(each, self.compute_dtype) for each in (kernel, *adapters))
+        a, b = (keras.backend.standardize_dtype(each.dtype) for each in adapters)
+        if a != b:
+            # Keras has cast the one that is whole, where it was read; shards are read as they are.
+            kernel = ops.cast(kernel, self.compute_dtype)
+            adapters = tuple(ops.cast(each, self.compute_dtype) for each in adapters)
         scale = (self.lora_alpha or 0.0) / (self.lora_rank or 1)
         return ops.cast(ops.add(kernel, scale * ops.matmul(*adapters)), self.compute_dtype)
 

@@ -54,28 +54,20 @@ class SplitProjection(AdaptedLayer, keras.layers.EinsumDense):
         self.input_spec = keras.InputSpec(ndim=len(input_shape))
         self.built = True
 
-    @property
-    def kernel(self) -> Any:
-        """The whole kernel, in the plain layer's shape; with LoRA a tensor, of which the adapters' product is a part."""
-        self._placed()
-        return self.as_plain().kernel if self.lora_enabled else self._kernel
-
     def weights_of_shards(self) -> list[list[Any]]:
         """Returns for each owned shard what its kernel is made of, and its part of a bias that is split."""
-        if not self._has_split_bias():
+        if not isinstance(self.bias, layer_api.SplitWeight):
             return self.kernels_of_shards()
         biases = self._placed().of_owned(self.bias.shards)
         return [[*kernel, bias] for kernel, bias in zip(self.kernels_of_shards(), biases, strict=True)]
 
     def project(self, x: Any, *weights: Any) -> Any:
         """Returns one shard's projection of its input, by weights of `weights_of_shards`; from heads, part of a sum."""
-        kernel, biases = (weights[:-1], weights[-1:]) if self._has_split_bias() else (weights, ())
+        has_bias = isinstance(self.bias, layer_api.SplitWeight)
+        kernel, biases = (weights[:-1], weights[-1:]) if has_bias else (weights, ())
         kernel = ops.cast(self.kernel_of(*kernel), self.compute_dtype)
         x = ops.einsum(self.equation, ops.cast(x, self.compute_dtype), kernel)
         return self.activation(self._plus_bias(x, *biases) if biases else x)
-
-    def _has_split_bias(self) -> bool:
-        return isinstance(self.bias, layer_api.SplitWeight)
 
     def add_up(self, partial: Sequence[Any], *, sequence_parallel: bool) -> list[Any]:
         """The output, of what the shards made from their heads: whole, or the pieces of the sequence."""

@@ -26,9 +26,9 @@ class SplitKernel(AdaptedLayer):
 
     @property
     def kernel(self) -> Any:
-        """The whole kernel, in the plain layer's shape; with LoRA a tensor, of which the adapters' product is a part."""
+        """The whole kernel, in the plain layer's shape; with LoRA a tensor, the adapters' product added."""
         self._placed()
-        return self.as_plain().kernel if self.lora_enabled else self._kernel
+        return super().kernel
 
     @property
     def _channel_axis(self) -> int:

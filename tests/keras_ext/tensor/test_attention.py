@@ -234,15 +234,11 @@ class TestRefusals:
                 grouped(True)(x, x)
 
     @pytest.mark.parametrize("make", [multi, grouped])
-    def test_flash_attention_quantization_and_lora(self, make: Any) -> None:
+    def test_flash_attention_and_quantization(self, make: Any) -> None:
         with pytest.raises(ValueError, match=r"flash attention.*flash_attention=True"):
             make(True, flash_attention=True)
         with pytest.raises(ValueError, match="int8"):
             make(True, dtype="int8_from_float32")
-        layer = make(True)
-        layer.build((None, LENGTH, SIZE), (None, LENGTH, SIZE))
-        with pytest.raises(ValueError, match="rank=2"):
-            layer._query_dense.enable_lora(2)
 
     def test_keys_that_do_not_go_with_values(self) -> None:
         x = sequences()

@@ -216,17 +216,13 @@ class TestRefusals:
             ColumnParallelConv2D(8, 3, activation="softmax", gather_output=False)
 
     @pytest.mark.parametrize("layer", [ColumnParallelConv2D, RowParallelConv2D])
-    def test_lora_and_quantization(self, layer: Any) -> None:
-        with pytest.raises(ValueError, match="LoRA"):
-            layer(8, 3, lora_rank=2)
+    def test_quantization(self, layer: Any) -> None:
         with pytest.raises(ValueError, match="quantization"):
             layer(8, 3, dtype="int8_from_float32")
         made = layer(8, 3)
         made.build((None, 8, 8, 4))
         with pytest.raises(ValueError, match="int8"):
             made.quantize("int8")
-        with pytest.raises(ValueError, match="rank=2"):
-            made.enable_lora(2)
 
 
 class TestWithoutAMesh:

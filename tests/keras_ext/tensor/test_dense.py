@@ -229,17 +229,13 @@ class TestRefusals:
             keras_ext.ColumnParallelDense(8, activation="softmax", gather_output=False)
 
     @pytest.mark.parametrize("layer", [keras_ext.ColumnParallelDense, keras_ext.RowParallelDense])
-    def test_lora_and_quantization(self, layer: Any) -> None:
-        with pytest.raises(ValueError, match="LoRA"):
-            layer(8, lora_rank=2)
+    def test_quantization(self, layer: Any) -> None:
         with pytest.raises(ValueError, match="quantization"):
             layer(8, dtype="int8_from_float32")
         made = layer(8)
         made.build((None, 6))
         with pytest.raises(ValueError, match="int8"):
             made.quantize("int8")
-        with pytest.raises(ValueError, match="rank=2"):
-            made.enable_lora(2)
 
 
 class TestWithoutAMesh:

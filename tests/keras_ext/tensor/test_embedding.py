@@ -190,17 +190,13 @@ class TestRefusals:
             VocabParallelEmbedding(3, 4).build()
 
     @pytest.mark.parametrize("layer", [VocabParallelEmbedding, VocabParallelReversibleEmbedding])
-    def test_lora_and_quantization(self, layer: Any) -> None:
-        with pytest.raises(ValueError, match="LoRA"):
-            layer(8, 4, lora_rank=2)
+    def test_quantization(self, layer: Any) -> None:
         with pytest.raises(ValueError, match="quantization"):
             layer(8, 4, dtype="int8_from_float32")
         made = layer(8, 4)
         made.build()
         with pytest.raises(ValueError, match="int8"):
             made.quantize("int8")
-        with pytest.raises(ValueError, match="rank=2"):
-            made.enable_lora(2)
 
 
 class TestWithoutAMesh:

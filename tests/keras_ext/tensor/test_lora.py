@@ -154,3 +154,91 @@ def test_parity(make: Any, axes: Mapping[str, int], how: Mapping[str, Any], tmp_
     plain.load_weights(tmp_path / "plain.weights.h5")
     assert_close(plain.get_weights(), split.get_weights())
     assert_close([wanted[1]], [split.predict(x, verbose=0)])
+
+
+LAYERS: Mapping[str, tuple[Any, Any, tuple[int, ...]]] = {
+    "dense, columns": (L.Dense, keras_ext.ColumnParallelDense, (4, 8)),
+    "dense, rows": (L.Dense, keras_ext.RowParallelDense, (4, 8)),
+    "convolution, columns": (L.Conv2D, keras_ext.ColumnParallelConv2D, (4, 6, 6, 4)),
+    "convolution, rows": (L.Conv2D, keras_ext.RowParallelConv2D, (4, 6, 6, 4)),
+    "embedding": (L.Embedding, keras_ext.VocabParallelEmbedding, (4, 3)),
+    "reversible embedding": (L.ReversibleEmbedding, keras_ext.VocabParallelReversibleEmbedding, (4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_asked_of_the_constructor(name: str, policy: str) -> None:
+    plain_class, split_class, shape = LAYERS[name]
+    arguments = (8, 2) if plain_class is L.Conv2D else (8,) if plain_class is L.Dense else (8, 6)
+    x = np.random.default_rng(0).integers(0, 8, shape) if "embedding" in name else np.ones(shape, "float32")
+    made = []
+    for cls, axes in ((plain_class, {}), (split_class, TWO)):
+        keras.utils.set_random_seed(1)
+        with mesh_strategy(axes).scope():
+            layer = cls(*arguments, lora_rank=2, lora_alpha=6, dtype=policy)
+            layer(x)
+            adapters = [weight for weight in layer_api.joined(layer.weights) if "lora" in weight.name]
+            adapters[1].assign(np.full(adapters[1].shape, 0.5))
+        made.append((layer, adapters, np.asarray(keras.ops.cast(layer(x), "float32"))))
+    (plain, of_plain, wanted), (split, of_split, found) = made
+    # Keras' dense layers and embeddings forget `lora_alpha`, and so do ours.
+    assert (split.lora_rank, split.lora_alpha) == (plain.lora_rank, plain.lora_alpha)
+    assert split.get_config()["lora_alpha"] == plain.get_config()["lora_alpha"]
+    assert [weight.dtype for weight in of_split] == ["float32", "float32"]
+    for one, other in zip(of_plain, of_split, strict=True):
+        np.testing.assert_array_equal(np.asarray(other), np.asarray(one))
+    # bfloat16 has eight bits.
+    np.testing.assert_allclose(found, wanted, rtol=1e-6 if policy == "float32" else 2e-2, atol=1e-6)
+    merged = "embeddings" if "embedding" in name else "kernel"
+    both = [np.asarray(keras.ops.cast(getattr(layer, merged), "float32")) for layer in (plain, split)]
+    np.testing.assert_allclose(both[1], both[0], rtol=1e-6 if policy == "float32" else 2e-2)
+
+
+def test_what_lies_where() -> None:
+    with mesh_strategy(TWO).scope():
+        up, down = keras_ext.ColumnParallelDense(8, gather_output=False), keras_ext.RowParallelDense(4)
+        keras.Sequential([keras.Input((6,)), up, down])
+        with pytest.raises(ValueError, match="isn't yet built"):
+            keras_ext.RowParallelDense(4).enable_lora(2)
+        for layer in (up, down):
+            layer.enable_lora(2)
+            with pytest.raises(ValueError, match="already enabled"):
+                layer.enable_lora(2)
+        constrained = keras_ext.RowParallelDense(4, kernel_constraint="non_neg")
+        constrained.build((None, 8))
+        with pytest.raises(ValueError, match="constraints"):
+            constrained.enable_lora(2)
+    shapes = {weight.name: tuple(weight.shape) for weight in [*up.weights, *down.weights]}
+    assert {name: shape for name, shape in shapes.items() if "lora" in name} == {
+        "lora_kernel_a": (6, 2),
+        "lora_kernel_b_0": (2, 4),
+        "lora_kernel_b_1": (2, 4),
+        "lora_kernel_a_0": (4, 2),
+        "lora_kernel_a_1": (4, 2),
+        "lora_kernel_b": (2, 4),
+    }
+    assert not any(weight.trainable for layer in (up, down) for weight in layer._kernel.shards)
+    assert not hasattr(keras_ext.ParallelMultiHeadAttention(2, 4), "enable_lora")
+
+
+def test_a_frozen_kernel_is_in_no_gradient() -> None:
+    with mesh_strategy(TWO).scope():
+        model = keras.Sequential([keras.Input((6,)), keras_ext.ColumnParallelDense(8), keras_ext.RowParallelDense(4)])
+        for layer in model.layers:
+            layer.enable_lora(2)
+        model.compile("sgd", "mse")
+    assert all("lora" in weight.path or "bias" in weight.path for weight in model.trainable_weights)
+    assert len(layer_api.joined(model.trainable_weights)) == 2 * 3
+    assert len(layer_api.joined(model.non_trainable_weights)) == 2
+
+
+def test_enabled_outside_of_the_scope() -> None:
+    strategy = mesh_strategy(TWO)
+    with strategy.scope():
+        layer = keras_ext.ColumnParallelDense(8)
+        model = compiled(keras.Sequential([keras.Input((6,)), layer]))
+    layer.enable_lora(2)
+    with pytest.raises(ValueError, match="Call `enable_lora` inside `with strategy"):
+        model.fit(np.ones((4, 6)), np.ones((4, 8)), verbose=0)
+    assert isinstance(strategy, strategies.MirroredStrategy)

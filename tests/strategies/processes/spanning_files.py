@@ -206,6 +206,29 @@ class TestFiles:
         failed = int(job().broadcast(tf.constant(len(error))))
         assert not failed, error
 
+    def test_adapters_are_merged_as_keras_merges_them(self, axes: Mapping[str, int], shared: Path) -> None:
+        def adapted() -> keras.Model:
+            model = plain_model()
+            for name in ("up", "down"):
+                model.get_layer(name).enable_lora(2, b_initializer=keras.initializers.RandomNormal(0.0, 0.1))
+            return model
+
+        model, plain = spread(axes, adapted), adapted()
+        assert_equal(model.get_weights(), plain.get_weights())
+        model.save(shared / "model.keras")
+        model.save_weights(shared / "model.weights.h5")
+        job().barrier()
+        opened = keras.models.load_model(shared / "model.keras")
+        assert opened.get_layer("down").lora_rank == 2
+        again = keras.models.load_model(shared / "model.keras", compile=False)
+        again.load_weights(shared / "model.weights.h5")
+        x, _ = data()
+        for other in (opened, again):
+            np.testing.assert_allclose(other(x), plain(x), rtol=1e-6, atol=1e-6)
+        # Into a model that has adapters, they are read as Keras reads them: into the kernel, and no adapters.
+        model.load_weights(shared / "model.weights.h5")
+        assert_equal(model.get_weights(), opened.get_weights())
+
     def test_they_open_under_another_mesh(self, axes: Mapping[str, int], shared: Path) -> None:
         model = spread(axes)
         set_to_numbers(model)

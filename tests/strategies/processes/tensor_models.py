@@ -208,6 +208,23 @@ def gathered(split: bool) -> keras.Model:
     return model
 
 
+def adapted(split: bool) -> keras.Model:
+    """Frozen kernels, cut along their last dim and along others, and adapters whose products are added to them."""
+    inputs = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(VOCABULARY, 8, name="table")(inputs)
+    x = layers.MultiHeadAttention(4, 2, name="attention")(x, x)
+    x = layers.Dense(8, name="down")(layers.Dense(16, "gelu", kernel_regularizer="l2", name="up")(x))
+    x = layers.EinsumDense("abc,cde->abde", (5, 2, 4), bias_axes="de", name="to_heads")(x)
+    model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+    for layer in model._flatten_layers(include_self=False):
+        if hasattr(layer, "enable_lora"):
+            layer.enable_lora(2, lora_alpha=3, b_initializer=keras.initializers.RandomNormal(0.0, 0.1))
+    model = keras_ext.parallelize(model) if split else model
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(squaring(), loss, metrics=["accuracy"])
+    return model
+
+
 def _fit(x: Any, y: Any, *, predict: bool = True) -> Run:
     return fit_arrays(x, y, batch_size=12, epochs=2, predict=predict)
 
@@ -216,6 +233,7 @@ def _fit(x: Any, y: Any, *, predict: bool = True) -> Run:
 _WORDS = classes(VOCABULARY, 8).astype("int32")
 
 MODELS: Mapping[str, tuple[Make, Run]] = {
+    "adapters": (adapted, _fit(_WORDS[:, :5], classes(3))),
     "gathered": (gathered, _fit(features(6, 4), classes(3))),
     "penalties": (penalized, _fit(features(6), classes(4))),
     "language model": (language_model, _fit(_WORDS[:, :-1], _WORDS[:, 1:], predict=False)),
