@@ -145,7 +145,11 @@ class SplitLayer(keras.Layer):
         Raises:
             ValueError: always.
         """
-        raise ValueError(self._refusal("quantization", f"quantize({mode!r})"))
+        raise ValueError(
+            f"{type(self).__qualname__} {self.name!r} cannot be quantized: there is no kernel for a quantized shard. "
+            "Quantize the model first, then call keras_ext.parallelize, which leaves quantized layers whole. Received: "
+            f"quantize({mode!r})."
+        )
 
     def refuse_quantization(self) -> None:
         """Refuses it where the constructor is asked for it.

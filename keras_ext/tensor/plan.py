@@ -159,10 +159,10 @@ def make_plan(
 ) -> Plan:
     """Chooses for every layer of a Sequential or Functional model.
 
-    By default every layer is split that can be. A ``Dense`` or ``Conv2D`` whose output goes to one other alone, through
-    nothing but layers that look at each channel by itself, is split by columns and that other by rows, so that the
-    pair costs one all-reduce each way (Shoeybi et al., arXiv:1909.08053, section 3). The rest are split by columns, and
-    their output gathered, or by rows where their outputs cannot be dealt out evenly.
+    By default every layer is split that can be, unless it is quantized. A ``Dense`` or ``Conv2D`` whose output goes to
+    one other alone, through nothing but layers that look at each channel by itself, is split by columns and that other
+    by rows, so that the pair costs one all-reduce each way (Shoeybi et al., arXiv:1909.08053, section 3). The rest are
+    split by columns, and their output gathered, or by rows where their outputs cannot be dealt out evenly.
 
     Of layers of other classes, weights of more than `LARGE` of the model's parameters are split, and gathered when the
     layer is called.
@@ -175,8 +175,8 @@ def make_plan(
         sequence_parallel: whether attentions and rows leave their output in pieces of the sequence.
 
     Raises:
-        ValueError: the model is no such model, or is not built; a kind that there is not, or not for that layer; an
-            expression that is found nowhere.
+        ValueError: the model is no such model, or is not built; a kind that there is not, or not for that layer; a
+            quantized layer that is to be split; an expression that is found nowhere.
     """
     kinds: dict[str, str | None] = {}
     followers: dict[str, str] = {}
@@ -194,6 +194,12 @@ def make_plan(
         _choose(kinds, layers, followers, num_shards)
     else:
         _take(kinds, layers, wanted)
+    for path, layer in layers.items():
+        if kinds[path] is not None and is_quantized(layer):
+            raise ValueError(
+                f"The plan splits {path!r}, which is quantized: there is no kernel for a quantized shard. Leave it out "
+                f"of the plan, so that it stays whole. Received: {kinds[path]!r} for a {_class_name(layer)}."
+            )
     passes = _passing(kinds, layers, followers)
     of_sequences: frozenset[str] = frozenset()
     for graph in graphs_of(model) if sequence_parallel else ():
@@ -228,12 +234,17 @@ def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims
     return gathered_cuts(layer, num_shards, least_size) if kind is None else Cuts()
 
 
+def is_quantized(layer: Any) -> bool:
+    """True of a layer that is quantized, or holds one that is."""
+    return any(getattr(each, "quantization_mode", None) is not None for each in layer._flatten_layers())
+
+
 def _choose(
     kinds: dict[str, str | None], layers: Mapping[str, Any], followers: Mapping[str, str], num_shards: int
 ) -> None:
     for path, layer in layers.items():
         # A model may hold layers that it never calls.
-        if kinds[path] is not None or plain_type(layer) not in _KINDS_OF or not layer.built:
+        if kinds[path] is not None or plain_type(layer) not in _KINDS_OF or not layer.built or is_quantized(layer):
             continue
         if issubclass(plain_type(layer), keras.layers.Embedding):
             kinds[path] = "vocab" if layer.input_dim >= num_shards else None
@@ -252,7 +263,7 @@ def _choose(
             if outputs % num_shards == 0:
                 kinds[path] = "column"
                 if last is not None and kinds[last] is None and is_elementwise(layer.activation):
-                    kinds[last] = "row"
+                    kinds[last] = None if is_quantized(layers[last]) else "row"
             elif inputs % num_shards == 0:
                 kinds[path] = "row"
 

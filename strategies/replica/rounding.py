@@ -1,7 +1,7 @@
 """Gradients that are rounded to a smaller dtype where they are computed: they are summed first, and rounded then.
 
-A float8 layer computes its bias in bfloat16, so that the gradient of the bias, a sum over rows, is rounded to bfloat16 at
-the end of the backward pass. One device rounds the sum over the batch. Here that is the sum over replicas and
+A float8 layer computes its bias in bfloat16, so that the gradient of the bias, a sum over rows, is rounded to bfloat16
+at the end of the backward pass. One device rounds the sum over the batch. Here that is the sum over replicas and
 micro-batches, of which each would round its own term. So a term is taken as it was before it was rounded, and remembers
 to what its sum is to be rounded.
 """

@@ -9,6 +9,7 @@ from tests.strategies.parity import (
     cases_models,
     cases_optimizers,
     cases_programs,
+    cases_quantized,
     cases_training,
 )
 
@@ -20,7 +21,7 @@ SECTIONS = {
     "What a step computes from the batch": cases_global_batch.CASES,
     "Optimizers": cases_optimizers.CASES,
     "Metrics and training options": cases_training.CASES,
-    "Layers": cases_layers.CASES,
+    "Layers": [*cases_layers.CASES, *cases_quantized.CASES],
     "Programs as they are published": cases_programs.CASES,
 }
 ALL = {case.name: case for cases in SECTIONS.values() for case in cases}

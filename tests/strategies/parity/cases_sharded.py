@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,23 @@ def transformer(optimizer: Any) -> Model:
     return model
 
 
-def in_parts(optimizer: Any = None) -> Model:
-    """A transformer, split or in stages as the present strategy's mesh has it."""
+def of_words_in_float8(optimizer: Any) -> Model:
+    """Dense layers, of which the first and the last are quantized."""
+    layers = keras.layers
+    words = keras.Input((6,), dtype="int32")
+    x = layers.Dense(16, activation="relu", dtype="float8_from_float32")(layers.Embedding(11, 8)(words))
+    x = layers.Dense(8)(layers.Dense(16, activation="gelu")(x))
+    model = keras.Model(words, layers.Dense(11, dtype="float8_from_float32")(x))
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def in_parts(optimizer: Any = None, make: Callable[[Any], Model] = transformer) -> Model:
+    """A model, split or in stages as the present strategy's mesh has it."""
     optimizer = optimizer or opt.Adam(1e-2, epsilon=1e-3, clipnorm=0.1)
     axes = getattr(tf.distribute.get_strategy(), "mesh", None)
     sizes = {} if axes is None else axes.axes
-    model = transformer(optimizer)
+    model = make(optimizer)
     if sizes.get("tensor", 1) > 1:
         model = keras_ext.parallelize(model)
     if sizes.get("pipe", 1) > 1:
@@ -144,6 +156,7 @@ CASES = [
 #: For meshes with other axes than "data": how replicas come together there, other tests show.
 IN_PARTS = [
     Case("a transformer in parts", in_parts, trained_in_parts),
+    Case("float8 in parts", lambda: in_parts(opt.SGD(0.1, 0.9), of_words_in_float8), trained_in_parts),
     Case(
         "a transformer in parts, norms, averages and overflows of all",
         lambda: in_parts(

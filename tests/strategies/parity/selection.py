@@ -109,6 +109,7 @@ WITH_FOUR_BY_ITSELF = (
     "Embedding, sparse gradients, gradient_accumulation_steps",
     "state of each kind that a layer keeps",
     "SimCLR, gather_rows",
+    "float8, int8 with LoRA, int4",
 )
 #: Those that are measured for the table.
 WITH_FOUR_REPLICAS = (
@@ -171,6 +172,7 @@ BETWEEN_TWO_PROCESSES = (
     "SGD, gradients left in accumulation",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     *_SUMMED,
+    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
 
 #: Cases for Horovod, which computes the sums: one of each kind of sum. What is done with sums, counts, the losses of
@@ -188,6 +190,7 @@ OVER_HOROVOD = (
     "gradient through a step of descent",
     "state of each kind that a layer keeps",
     "SimCLR, gather_rows",
+    "float8, int8 with LoRA, int4",
 )
 
 #: Replicas beside this one in the process, and in another one.
@@ -201,6 +204,7 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "gradient through a step of descent",
     "state of each kind that a layer keeps",
     "minibatch standard deviation, gather_rows",
+    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
 
 #: Worlds that run with a flag only: four replicas are two in each of two processes, too, and the tests of collectives

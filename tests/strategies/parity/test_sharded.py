@@ -51,6 +51,7 @@ IN_ONE_PROCESS = (
     "clip_by_global_norm in train_step, gradient_accumulation_steps",
     "optimizer that overrides apply_gradients",
     *OWN,
+    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
 #: All that crosses processes: sums of parts, norms, overflows, sparse gradients, averages, files.
 BETWEEN_PROCESSES = (
@@ -62,6 +63,7 @@ BETWEEN_PROCESSES = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "sharpness-aware minimization",
     *OWN,
+    "float8, int8 with LoRA, int4",
 )
 OVER_HOROVOD = (
     "SGD, clipnorm",
@@ -69,6 +71,7 @@ OVER_HOROVOD = (
     "Embedding, sparse gradients",
     "saved, loaded, gone on",
     "whole weights saved, loaded, gone on",
+    "float8, int8 with LoRA, int4",
 )
 #: All of which something is done once for each group, or between groups.
 IN_GROUPS = (
@@ -77,6 +80,7 @@ IN_GROUPS = (
     "Embedding, sparse gradients, clipnorm",
     "saved, loaded, gone on",
     "whole weights saved, loaded, gone on",
+    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
 
 
