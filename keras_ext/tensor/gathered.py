@@ -36,6 +36,11 @@ class GatheredWeights(SplitLayer):
         """The config of the plain layer, for files."""
         return dict(config)
 
+    @classmethod
+    def from_config(cls, config: Any) -> Any:
+        """A layer of the plain class, as `keras.models.clone_model` makes it: a config alone tells of no shards."""
+        return cls.plain_class.from_config(config)
+
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """As the plain layer computes, with whole weights."""
         return self._with_whole_weights().call(*args, **kwargs)

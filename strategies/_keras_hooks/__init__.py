@@ -36,6 +36,7 @@ from strategies._keras_hooks import (
     row_counts,
     row_updates,
     sharded_optimizers,
+    state_trees,
     stored_values,
     synchronized_norms,
     trackers,
@@ -74,6 +75,7 @@ def install() -> None:
     row_counts.install()
     row_updates.install()
     sharded_optimizers.install()
+    state_trees.install()
     stored_values.install()
     synchronized_norms.install()
     trackers.install()

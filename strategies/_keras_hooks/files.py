@@ -13,16 +13,17 @@ from typing import Concatenate
 
 import keras
 import tensorflow as tf
-from keras.src import export as keras_export
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
 from keras.src.utils import file_utils
 
+from strategies._keras_hooks.legacy_files import plain_form
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
+from strategies.engine.exported_weights import check_exported
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import accumulators_of, check_known
-from strategies.replica.splitting import sharded_weight
+from strategies.saving.driving import drive
 from strategies.saving.late_errors import late_errors, open_late
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0
 from strategies.saving.restoring import variables_of
@@ -32,8 +33,8 @@ def install() -> None:
     """Wraps the functions that write and read files of models."""
     wrap(saving_lib, "save_model", _save, in_step=False)
     wrap(saving_lib, "save_weights_only", _save, in_step=False)
-    wrap(legacy_h5_format, "save_model_to_hdf5", _save, in_step=False)
-    wrap(keras_export, "export_saved_model", _export, in_step=False)
+    wrap(legacy_h5_format, "save_model_to_hdf5", _save_legacy, in_step=False)
+    wrap(keras.Model, "export", _export, in_step=False)
     wrap(saving_lib.H5IOStore, "_get_h5_file", _get_h5_file, in_step=False)
     wrap(saving_lib, "is_memory_sufficient", _is_memory_sufficient, in_step=False)
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
@@ -77,6 +78,19 @@ def _save(
     return write_on_rank_0(engine, filepath, variables_of(model), write)
 
 
+def _save_legacy(
+    original: Callable[Concatenate[keras.Model, object, Rest], Result],
+    model: keras.Model,
+    filepath: object,
+    *args: Rest.args,
+    **kwargs: Rest.kwargs,
+) -> Result | None:
+    def save(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
+        return original(plain_form(model), path, *args, **kwargs)
+
+    return _save(save, model, filepath, *args, **kwargs)
+
+
 def _get_h5_file(
     original: Callable[[saving_lib.H5IOStore, object, str | None], Result],
     store: saving_lib.H5IOStore,
@@ -97,13 +111,12 @@ def _export(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> Result | None:
+    for variable in model.variables:
+        check_exported(variable.value)
     engine = _engine(model)
-    if engine is not None and engine.parts.spans_processes:
-        raise ValueError(
-            "A model whose replicas span processes has no graph that one process can run: it cannot be exported. Save "
-            "it, as 'model.keras', and export that from a process of its own: "
-            f"keras.models.load_model('model.keras').export(...). Received: export({str(filepath)!r})."
-        )
+    if engine is not None and str(filepath).endswith(".xml"):
+        # OpenVINO writes a second file beside it, of the same name: none of them appears before it is written.
+        return drive(engine, variables_of(model), lambda: original(model, filepath, *args, **kwargs))
     return _save(original, model, filepath, *args, **kwargs)
 
 

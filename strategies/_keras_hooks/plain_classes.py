@@ -54,6 +54,11 @@ def saved_as(plain_class: type) -> Callable[[_Class], _Class]:
     return mark
 
 
+def is_plain(cls: type) -> bool:
+    """True if a layer of the class is of that class in files, too."""
+    return _PLAIN not in vars(cls)
+
+
 def _as_plain_class(
     original: Callable[..., Any], cls: type, inner_config: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any] | None:

@@ -15,9 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tf_internals import UninitializedVariable, handle_data_util
+from strategies.replica.deferred import is_remote
 
 
-class CapturedShard(tf.__internal__.tracking.Trackable):  # type: ignore[misc]
+class CapturedShard(tf.__internal__.tracking.Trackable):
     """A shard among the variables of a graph: what freezes the graph reads it, what saves the graph finds the weight.
 
     Args:
@@ -99,6 +100,21 @@ def captured_shards(variable: Any) -> dict[int, CapturedShard]:
     return found
 
 
+def check_exported(variable: Any) -> None:
+    """Raises a ``ValueError`` if this process holds no, or not all, elements of a variable of TensorFlow's.
+
+    Of a weight in shards each process may hold some; where a replica spans processes, each has its own variables.
+    """
+    owners, ranges = getattr(variable, "owners", ()), getattr(variable, "bounds", ())
+    if is_remote(variable) or any(begin < end and owner not in owners for owner, (begin, end) in enumerate(ranges)):
+        raise ValueError(
+            f"Other processes hold {variable.name!r}, or shards of it: one process cannot write it to a file of "
+            "TensorFlow, nor export its model. Save the model, and export it in a process of its own, without a "
+            "strategy: model.save('model.keras') on all ranks, then "
+            "keras.saving.load_model('model.keras').export('exported')."
+        )
+
+
 def _forget_shape(handle: tf.Tensor) -> None:
     """Has the graph take the variable of a captured handle for one of unknown shape: in a file it has another."""
     data = handle_data_util.get_resource_handle_data(handle)
@@ -108,31 +124,31 @@ def _forget_shape(handle: tf.Tensor) -> None:
     handle_data_util.set_handle_data(handle, data)
 
 
-def export_whole(variable: Any, object_map: Any, tensor_map: Any, options: Any) -> list[Any]:
+def export_whole(variable: Any, object_map: Any, tensor_map: Any) -> list[Any]:
     """Maps a weight in shards, and its components, to one whole variable in the graph of a file.
 
     Args:
-        variable: a ``ShardedVariable`` of which this process holds all shards.
+        variable: a ``ShardedVariable``.
         object_map: from objects to those in the graph; gains the whole variable.
         tensor_map: from tensors to those in the graph; gains its handle.
-        options: ``tf.saved_model.SaveOptions``.
 
     Returns:
         The resources that were mapped.
+
+    Raises:
+        ValueError: other processes hold shards.
     """
+    check_exported(variable)
     whole = object_map.get(variable)
     if whole is None:
-        device = variable.values[0].device if options.experimental_variable_policy._save_variable_devices() else None
-        with tf.device(device):
-            whole = UninitializedVariable(
-                trainable=variable.trainable,
-                shape=variable.shape,
-                dtype=variable.dtype,
-                name=variable._shared_name,
-                synchronization=variable.synchronization,
-                aggregation=variable.aggregation,
-            )
-        whole._maybe_initialize_trackable()
+        whole = UninitializedVariable(
+            trainable=variable.trainable,
+            shape=variable.shape,
+            dtype=variable.dtype,
+            name=str(variable.name).partition(":")[0],
+            synchronization=variable.synchronization,
+            aggregation=variable.aggregation,
+        )
     for each in (variable, *variable.values):
         object_map[each] = whole
     for component in variable.values:

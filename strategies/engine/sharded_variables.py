@@ -215,11 +215,9 @@ class ShardedVariable(ReplicaStateVariable):
         """Subtracts a value of the whole weight's shape."""
         return self.assign(self._whole() - tf.cast(value, self.dtype), use_locking, name, read_value)
 
-    def _export_to_saved_model_graph(
-        self, object_map: Any = None, tensor_map: Any = None, options: Any = None, **kwargs: Any
-    ) -> list[Any]:
-        del kwargs
-        return export_whole(self, object_map, tensor_map, options)
+    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        del args, kwargs
+        return export_whole(self, object_map, tensor_map)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {"VARIABLE_VALUE": self._whole()}

@@ -25,6 +25,7 @@ from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.engine import metric_writes, state_writes
+from strategies.engine.exported_weights import check_exported
 
 #: Sums over all replicas of metric state, by the references of the variables; None while none are held.
 _totals: contextvars.ContextVar[Mapping[Any, tf.Tensor] | None] = contextvars.ContextVar(
@@ -194,6 +195,10 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         extended.note_agreed(self, share.replica_id)
         component = self._get()
         component.assign(state_writes.mean(share, component.read_value()), read_value=False)
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> list[Any]:
+        check_exported(self)
+        return list(super()._export_to_saved_model_graph(*args, **kwargs))
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if isinstance(value, tf.IndexedSlices):

@@ -28,9 +28,9 @@ from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
 from strategies.engine.dealt_weights import laid_out, taken_apart
+from strategies.engine.exported_weights import whole_in_file
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.row_sharded_variables import RowShardedVariable
-from strategies.engine.exported_weights import whole_in_file
 from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only, is_remote

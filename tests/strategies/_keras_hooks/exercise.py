@@ -193,6 +193,7 @@ def on_parameter_device() -> None:
         model = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(5, 2), keras.layers.Flatten()])
         model.compile("adam", "mse")
     model.fit(np.ones((4, 3)), np.ones((4, 6)), **OPTIONS)
+    model.set_state_tree(model.get_state_tree())
 
 
 def plain() -> dict[str, Any]:

@@ -298,8 +298,6 @@ def test_refusals() -> None:
         model.compile("sgd", "sparse_categorical_crossentropy")
     with pytest.raises(ValueError, match=r"sets a trainable weight of its own in a step.*or use shard='optimizer'"):
         model.fit(vectors(), labels(), verbose=0)
-    with pytest.raises(ValueError, match=r"has no graph that one device can run.*Save it, as 'model.keras'"):
-        model.export("exported", verbose=False)
     with sharded(2).scope():
         model = of_few_weights(keras.optimizers.Adam(use_ema=True))
     with pytest.raises(ValueError, match="SwapEMAWeights exchanges weights and averages that are dealt out"):

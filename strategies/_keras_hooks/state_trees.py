@@ -1,0 +1,78 @@
+"""State trees (``model.get_state_tree``), which ``OrbaxCheckpoint`` writes: each weight and slot is one, of its name.
+
+Keras makes a tree of the paths of variables. Shards of a weight have paths of their own, or those of slots the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from strategies._keras_hooks.wrapping import wrap
+from strategies.replica.holders import spans_processes
+from strategies.replica.splitting import SplitWeight, joined, value_of
+
+
+def install() -> None:
+    """Wraps what makes trees of lists of variables, and what assigns trees to them."""
+    wrap(keras.Model, "_create_nested_dict", _create, in_step=False)
+    wrap(keras.Model, "_assign_variable_values", _assign, in_step=False)
+
+
+class _Whole:
+    """A weight or a slot that may be in parts, as a variable of the path that it has on one device."""
+
+    def __init__(self, whole: Any, path: str) -> None:
+        self._whole = whole
+        self.path = path
+        #: Sets all parts.
+        self.assign = whole.assign
+
+    @property
+    def value(self) -> tf.Tensor:
+        """The whole value."""
+        return tf.convert_to_tensor(self.numpy())
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value; where processes hold parts, all of them call it."""
+        return value_of(self._whole)
+
+
+def _create(
+    original: Callable[..., dict[str, Any]], model: keras.Model, variables: Sequence[Any], value_format: str
+) -> dict[str, Any]:
+    return original(model, _named(model, variables), value_format)
+
+
+def _assign(
+    original: Callable[..., None], model: keras.Model, variables: Sequence[Any], values: Mapping[str, Any]
+) -> None:
+    original(model, _named(model, variables), values)
+
+
+def _named(model: keras.Model, variables: Sequence[Any]) -> Sequence[Any]:
+    """Returns the variables with a whole in the place of parts."""
+    wholes = joined(variables)
+    if len(wholes) == len(variables) and not any(map(spans_processes, variables)):
+        return variables
+    paths = {}
+    for weight in joined(model.variables, only_split=True):
+        if isinstance(weight, SplitWeight):
+            paths[weight.path] = "/".join([*weight.path.split("/")[:-1], weight.name])
+    return [_Whole(each, _path(str(each.path), paths)) for each in wholes]
+
+
+def _path(path: str, paths: Mapping[str, str]) -> str:
+    """Returns the path of a whole from that of its first part: a weight, or a slot that is named by a weight's path."""
+    if path in paths:
+        return paths[path]
+    folder, _, name = path.rpartition("/")
+    for part, whole in paths.items():
+        prefix = part.replace("/", "_")
+        if name.startswith(f"{prefix}_"):
+            return f"{folder}/{whole.replace('/', '_')}{name.removeprefix(prefix)}"
+    return path
