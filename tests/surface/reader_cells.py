@@ -81,7 +81,6 @@ class Place:
         """Has a model made again after an error, which may have left it in any state."""
         self._models.pop(inputs, None)
 
-
     def known(self, reader: Reader, run: Callable[[Reader, Place], Values]) -> Run:
         """Returns what a function comes to here, which is called once for each reader."""
         if (reader, run) not in self._runs:

@@ -299,9 +299,10 @@ READERS: Mapping[str, Reader] = {
             "x": _rows(0).shuffle(NUM_ROWS, seed=3, reshuffle_each_iteration=False).batch(BATCH_SIZE).skip(first)
         },
     ),
-    "tf.data, repeated": Reader(_TF_DATA, lambda first: {
-        "x": _rows(0).batch(BATCH_SIZE).repeat().skip(first), "steps_per_epoch": NUM_BATCHES - first
-    }),
+    "tf.data, repeated": Reader(
+        _TF_DATA,
+        lambda first: {"x": _rows(0).batch(BATCH_SIZE).repeat().skip(first), "steps_per_epoch": NUM_BATCHES - first},
+    ),
     "tf.data, of unknown length": Reader(
         _TF_DATA, _dataset(lambda rows: rows.batch(BATCH_SIZE).filter(lambda x, y: True))
     ),
