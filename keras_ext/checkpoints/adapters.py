@@ -52,8 +52,8 @@ def read(path: Path, model: Any) -> None:
     shapes = [tuple(adapter.shape) for adapter in adapters], [np.shape(value) for value in values]
     if shapes[0] != shapes[1]:
         raise ValueError(
-            f"{path} is of a model with other adapters. Call `enable_lora` on the layers, and with the rank, as when it "
-            f"was written. Received: adapters of the shapes {shapes[0]}, and in the file {shapes[1]}."
+            f"{path} is of a model with other adapters. Call `enable_lora` on the layers, and with the rank, as when "
+            f"it was written. Received: adapters of the shapes {shapes[0]}, and in the file {shapes[1]}."
         )
     for adapter, value in zip(adapters, values, strict=True):
         adapter.assign(value)
