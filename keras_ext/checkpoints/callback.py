@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 import strategies
+from keras_ext.checkpoints import adapters
 from keras_ext.checkpoints.files import CheckpointFiles, load_weights
 from keras_ext.checkpoints.position import TrainingPosition
 from strategies import layer_api
@@ -196,6 +197,7 @@ class Checkpoints(keras.callbacks.Callback):
     def _save(self, position: TrainingPosition) -> None:
         model = self.model
         state = self._state_at(position)
+        of_adapters = layer_api.values_of(model, adapters.adapters_in(model))
         name = f"step-{position.epoch * self._steps_per_epoch + position.step:09d}"
         # Another's strategy, and none, is taken for one process.
         writes = getattr(model.distribute_strategy, "is_chief", True)
@@ -203,8 +205,10 @@ class Checkpoints(keras.callbacks.Callback):
         def write() -> None:
             if writes:
                 self._files.begin(name)
-            model.save_weights(str(self._files.weights(name)), overwrite=True)
+            with adapters.kernels_apart(model):
+                model.save_weights(str(self._files.weights(name)), overwrite=True)
             if writes:
+                adapters.write(self._files.adapters(name), of_adapters)
                 self._files.finish(name, state)
 
         layer_api.write_together(model, write)
@@ -216,6 +220,7 @@ class Checkpoints(keras.callbacks.Callback):
             try:
                 state = self._files.read(name, self._steps_per_epoch)
                 load_weights(model, self._files.weights(name))
+                adapters.read(self._files.adapters(name), model)
             except (OSError, json.JSONDecodeError) as error:
                 _logger.warning("%s cannot be read (%s); an older checkpoint is looked for.", path, error)
                 continue

@@ -33,6 +33,10 @@ class CheckpointFiles:
         """The path of a checkpoint's weights."""
         return self.folder / f"{name}.weights.h5"
 
+    def adapters(self, name: str) -> Path:
+        """The path of LoRA's adapters, of a model that has them."""
+        return self.folder / f"{name}.adapters.npz"
+
     def state(self, name: str) -> Path:
         """The path of a checkpoint's mark, which holds its state."""
         return self.folder / f"{name}.json"

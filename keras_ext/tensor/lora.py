@@ -52,14 +52,14 @@ class AdaptedLayer(SplitLayer):
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the plain layer's variables, adapters as it does."""
-        if getattr(self, "lora_enabled", False):
+        if getattr(self, "lora_rank", None):
             plain_class(self).save_own_variables(self, store)
         else:
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the plain layer's variables, adapters as it does."""
-        if getattr(self, "lora_enabled", False):
+        if getattr(self, "lora_rank", None):
             plain_class(self).load_own_variables(self, store)
         else:
             super().load_own_variables(store)

@@ -147,10 +147,11 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
             length = weight.shape[dims[id(weight)]] if id(weight) in dims else 1
             part += size // length * -(-length // num_shards) if id(weight) in dims else size
             continue
-        # The bias that a row-parallel layer or an attention adds at the end is not split.
-        is_last_bias = weight.name == "bias" and (choice.kind == "row" or "attention_output" in weight.path)
+        # The bias that a row-parallel layer or an attention adds at the end is not split, nor one of two adapters.
+        stays_whole = weight.name == "bias" and (choice.kind == "row" or "attention_output" in weight.path)
+        stays_whole |= weight.name.startswith("lora") and weight.name.endswith("_a") == (choice.kind == "column")
         is_split = choice.kind is not None or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
-        part += -(-size // num_shards) if is_split and not is_last_bias else size
+        part += -(-size // num_shards) if is_split and not stays_whole else size
     return whole, part
 
 

@@ -1,0 +1,63 @@
+"""LoRA's adapters in checkpoints: Keras' own files hold kernels with the adapters' product added, and no adapters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_ext.tensor.lora import adapters_of
+from strategies import layer_api
+
+
+def adapters_in(model: Any) -> list[Any]:
+    """Returns the adapters of all layers of a model, whole."""
+    return layer_api.joined([adapter for layer in _adapted_layers(model) for adapter in adapters_of(layer)])
+
+
+@contextlib.contextmanager
+def kernels_apart(model: Any) -> Iterator[None]:
+    """Inside, files are written with the kernels as they are, so that training goes on with both."""
+    layers = _adapted_layers(model)
+    for layer in layers:
+        layer.lora_enabled = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.lora_enabled = True
+
+
+def write(path: Path, values: Sequence[Any]) -> None:
+    """Writes the values of adapters; no file if there are none."""
+    if values:
+        with path.open("wb") as file:
+            np.savez(file, *values)
+
+
+def read(path: Path, model: Any) -> None:
+    """Sets the adapters of a model to those of a file.
+
+    Raises:
+        ValueError: the file has others, or there is none.
+    """
+    adapters = adapters_in(model)
+    values: list[Any] = []
+    if path.exists():
+        with np.load(path) as file:
+            values = [file[name] for name in file.files]
+    shapes = [tuple(adapter.shape) for adapter in adapters], [np.shape(value) for value in values]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{path} is of a model with other adapters. Call `enable_lora` on the layers, and with the rank, as when "
+            f"it was written. Received: adapters of the shapes {shapes[0]}, and in the file {shapes[1]}."
+        )
+    for adapter, value in zip(adapters, values, strict=True):
+        adapter.assign(value)
+
+
+def _adapted_layers(model: Any) -> list[Any]:
+    return [layer for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
