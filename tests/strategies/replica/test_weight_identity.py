@@ -14,7 +14,6 @@ import keras_ext
 import strategies
 from tests.releases import is_there
 
-O = keras.optimizers
 X = np.random.default_rng(0).standard_normal((16, 8)).astype("float32")
 
 HOWS: Mapping[str, Mapping[str, Any]] = {
@@ -33,7 +32,7 @@ def built() -> Any:
     return keras.Model(inputs, keras.layers.Dense(4, name="head")(inner(up(inputs))))
 
 
-class ByName(O.SGD):
+class ByName(keras.optimizers.SGD):
     """Looks at the names that it gets on one device: of variables of Keras, then of TensorFlow's."""
 
     def build(self, variables: Any) -> None:
@@ -45,7 +44,7 @@ class ByName(O.SGD):
         super().update_step(gradient, variable, rate * (0.1 if variable.name == "up/kernel:0" else 1.0))
 
 
-class Noting(O.Adam):
+class Noting(keras.optimizers.Adam):
     """Notes what it is built for, and updates as Adam does, so that it gets shards."""
 
     def build(self, variables: Any) -> None:
@@ -54,21 +53,21 @@ class Noting(O.Adam):
 
 
 def excluding(model: Any) -> Any:
-    optimizer = O.AdamW(0.01, weight_decay=0.5)
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.5)
     weights = [model.get_layer("up").kernel, model.get_layer("inner").get_layer("deep").bias]
     optimizer.exclude_from_weight_decay(var_list=weights, var_names=["head/", "up/bias:0", "kernel$"])
     return optimizer
 
 
 def choosing(model: Any) -> Any:
-    chosen = O.OptimizerMap(excluding(model))
-    chosen["head/kernel"], chosen["inner/.*"] = O.SGD(0.05), O.Adam(0.01)
-    return O.MultiOptimizer(chosen)
+    chosen = keras.optimizers.OptimizerMap(excluding(model))
+    chosen["head/kernel"], chosen["inner/.*"] = keras.optimizers.SGD(0.05), keras.optimizers.Adam(0.01)
+    return keras.optimizers.MultiOptimizer(chosen)
 
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "excluding": excluding,
-    "scaled": lambda model: O.LossScaleOptimizer(excluding(model), initial_scale=4.0),
+    "scaled": lambda model: keras.optimizers.LossScaleOptimizer(excluding(model), initial_scale=4.0),
     "noting": lambda model: Noting(0.01),
     "by name": lambda model: ByName(0.1),
 } | ({"choosing": choosing} if is_there("MultiOptimizer") else {})
