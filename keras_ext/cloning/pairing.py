@@ -7,14 +7,14 @@ from typing import Any
 import keras
 
 from keras_ext.tensor.custom_layers import is_graph
+from keras_ext.tensor.gathered import GatheredWeights
 from keras_ext.tensor.layer import SplitLayer
 
 
 def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """Each layer of a layer or model, itself first, with the one in its place in a copy.
 
-    What is inside of a layer in whose place is one of another class is left out, but for what a split layer has under
-    the same name as the plain one.
+    What is inside of a layer in whose place is one of another class is left out, unless that is the same layer, split.
     """
     found: dict[int, tuple[Any, Any]] = {}
 
@@ -24,12 +24,14 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
         found[id(one)] = (one, other)
         if is_graph(one) and is_graph(other):
             walk_all(one.layers, other.layers)
-        if type(one) is type(other):
+        if type(one) is type(other) or isinstance(other, GatheredWeights):
             walk_all(_layers_beside(one), _layers_beside(other))
         elif isinstance(other, SplitLayer):
+            # It holds the plain one's layers under the same names, but for those that it does without.
             for name, inner in vars(one).items():
-                if isinstance(inner, keras.Layer) and isinstance(vars(other).get(name), keras.Layer):
-                    walk(inner, vars(other)[name])
+                its = vars(other).get(name)
+                if isinstance(inner, keras.Layer) and isinstance(its, keras.Layer):
+                    walk(inner, its)
 
     def walk_all(some: list[Any], others: list[Any]) -> None:
         for pair in zip(some, others, strict=True) if len(some) == len(others) else ():
