@@ -89,8 +89,8 @@ def _exclude_alike(old: Any, new: Any) -> None:
 
 def _built_for(optimizer: Any) -> list[Any]:
     """Returns the variables of the model for which an optimizer was built, which may be slices or split weights."""
-    known = [getattr(each, "variable", None) or each for each in optimizer._trainable_variables]
-    return list({id(each): each for each in known}.values())
+    known = [(each, getattr(each, "variable", None)) for each in optimizer._trainable_variables]
+    return list({id(v): v for v in (each if variable is None else variable for each, variable in known)}.values())
 
 
 def _is_of_keras(named: Any) -> bool:

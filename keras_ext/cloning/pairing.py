@@ -14,8 +14,7 @@ from keras_ext.tensor.layer import SplitLayer
 def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """Each layer of a layer or model, itself first, with the one in its place in a copy.
 
-    What is inside of a layer in whose place is one of another class is left out, but for what a split layer has under
-    the same name as the plain one.
+    What is inside of a layer in whose place is one of another class is left out, unless that is the same layer, split.
     """
     found: dict[int, tuple[Any, Any]] = {}
 

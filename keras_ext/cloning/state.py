@@ -69,7 +69,7 @@ def take_form(old: Any, new: Any) -> None:
     if getattr(old, "lora_enabled", False):
         if not new.lora_enabled:
             new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
-        # Keras forgets it where a layer is built of its config.
+        # Some of Keras' layers take another one from the same config.
         new.lora_rank, new.lora_alpha = old.lora_rank, old.lora_alpha
 
 

@@ -20,6 +20,7 @@ from strategies._keras_hooks.whole_updates import needs_whole
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies.engine.central import making_optimizer_state
 from strategies.replica.splitting import joined
+from strategies.replica.weight_identity import named_as_wholes
 
 
 def install() -> None:
@@ -38,15 +39,18 @@ def wrap_build(optimizer: keras.Optimizer) -> None:
         return
     engine = engine_of(tf.distribute.get_strategy())
     is_central = engine is not None and engine.central is not None
-    if needs_whole(optimizer) or is_central or sharded_optimizers.sharded_updates() is not None:
+    # Keras' own look at no names.
+    looks_at_names = not type(optimizer).build.__module__.startswith("keras.")
+    if looks_at_names or needs_whole(optimizer) or is_central or sharded_optimizers.sharded_updates() is not None:
         for cls in type(optimizer).__mro__:
             if "build" in vars(cls) and issubclass(cls, base_optimizer.BaseOptimizer):
                 wrap(cls, "build", _build, in_step=False)
 
 
 def _build(original: Callable[..., None], optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
-    with making_optimizer_state():
-        original(optimizer, taken(optimizer, variables))
+    own = taken(optimizer, variables)
+    with making_optimizer_state(), named_as_wholes(own):
+        original(optimizer, own)
 
 
 def taken(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any]:

@@ -32,6 +32,7 @@ from strategies.engine.central import making_optimizer_state
 from strategies.engine.gradient_sync import Accumulation
 from strategies.replica.overwritten import is_overwritten
 from strategies.replica.splitting import SplitWeight, joined
+from strategies.replica.weight_identity import named_as_shard, named_as_wholes
 from strategies.replica.weight_slices import WeightSlice
 
 # True while an optimizer is built by another that wraps it.
@@ -125,7 +126,8 @@ def _add_variable(
     gathers that. Nor of what replaces its variable, of which each replica gathers the maximum over all.
     """
     if isinstance(reference_variable, WeightSlice):
-        slot = sharded_optimizers.make_slot(optimizer, reference_variable, *args, **kwargs)
+        with named_as_shard(reference_variable):
+            slot = sharded_optimizers.make_slot(optimizer, reference_variable, *args, **kwargs)
         weights.note_slot(optimizer, reference_variable, slot)
         return slot
     if isinstance(reference_variable, SplitWeight):
@@ -137,7 +139,8 @@ def _add_variable(
     engine = engine_of(tf.distribute.get_strategy())
     is_sum = name == "gradient_accumulator" and not _wrapped.get() and not is_overwritten(reference_variable)
     gathers = is_sum and engine is not None and engine.central is None
-    with engine.accumulators.of(optimizer) if engine is not None and gathers else contextlib.nullcontext():
+    made = engine.accumulators.of(optimizer) if engine is not None and gathers else contextlib.nullcontext()
+    with made, named_as_shard(reference_variable):
         slot = original(optimizer, reference_variable, *args, **kwargs)
     weights.note_slot(optimizer, reference_variable, slot)
     return slot
@@ -148,8 +151,9 @@ def _build_wrapped(
 ) -> None:
     token = _wrapped.set(True)
     try:
-        with making_optimizer_state():
-            original(optimizer, optimizer_variables.taken(optimizer, variables))
+        own = optimizer_variables.taken(optimizer, variables)
+        with making_optimizer_state(), named_as_wholes(own):
+            original(optimizer, own)
     finally:
         _wrapped.reset(token)
 

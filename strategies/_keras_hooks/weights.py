@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks.whole_updates import needs_whole
@@ -26,6 +27,7 @@ def install() -> None:
     wrap(base_optimizer.BaseOptimizer, "save_own_variables", _save_slots, in_step=False)
     wrap(base_optimizer.BaseOptimizer, "load_own_variables", _load_slots, in_step=False)
     wrap(base_optimizer.BaseOptimizer, "set_weights", _set_slots, in_step=False)
+    wrap(legacy_h5_format, "_legacy_weights", _legacy_weights, in_step=False)
 
 
 def note_slot(optimizer: keras.Optimizer, reference: Any, slot: Any) -> None:
@@ -60,6 +62,11 @@ def _set_weights(original: Callable[..., Any], layer: keras.Layer, weights: Sequ
             f"but the layer was expecting {len(whole)} weights."
         )
     _assign(whole, weights, f"Layer {layer.name!r}")
+
+
+def _legacy_weights(original: Callable[[keras.Layer], list[Any]], layer: keras.Layer) -> list[Any]:
+    """Returns what a layer has in files of Keras 2, in their order: split weights as one."""
+    return joined(original(layer), only_split=True)
 
 
 def _save_slots(original: Callable[..., Any], optimizer: keras.Optimizer, store: MutableMapping[str, Any]) -> None:

@@ -61,6 +61,7 @@ from strategies.replica.holders import note_holder, note_place
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import RowExchange
 from strategies.replica.splitting import SplitWeight
+from strategies.replica.weight_identity import named_in_update
 from strategies.replica.weight_slices import WeightSlice
 from strategies.topology.devices import is_gpu
 from strategies.topology.sharding import ShardingGroups
@@ -266,14 +267,15 @@ class ReplicatedExtended(MirroredExtended):
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         r = get_update_replica_id()
         if isinstance(var, WeightSlice):
-            with tf.device(var.device):
+            with tf.device(var.device), named_in_update(var, var):
                 return fn(var, *select_replica(r or 0, args), **select_replica(r or 0, kwargs))
         if isinstance(var, SplitWeight):
-            return fn(var, *args, **kwargs) if r is None else fn(var, *select_replica(r, args), **kwargs)
+            with named_in_update(var, var):
+                return fn(var, *args, **kwargs) if r is None else fn(var, *select_replica(r, args), **kwargs)
         if r is None:
             return super()._update(var, fn, args, kwargs, group)
         component = var._get_replica(r)
-        with tf.device(component.device):
+        with tf.device(component.device), named_in_update(var, component):
             return fn(component, *select_replica(r, args), **select_replica(r, kwargs))
 
     # ---- variables

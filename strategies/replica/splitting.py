@@ -46,6 +46,10 @@ class SplitWeight:
         self, name: str, shape: Sequence[int], dim: int, sizes: Sequence[int], between: AxisMappings | None = None
     ) -> None:
         self.name = name
+        # An optimizer that asks for the name in an update is given another one for the time.
+        self._name_in_path = name
+        #: By which Keras' optimizers know a variable.
+        self._unique_id = f"{name}_{id(self)}"
         self.between = between
         self.shape = tuple(shape)
         self.dim = dim % len(self.shape)
@@ -117,13 +121,8 @@ class SplitWeight:
     def path(self) -> str:
         """That on one device: the first shard's, without the shard's number."""
         path = str(self.shards[0].path)
-        is_numbered = path.rpartition("/")[2] == f"{self.name}_0"
+        is_numbered = path.rpartition("/")[2] == f"{self._name_in_path}_0"
         return path.removesuffix("_0") if is_numbered else path
-
-    @property
-    def _unique_id(self) -> str:
-        # By which Keras' optimizers know a variable.
-        return f"{self.path}_{id(self)}"
 
     @property
     def ndim(self) -> int:

@@ -6,12 +6,17 @@ optimizer sees shards and slices of the weight, or the weight of a copy of the m
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 from strategies.replica.splitting import SplitWeight, weight_of
 from strategies.replica.weight_slices import WeightSlice
 
 _ORIGINALS = "_keras_strategies_originals"
+_OWN_NAMES = "_keras_strategies_own_names"
 
 
 def note_copy(old: Any, new: Any) -> None:
@@ -56,6 +61,55 @@ def variable_name_of_shard(whole: SplitWeight) -> str:
     """Returns the name of the variable of a weight's first shard."""
     first = whole.shards[0]
     return str(getattr(first, "_value", first).name)
+
+
+@contextlib.contextmanager
+def named_as_wholes(variables: Iterable[Any]) -> Iterator[None]:
+    """Inside, shards have the name and the path of their weight, as an optimizer that is built sees it on one device.
+
+    Args:
+        variables: Keras variables and slices of such; those that are no shards stay as they are.
+    """
+    with contextlib.ExitStack() as names:
+        for each in variables:
+            whole = weight_of(each.variable if isinstance(each, WeightSlice) else each)
+            if whole is not None and _OWN_NAMES not in vars(each):
+                name, path = ("name", "path") if isinstance(each, WeightSlice) else ("_name", "_path")
+                own = {name: getattr(each, name), path: getattr(each, path)}
+                names.enter_context(_set(each, {name: whole.name, path: whole.path, _OWN_NAMES: own}))
+        yield
+
+
+@contextlib.contextmanager
+def named_as_shard(variable: Any) -> Iterator[None]:
+    """Inside `named_as_wholes`, a shard has its own name, as its slots do."""
+    with _set(variable, vars(variable).get(_OWN_NAMES, {})):
+        yield
+
+
+@contextlib.contextmanager
+def named_in_update(target: Any, component: Any) -> Iterator[None]:
+    """Inside, what an optimizer updates has the name that its variable of TensorFlow has on one device.
+
+    Args:
+        target: a variable of TensorFlow with components, a split weight, or a slice.
+        component: what is updated of it.
+    """
+    attribute = "_handle_name" if isinstance(component, tf.Variable) else "name"
+    with _set(component, {attribute: variable_name(target)} if attribute in vars(component) else {}):
+        yield
+
+
+@contextlib.contextmanager
+def _set(each: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    before = {name: vars(each)[name] for name in values if name in vars(each)}
+    vars(each).update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            vars(each).pop(name)
+        vars(each).update(before)
 
 
 def _key(weight: Any) -> str:

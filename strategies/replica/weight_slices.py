@@ -107,6 +107,8 @@ class WeightSlice:
         self.dtype = tf.as_dtype(variable.dtype).name
         self.name = str(variable.name)
         self.path = str(getattr(variable, "path", self.name))
+        # By which Keras' optimizers know a variable.
+        self._unique_id = f"{self.path}_{id(self)}"
         #: The weight of which it is a range; set by :func:`sliced`.
         self.whole: SlicedWeight | None = None
         #: All weights with which it is dealt out; set by who deals them.
@@ -156,11 +158,6 @@ class WeightSlice:
     def value(self) -> WeightSlice:
         """Itself: what an optimizer takes for the variable behind Keras'."""
         return self
-
-    @property
-    def _unique_id(self) -> str:
-        # By which Keras' optimizers know a variable.
-        return f"{self.path}_{id(self)}"
 
     @property
     def ndim(self) -> int:

@@ -149,3 +149,20 @@ def test_a_whole_weight_is_never_on_a_device_that_holds_a_shard(monkeypatch: pyt
         layer = keras_ext.ColumnParallelDense(8, kernel_initializer=initializer)
         layer.build((None, 6))
     assert drawn == [((6, 8), "CPU:0")]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_weights_of_the_legacy_format_go_into_shards(by_name: bool, tmp_path: pathlib.Path) -> None:
+    plain = make(split=False)
+    # Keras 2 counted the weights that are not trained last.
+    plain.layers[0].kernel.trainable = False
+    for number, layer in enumerate(plain.layers):
+        layer.name = f"layer_{number}"
+    plain.save(tmp_path / "plain.h5")
+    with scope({"tensor": 2}):
+        split = keras_ext.parallelize(plain)
+    split.set_weights([0 * weight for weight in plain.get_weights()])
+    # What cannot be set would be skipped.
+    split.load_weights(tmp_path / "plain.h5", by_name=by_name, skip_mismatch=True)
+    for mine, theirs in zip(split.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
