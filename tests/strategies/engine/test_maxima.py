@@ -89,6 +89,16 @@ def test_the_file_of_a_trained_model_opens_in_plain_keras(shard: Any, tmp_path: 
         assert not values
 
 
+def test_a_layer_that_is_called_twice_is_warned_of() -> None:
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        inputs, layer = keras.Input((4,)), keras.layers.Dense(4, name="twice")
+        own = keras.Model(inputs, layer(layer(inputs)))
+        layer.quantize("float8")
+        own.compile("sgd", "mse")
+    with pytest.warns(strategies.DifferenceWarning, match="'twice/.*' is called several times.*Make a layer for"):
+        own.fit(X, X, batch_size=8, verbose=0)
+
+
 def test_a_loop_of_a_programs_own() -> None:
     rows = X
 
