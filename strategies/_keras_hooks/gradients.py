@@ -36,7 +36,7 @@ from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn_of
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.row_sharded_variables import is_row_sharded
-from strategies.replica.overwritten import is_overwritten
+from strategies.replica.overwritten import is_overwritten, warn_if_summed
 from strategies.replica.passes import differentiates_passes
 from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
@@ -226,10 +226,10 @@ def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
     if share is None or engine is None or share.num_replicas == 1:
         return local
     flat, of = tf.nest.flatten(local, expand_composites=False), tf.nest.flatten(sources)
-    flat = [
-        unrounded(each, source, share.dependence) if _is_variable(source) else each
-        for each, source in zip(flat, of, strict=True)
-    ]
+    for i, source in enumerate(of):
+        if _is_variable(source):
+            warn_if_summed(flat[i], source, share.dependence)
+            flat[i] = unrounded(flat[i], source, share.dependence)
     if not share.in_trainer:
         return tf.nest.pack_sequence_as(sources, flat)
     mine = [i for i, source in enumerate(of) if flat[i] is not None and _is_alike(share, source)]

@@ -13,6 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.batches.row_dependence import RowDependence
+from strategies.batches.row_warnings import warn
+
 _OWNER = "_keras_strategies_owner"
 
 
@@ -23,8 +26,32 @@ def note_owner(variable: Any, owner: Any) -> None:
 
 def is_overwritten(variable: Any) -> bool:
     """True of a variable, of Keras or TensorFlow, or a slice of one, that is replaced by its gradient."""
+    return bool(getattr(_owner_of(variable), "overwrite_with_gradient", False))
+
+
+def _owner_of(variable: Any) -> Any:
+    """Returns the Keras variable of which one of TensorFlow is the value; any other as it is."""
     reference = getattr(variable, "__dict__", {}).get(_OWNER)
-    return bool(getattr(variable if reference is None else reference(), "overwrite_with_gradient", False))
+    return variable if reference is None else reference()
+
+
+def warn_if_summed(gradient: Any, variable: Any, dependence: RowDependence) -> None:
+    """Warns of the gradient of a variable that is replaced by it, if it is the sum of several: then that is no value.
+
+    A tape adds gradients up where a layer is called several times. The sum of replicas' maxima is not the maximum of a
+    sum.
+    """
+    if not isinstance(gradient, tf.Tensor) or not is_overwritten(variable):
+        return
+    made = dependence.made(gradient)
+    if made is not None and made.type in ("AddN", "AddV2"):
+        path = getattr(_owner_of(variable), "path", "a scale")
+        warn(
+            f"The layer of {path!r} is called several times in a step. Keras then adds up its float8 scales, each of "
+            "which is the next value, and replicas or micro-batches take the maximum of their own sums, which is not "
+            "that of one device",
+            "Make a layer for each call, or leave this one out of quantize('float8').",
+        )
 
 
 def maximum(gradients: Sequence[Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from strategies.batches import shares
-from strategies.replica.overwritten import is_overwritten, maximum
+from strategies.replica.overwritten import is_overwritten, maximum, warn_if_summed
 from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
 from strategies.replica.stand_ins import SHARDED, StandIns
@@ -173,10 +173,12 @@ class Passes:
         finally:
             _differentiates.reset(token)
         of_inputs = [next(found) if is_floating(value) else None for value in inputs]
-        if not self._sums:
-            return [*of_inputs, *found]
+        of_variables = list(found)
         dependence = shares.dependence_here()
-        return [*of_inputs, *(unrounded(own, v, dependence) for own, v in zip(found, self._variables, strict=True))]
+        for place, variable in enumerate(self._variables) if self._sums else ():
+            warn_if_summed(of_variables[place], variable, dependence)
+            of_variables[place] = unrounded(of_variables[place], variable, dependence)
+        return [*of_inputs, *of_variables]
 
     def _call(self, inputs: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
         """As `_forward`, by functions."""

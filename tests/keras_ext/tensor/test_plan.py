@@ -42,6 +42,20 @@ def test_pairs_columns_with_rows() -> None:
     }
 
 
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+def test_quantized_layers_stay_whole(mode: str) -> None:
+    for name, other in (("up", "down"), ("down", "up")):
+        model = mlp()
+        model.get_layer(name).quantize(mode)
+        found = kinds(model)
+        assert found[name] == (None, False)
+        assert found[other][0] == "column"
+        assert make_plan(model, 2).whole[name].startswith("it is quantized")
+        with pytest.raises(ValueError, match=rf"splits '{name}', which is quantized: .*Received: 'column' for a Dense"):
+            make_plan(model, 2, {name: "column"})
+        assert kinds(model, wanted={name: None})[name] == (None, False)
+
+
 def test_an_output_that_others_use_is_whole() -> None:
     x = keras.Input((6,))
     up = L.Dense(8, activation="relu", name="up")(x)

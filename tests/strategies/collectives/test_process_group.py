@@ -59,6 +59,24 @@ def test_a_value_is_broadcast_in_messages_of_a_maximum_size(monkeypatch: pytest.
     assert sizes[3:] == [1]
 
 
+def test_maxima_travel_together_by_dtype() -> None:
+    sent: list[Any] = []
+
+    def all_reduce(values: Sequence[tf.Tensor], axis: str, op: str, differentiable: bool) -> list[tf.Tensor]:
+        assert (axis, op, differentiable) == ("data", "max", False)
+        sent.append(values[0].shape.num_elements())
+        return [each + 1 for each in values]
+
+    members = collectives(0, [])
+    members.all_reduce = all_reduce
+    given = [tf.zeros([2, 3]), tf.zeros([], tf.float16), tf.constant(4.0)]
+    found = ProcessGroup(members).maximum(given)
+    assert [(each.shape, each.dtype) for each in found] == [(each.shape, each.dtype) for each in given]
+    assert [float(tf.reduce_max(each)) for each in found] == [1.0, 1.0, 5.0]
+    assert sent == [7, 1]
+    assert ProcessGroup(members).maximum([]) == []
+
+
 def test_riders_travel_with_the_last_values_and_always_count() -> None:
     calls: list[Any] = []
     group = ProcessGroup(collectives(0, calls), bucket_bytes=8)
