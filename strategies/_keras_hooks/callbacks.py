@@ -16,11 +16,13 @@ from keras.src.callbacks import backup_and_restore, callback_list, model_checkpo
 
 from strategies._keras_hooks import same_models
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
+from strategies._keras_hooks.keras_versions import ORBAX_CHECKPOINTS
 from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
+from strategies.engine.variables import MetricVariable
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, sum_accumulated, variables_of
 from strategies.topology.rank_end import PREEMPTED
@@ -51,11 +53,25 @@ def install() -> None:
     for name in ("_save_model", "on_train_end"):
         wrap(backup_and_restore.BackupAndRestore, name, _by_rank_0, in_step=False)
     wrap(model_checkpoint.ModelCheckpoint, "_save_model", _by_all, in_step=False)
+    for cls in ORBAX_CHECKPOINTS:
+        wrap(cls, "_save_checkpoint", _save_tree, in_step=False)
 
 
 def _process_group(model: keras.Model | None) -> ProcessGroup | None:
     engine = None if model is None else engine_of(model.distribute_strategy)
     return None if engine is None else engine.process_group
+
+
+def _save_tree(original: Callable[..., None], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Has rank 0 write the state tree: Orbax knows of no other processes, and the folder is one."""
+    model = callback.model
+    engine = engine_of(model.distribute_strategy)
+    if engine is None or engine.process_group is None:
+        original(callback, *args, **kwargs)
+        return
+    totals = [each.value for each in model.metrics_variables if isinstance(each.value, MetricVariable)]
+    with engine.metric_totals(totals):
+        drive(engine, variables_of(model), lambda: original(callback, *args, **kwargs))
 
 
 def _init(

@@ -20,7 +20,7 @@ from keras.src.utils import file_utils
 from strategies._keras_hooks.legacy_files import plain_form
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
-from strategies.engine.exported_weights import check_exported
+from strategies.engine.exported_weights import holds_all
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import accumulators_of, check_known
 from strategies.saving.driving import drive
@@ -111,13 +111,19 @@ def _export(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> Result | None:
-    for variable in model.variables:
-        check_exported(variable.value)
+    def export(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
+        # What is computed by several processes has no graph that one of them can run.
+        is_whole = all(holds_all(variable.value) for variable in model.variables)
+        exported = model if is_whole else plain_form(model)
+        # Some formats are written only of models that were called.
+        exported._called = model._called
+        return original(exported, path, *args, **kwargs)
+
     engine = _engine(model)
     if engine is not None and str(filepath).endswith(".xml"):
-        # OpenVINO writes a second file beside it, of the same name: none of them appears before it is written.
-        return drive(engine, variables_of(model), lambda: original(model, filepath, *args, **kwargs))
-    return _save(original, model, filepath, *args, **kwargs)
+        # OpenVINO writes a second file beside it, of the same name.
+        return drive(engine, variables_of(model), lambda: export(model, filepath, *args, **kwargs))
+    return _save(export, model, filepath, *args, **kwargs)
 
 
 def _is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:

@@ -25,6 +25,11 @@ else:
 #: Optimizers that hand all of their gradients to others. Keras 3.12 to 3.14 have no `MultiOptimizer`.
 WRAPPING_OPTIMIZERS = (loss_scale_optimizer.LossScaleOptimizer, *_MULTI_OPTIMIZERS)
 
+#: The callback that writes folders of Orbax. Keras 3.12 has none.
+ORBAX_CHECKPOINTS: tuple[type[keras.callbacks.Callback], ...] = (
+    (keras.callbacks.OrbaxCheckpoint,) if hasattr(keras.callbacks, "OrbaxCheckpoint") else ()
+)
+
 #: The name of the random generator in Keras' global state. Keras 3.12 has no constant for it.
 GLOBAL_SEED_GENERATOR: str = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
 

@@ -100,18 +100,24 @@ def captured_shards(variable: Any) -> dict[int, CapturedShard]:
     return found
 
 
-def check_exported(variable: Any) -> None:
-    """Raises a ``ValueError`` if this process holds no, or not all, elements of a variable of TensorFlow's.
+def holds_all(variable: Any) -> bool:
+    """True if this process holds all elements of a variable of TensorFlow's.
 
     Of a weight in shards each process may hold some; where a replica spans processes, each has its own variables.
     """
     owners, ranges = getattr(variable, "owners", ()), getattr(variable, "bounds", ())
-    if is_remote(variable) or any(begin < end and owner not in owners for owner, (begin, end) in enumerate(ranges)):
+    others = [owner for owner, (begin, end) in enumerate(ranges) if begin < end and owner not in owners]
+    return not others and not is_remote(variable)
+
+
+def check_exported(variable: Any) -> None:
+    """Raises a ``ValueError`` if other processes hold elements of a variable that is to be in a file of TensorFlow."""
+    if not holds_all(variable):
         raise ValueError(
             f"Other processes hold {variable.name!r}, or shards of it: one process cannot write it to a file of "
-            "TensorFlow, nor export its model. Save the model, and export it in a process of its own, without a "
-            "strategy: model.save('model.keras') on all ranks, then "
-            "keras.saving.load_model('model.keras').export('exported')."
+            "TensorFlow. Call model.export(path) on all ranks, which writes the whole model; or save it, and go on in "
+            "a process of its own, without a strategy: model.save('model.keras') on all ranks, then "
+            "keras.saving.load_model('model.keras')."
         )
 
 

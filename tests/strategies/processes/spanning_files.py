@@ -187,8 +187,14 @@ class TestFiles:
         model = spread(axes)
         set_to_numbers(model)
         model.save(shared / "model.keras")
-        with pytest.raises(ValueError, match=r"load_model\('model.keras'\).export"):
-            model.export(shared / "exported", verbose=False)
+        with pytest.raises(ValueError, match=r"load_model\('model.keras'\)"):
+            tf.saved_model.save(model, str(shared / f"saved by {rank()}"))
+        model.export(shared / "exported", verbose=False)
+        rows = np.random.default_rng(1).standard_normal((4, *model.inputs[0].shape[1:])).astype("float32")
+        predicted = np.asarray(model.predict(rows, verbose=0))
+        if rank() == 0:
+            served = tf.saved_model.load(str(shared / "exported"))
+            np.testing.assert_allclose(served.serve(tf.constant(rows)), predicted, rtol=1e-6, atol=1e-6)
         values = state(model)
         error = ""
         if rank() == 0:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.callbacks import orbax_checkpoint
 
 import strategies
 from tests.strategies.processes.ranks import (
@@ -165,10 +168,32 @@ class TestFiles:
     def test_export(self, shared: Path) -> None:
         model = dense()
         model.export(shared / "exported", verbose=False)
-        assert files_in(shared) == ["exported"]
+        model.export(shared / "model.tflite", format="litert", verbose=False)
+        # TensorFlow's own way: each process has a folder.
+        tf.saved_model.save(model, str(shared / f"saved by {rank()}"))
+        assert files_in(shared) == ["exported", "model.tflite", "saved by 0", "saved by 1"]
 
 
 class TestCallbacks:
+    def test_orbax(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rank 0 alone saves, of all metrics the totals. Orbax itself needs JAX: what it is given is looked at."""
+        given: list[Any] = []
+        saver = SimpleNamespace(save_checkpointables=lambda step, payload: given.append(payload["pytree"]), close=tuple)
+        monkeypatch.setattr(orbax_checkpoint, "ocp", SimpleNamespace(Context=contextlib.nullcontext))
+        callback = object.__new__(keras.callbacks.OrbaxCheckpoint)
+        keras.callbacks.Callback.__init__(callback)
+        options = {"save_freq": "epoch", "save_best_only": False, "save_on_background": False}
+        vars(callback).update(options, save_weights_only=False, checkpointer=saver, monitor_op=True, verbose=0)
+        vars(callback).update(_multihost_initialized=False)
+        x, y = regression()
+        model = dense()
+        model.fit(x, y, verbose=0, shuffle=False, callbacks=[callback])
+        assert len(given) == (rank() == 0)
+        tree = model.get_state_tree(value_format="numpy_array")
+        for received in given:
+            for one, other in zip(keras.tree.flatten(received), keras.tree.flatten(tree), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-6)
+
     def test_rank_0_writes(self, shared: Path) -> None:
         x, y = regression()
         callbacks = [

@@ -1,0 +1,43 @@
+"""Callbacks give what they give on one device: a fixed sample; with `--parity-all` every class on every mesh."""
+
+import pytest
+
+from tests.surface import callbacks
+
+#: Each class on one mesh, and what has ever failed.
+SAMPLE = {
+    "BackupAndRestore": ["shard=weights"],
+    "CSVLogger": ["pipe=2"],
+    "EarlyStopping": ["shard=weights"],
+    "LambdaCallback": ["data=2"],
+    "LearningRateScheduler": ["tensor=2"],
+    "ModelCheckpoint": ["shard=optimizer"],
+    "OrbaxCheckpoint": ["shard=optimizer", "tensor=2"],
+    "ReduceLROnPlateau": ["pipe=2"],
+    "SwapEMAWeights": ["data=2", "shard=optimizer"],
+    "TensorBoard": ["shard=weights"],
+    "TerminateOnNaN": ["data=2"],
+}
+
+
+def cells() -> list[object]:
+    """Returns all cells; those that are not in the sample are marked."""
+    every = [
+        (row, mesh) for row in callbacks.ROWS for mesh in callbacks.MESHES if (row, mesh) not in callbacks.LEFT_OUT
+    ]
+    left_out = pytest.mark.parity_all
+    return [pytest.param(*cell, marks=[] if cell[1] in SAMPLE.get(cell[0], []) else left_out) for cell in every]
+
+
+def test_every_class_has_a_row() -> None:
+    assert set(callbacks.names()) <= set(callbacks.ROWS), "give each a row in tests/surface/callbacks.py"
+
+
+@pytest.mark.parametrize(("row", "mesh"), cells())
+def test_equals_one_device(row: str, mesh: str) -> None:
+    refused = callbacks.REFUSED.get((row, mesh))
+    if refused is None:
+        assert not list(callbacks.differences(row, mesh))
+        return
+    with pytest.raises(ValueError, match=refused):
+        list(callbacks.differences(row, mesh))
