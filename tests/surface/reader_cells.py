@@ -75,6 +75,8 @@ class Place:
         model, path = self._models[inputs]
         model.load_weights(path)
         model.stop_training = False
+        # Keras keeps the epoch that a backup was of, for a process that ends after `fit`.
+        model._initial_epoch = 0
         return model
 
     def forget(self, inputs: str) -> None:
@@ -159,9 +161,9 @@ def compared(
     parts = {part: _difference(wanted[part], found[part]) for part in wanted}
     worst = max(parts, key=lambda part: parts[part])
     said = [str(each.message) for each in of_ours if issubclass(each.category, strategies.DifferenceWarning)]
+    if said:
+        return Outcome("warned", parts[worst], said[0])
     if parts[worst] > TOLERANCE:
-        if said:
-            return Outcome("warned", parts[worst], said[0])
         return Outcome("wrong", parts[worst], ", ".join(f"{part} {parts[part]:.1e}" for part in parts))
     new = _messages(of_ours) - _messages(of_keras)
     if new:

@@ -333,8 +333,11 @@ READERS: Mapping[str, Reader] = {
     "grain.IterDataset, repeated": Reader(_GRAIN, _grain_endless, needs="grain"),
     "grain.DataLoader": Reader(_GRAIN, _only(_grain_loader), needs="grain"),
     "torch DataLoader": Reader(_TORCH, _only(_torch_loader), needs="torch"),
+    # One that is forked from a process with threads, as by default, dies at times, in plain Keras, too.
     "torch DataLoader, processes": Reader(
-        _TORCH, _only(lambda first: _torch_loader(first, num_workers=2)), needs="torch"
+        _TORCH,
+        _only(lambda first: _torch_loader(first, num_workers=1, multiprocessing_context="spawn")),
+        needs="torch",
     ),
     "torch DataLoader, stream": Reader(_TORCH, _only(_torch_stream), needs="torch"),
 }
