@@ -46,12 +46,22 @@ class Place:
     Attributes:
         strategy: None for one device.
         mesh: splits the models, if they are to be split.
+        folder: of files, the same on all ranks; None in one process.
     """
 
     strategy: Any = None
     mesh: Mesh | None = None
+    folder: Path | None = None
     _models: dict[str, tuple[Any, Path]] = field(default_factory=dict)
     _runs: dict[tuple[Reader, Any], Run] = field(default_factory=dict)
+    _num_folders: int = 0
+
+    def new_folder(self) -> Path:
+        """Returns a new folder, the same on all ranks, which all ask for in the same order."""
+        if self.folder is None:
+            return Path(tempfile.mkdtemp())
+        self._num_folders += 1
+        return self.folder / f"cell {self._num_folders}"
 
     @staticmethod
     def on(mesh: Mesh) -> Place:
@@ -69,7 +79,8 @@ class Place:
             with self.scope():
                 model = MODELS[inputs]() if self.mesh is None else self.mesh.spread(MODELS[inputs])
                 compiled(model)
-            path = Path(tempfile.mkdtemp()) / "first.weights.h5"
+            path = self.new_folder() / "first.weights.h5"
+            path.parent.mkdir(parents=True, exist_ok=True)
             model.save_weights(path)
             self._models[inputs] = model, path
         model, path = self._models[inputs]

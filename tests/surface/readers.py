@@ -342,6 +342,23 @@ READERS: Mapping[str, Reader] = {
     "torch DataLoader, stream": Reader(_TORCH, _only(_torch_stream), needs="torch"),
 }
 
+#: Those that `make test` runs.
+SAMPLE = (
+    "numpy, two inputs, weights",
+    "tf.data, interleaved",
+    "tf.data, repeated",
+    "tf.data, of unknown length",
+    "tf.data, service",
+    "tf.data, sparse",
+    "PyDataset, threads",
+    "PyDataset, processes",
+    "PyDataset, shuffled",
+    "generator",
+    "generator, ragged",
+    "grain.IterDataset, repeated",
+    "grain.DataLoader",
+)
+
 
 def adapters() -> set[str]:
     """Returns the names of the classes by which Keras reads, found by walking its modules."""

@@ -1,0 +1,86 @@
+"""Readers of input over two ranks: run by `test_suites` in two processes at once, never collected.
+
+SUITE_READERS is "all" for all readers, and all ways to go on after a stop; without it a sample of them runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.strategies.processes.ranks import all_ranks, process_group, rank, strategy
+from tests.surface.cells import Outcome
+from tests.surface.reader_cells import Place, outcome
+from tests.surface.reader_stops import KEEPERS, stopped
+from tests.surface.readers import READERS, SAMPLE
+from tests.surface.reading import BATCH_SIZE, NUM_ROWS, X, Y
+
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+_ALL = os.environ.get("SUITE_READERS") == "all"
+_STOPS = [(name, keeper) for name in READERS for keeper in KEEPERS] if _ALL else [
+    ("tf.data, repeated", "Checkpoints(every_steps=2)"),
+    ("PyDataset, threads", "BackupAndRestore"),
+    ("generator", "Checkpoints(every_steps=2)"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs_are_not_rewritten() -> Iterator[None]:
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+@functools.cache
+def places() -> tuple[Place, Place]:
+    """The place of the strategy, and that of one device."""
+    return Place(strategy(), folder=Path(os.environ["SUITE_FOLDER"])), Place()
+
+
+def _check(cell: str, found: Outcome) -> None:
+    """Fails on both ranks if it does on one, and keeps the outcome for a table."""
+    if rank() == 0:
+        with (Path(os.environ["SUITE_FOLDER"]) / "readers.jsonl").open("a") as file:
+            file.write(json.dumps({"cell": cell, **asdict(found)}) + "\n")
+    assert all_ranks(int(found.is_allowed)) == [1, 1], found
+
+
+@pytest.mark.parametrize("name", READERS if _ALL else SAMPLE)
+def test_a_reader(name: str) -> None:
+    _check(name, outcome(name, *places()))
+
+
+@pytest.mark.parametrize(("name", "keeper"), _STOPS)
+def test_a_stop(name: str, keeper: str) -> None:
+    _check(f"{name}; {keeper}", stopped(READERS[name], keeper, *places()))
+
+
+def test_a_service_that_shares_batches_out_among_ranks_is_refused() -> None:
+    """A job with a name gives each batch to one of those that read it: the ranks would have different ones."""
+    service = tf.data.experimental.service
+    address = Path(os.environ["SUITE_FOLDER"]) / "address"
+    servers: list[Any] = []
+    if rank() == 0:
+        dispatcher = service.DispatchServer()
+        target = dispatcher.target.split("://")[1]
+        servers = [dispatcher, service.WorkerServer(service.WorkerConfig(dispatcher_address=target))]
+        address.write_text(dispatcher.target)
+    process_group().barrier()
+    read = service.distribute("parallel_epochs", service=address.read_text(), job_name="shared")
+    batches = tf.data.Dataset.from_tensor_slices((X[:NUM_ROWS], Y[:NUM_ROWS])).batch(BATCH_SIZE).apply(read)
+    model = places()[0].model("dense")
+    with pytest.raises(ValueError, match="AutoShardPolicy.OFF"):
+        model.fit(batches, shuffle=False, verbose=0)
+    process_group().barrier()
+    del servers
+    assert isinstance(model, keras.Model)
