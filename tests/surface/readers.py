@@ -342,21 +342,14 @@ READERS: Mapping[str, Reader] = {
     "torch DataLoader, stream": Reader(_TORCH, _only(_torch_stream), needs="torch"),
 }
 
-#: Those that `make test` runs.
+#: Those that `make test` runs over two processes.
 SAMPLE = (
-    "numpy, two inputs, weights",
     "tf.data, interleaved",
-    "tf.data, repeated",
     "tf.data, of unknown length",
-    "tf.data, service",
-    "tf.data, sparse",
     "PyDataset, threads",
-    "PyDataset, processes",
     "PyDataset, shuffled",
     "generator",
-    "generator, ragged",
     "grain.IterDataset, repeated",
-    "grain.DataLoader",
 )
 
 
