@@ -220,9 +220,9 @@ def _say_if_within_an_epoch(callback: Any) -> None:
         return
     position = json.loads(metadata.read_text())
     _logger.warning(
-        "BackupAndRestore(save_freq=%r) goes on with weights from step %d of epoch %d, at the first step of that epoch, "
-        "as Keras does on one device: these steps are taken twice. keras_ext.Checkpoints(..., every_steps=%r) goes on "
-        "at the next step.",
+        "BackupAndRestore(save_freq=%r) goes on with weights from step %d of epoch %d, at the first step of that "
+        "epoch, as Keras does on one device: these steps are taken twice. keras_ext.Checkpoints(..., every_steps=%r) "
+        "goes on at the next step.",
         callback.save_freq,
         position["batch"] + 1,
         position["epoch"] + 1,

@@ -10,7 +10,8 @@ import keras
 
 import keras_ext
 from tests.surface.cells import Outcome
-from tests.surface.reader_cells import EPOCHS, BatchLogs, Place, Values, compared
+from tests.surface.reader_cells import EPOCHS, compared
+from tests.surface.reader_places import BatchLogs, Place, Values
 from tests.surface.readers import Reader
 from tests.surface.reading import NUM_BATCHES
 

@@ -5,7 +5,9 @@ import functools
 import pytest
 
 from tests.surface.cells import Outcome
-from tests.surface.reader_cells import IN_PROCESS, Place, outcome, table
+from tests.surface.reader_cells import outcome
+from tests.surface.reader_places import IN_PROCESS, Place
+from tests.surface.reader_runs import table
 from tests.surface.reader_stops import KEEPERS, stopped
 from tests.surface.readers import READERS, SAMPLE, without_readers
 

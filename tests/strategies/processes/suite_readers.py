@@ -18,18 +18,23 @@ import tensorflow as tf
 
 from tests.strategies.processes.ranks import all_ranks, fit, numbers, process_group, rank, strategy
 from tests.surface.cells import Outcome
-from tests.surface.reader_cells import Place, outcome
+from tests.surface.reader_cells import outcome
+from tests.surface.reader_places import Place
 from tests.surface.reader_stops import KEEPERS, stopped
 from tests.surface.readers import READERS, SAMPLE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
 _ALL = os.environ.get("SUITE_READERS") == "all"
-_STOPS = [(name, keeper) for name in READERS for keeper in KEEPERS] if _ALL else [
-    ("tf.data, repeated", "Checkpoints(every_steps=2)"),
-    ("PyDataset, threads", "BackupAndRestore"),
-    ("generator", "Checkpoints(every_steps=2)"),
-]
+_STOPS = (
+    [(name, keeper) for name in READERS for keeper in KEEPERS]
+    if _ALL
+    else [
+        ("tf.data, repeated", "Checkpoints(every_steps=2)"),
+        ("PyDataset, threads", "BackupAndRestore"),
+        ("generator", "Checkpoints(every_steps=2)"),
+    ]
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
