@@ -57,7 +57,9 @@ def _check(graph: Any) -> None:
     for tensor in graph.inputs:
         if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
             raise ValueError(
-                f"A pipeline cuts inputs by rows, which sparse and ragged ones do not let it. Received: {tensor!r}."
+                "A pipeline cuts inputs into micro-batches, which sparse and ragged ones do not allow. Give it dense "
+                "ones, as by dataset.map(lambda x, y: (tf.sparse.to_dense(x), y)) or x.to_tensor(). "
+                f"Received: {tensor!r}."
             )
     weights = {id(weight) for weight in graph.weights}
     for node in nodes_of(graph):

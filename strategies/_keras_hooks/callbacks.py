@@ -6,9 +6,11 @@ logs, who restores a backup, and stopping, which a program may also decide by a 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Concatenate
 
 import keras
@@ -209,19 +211,39 @@ def _end_if_saved(preemption: Preemption, epoch: int, *, is_chief: bool) -> None
 def _restore(
     original: Callable[..., None], callback: keras.callbacks.Callback, logs: Mapping[str, float] | None = None
 ) -> None:
-    """Rank 0 reads the backup and tells the others: the file need not be on their machines."""
+    """Rank 0 reads the backup and sends the epoch to the others: the file need not be on their machines."""
     model = callback.model
     process_group = _process_group(model)
     if process_group is None:
         original(callback, logs)
+        if engine_of(model.distribute_strategy) is not None:
+            _say_if_within_an_epoch(callback)
         return
     model._initial_epoch = 0
 
     def load() -> str:
         original(callback, logs)
+        _say_if_within_an_epoch(callback)
         return str(model._initial_epoch)
 
     model._initial_epoch = int(load_on_all(model.distribute_strategy, load, state_of(model)))
+
+
+def _say_if_within_an_epoch(callback: Any) -> None:
+    """Logs that steps are taken twice, on one device, too: Keras has no way to begin within an epoch."""
+    metadata = Path(callback._training_metadata_path)
+    if callback.save_freq == "epoch" or not metadata.exists():
+        return
+    position = json.loads(metadata.read_text())
+    _logger.warning(
+        "BackupAndRestore(save_freq=%r) goes on with weights from step %d of epoch %d, at the first step of that "
+        "epoch, as Keras does on one device: these steps are taken twice. keras_ext.Checkpoints(..., every_steps=%r) "
+        "goes on at the next step.",
+        callback.save_freq,
+        position["batch"] + 1,
+        position["epoch"] + 1,
+        callback.save_freq,
+    )
 
 
 def _by_rank_0(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
 
 import keras_ext
 from tests.surface.cells import Outcome
-from tests.surface.reader_cells import EPOCHS, BatchLogs, Place, Values, compared
+from tests.surface.reader_cells import EPOCHS, compared
+from tests.surface.reader_places import BatchLogs, Place, Values
 from tests.surface.readers import Reader
 from tests.surface.reading import NUM_BATCHES
 
@@ -55,34 +54,31 @@ def _lost(model: Any) -> None:
 def with_checkpoints(reader: Reader, place: Place) -> Values:
     """Stops after the third step of an epoch, of which two are saved, and goes on with the third."""
     model = place.model(reader.inputs)
-    with tempfile.TemporaryDirectory() as folder:
+    folder = place.new_folder()
 
-        def checkpoints() -> keras_ext.Checkpoints:
-            return keras_ext.Checkpoints(folder, steps_per_epoch=NUM_BATCHES, every_steps=2)
+    def checkpoints() -> keras_ext.Checkpoints:
+        return keras_ext.Checkpoints(folder, steps_per_epoch=NUM_BATCHES, every_steps=2)
 
-        _until_stopped(model, _made(reader, place), checkpoints())
-        model = place.model(reader.inputs)
-        _lost(model)
-        logs, again = BatchLogs(), checkpoints()
-        at = again.restore(model)
-        assert (at.epoch, at.step) == (EPOCHS - 1, 2)
-        model.fit(
-            **_made(reader, place, at.step), initial_epoch=at.epoch, epochs=EPOCHS, verbose=0, callbacks=[logs, again]
-        )
+    _until_stopped(model, _made(reader, place), checkpoints())
+    model = place.model(reader.inputs)
+    _lost(model)
+    logs, again = BatchLogs(), checkpoints()
+    at = again.restore(model)
+    assert (at.epoch, at.step) == (EPOCHS - 1, 2)
+    rest = _made(reader, place, at.step)
+    model.fit(**rest, initial_epoch=at.epoch, epochs=EPOCHS, verbose=0, callbacks=[logs, again])
     history = [again.history[name] for name in sorted(again.history)]
     return {"logs of steps": logs.values, "history": history, "weights": model.get_weights()}
 
 
 def with_backup(reader: Reader, place: Place) -> Values:
     """Stops in the second epoch, and repeats it from the backup of the first."""
-    with tempfile.TemporaryDirectory() as folder:
-        return _from_backup(reader, place, keras.callbacks.BackupAndRestore(Path(folder) / "backup"))
+    return _from_backup(reader, place, keras.callbacks.BackupAndRestore(place.new_folder()))
 
 
 def with_backup_of_steps(reader: Reader, place: Place) -> Values:
     """Stops where a backup of some steps of the epoch is there: Keras takes these steps twice, on one device, too."""
-    with tempfile.TemporaryDirectory() as folder:
-        return _from_backup(reader, place, keras.callbacks.BackupAndRestore(Path(folder) / "backup", save_freq=2))
+    return _from_backup(reader, place, keras.callbacks.BackupAndRestore(place.new_folder(), save_freq=2))
 
 
 def _from_backup(reader: Reader, place: Place, backup: keras.callbacks.BackupAndRestore) -> Values:

@@ -1,4 +1,4 @@
-"""What all readers give: 22 rows in batches of 5, as arrays, dictionaries, sparse and ragged rows, and models of them."""
+"""The rows that all readers give, 22 in batches of 5, dense, sparse, ragged or of two inputs, and models of them."""
 
 from __future__ import annotations
 

@@ -163,6 +163,22 @@ def test_restores_after_an_interruption(tmp_path: pathlib.Path) -> None:
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
+def test_a_backup_within_an_epoch_is_said_to_repeat_steps(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = make()
+    model.fit(features(12, 6), np.zeros(12), batch_size=4, verbose=0, callbacks=[backup_of_steps(tmp_path)])
+    assert not caplog.records
+    model.fit(features(12, 6), np.zeros(12), batch_size=4, verbose=0, callbacks=[backup_of_steps(tmp_path)])
+    assert "weights from step 2 of epoch 1, at the first step of that epoch" in caplog.text
+    assert "keras_ext.Checkpoints(..., every_steps=2)" in caplog.text
+
+
+def backup_of_steps(folder: pathlib.Path) -> Any:
+    return cb.BackupAndRestore(folder / "b", save_freq=2, delete_checkpoint=False)
+
+
 def test_a_folder_that_another_process_makes_first(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between Keras' look whether it is there and its making it."""
     with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():

@@ -24,6 +24,7 @@ SUITES = [
         1,
         id="programs",
     ),
+    pytest.param((_RANKS, "suite_readers.py"), 1, id="readers"),
     pytest.param(("spanning_optimizers.py",), 1, id="spanning"),
     pytest.param(("spanning_refusals.py",), 1, id="spanning-refusals"),
     pytest.param(("spanning_files.py",), 1, id="spanning-files"),
