@@ -77,6 +77,9 @@ class LateErrorFile(io.RawIOBase):
             return size or 0 if self._file.closed else self._file.truncate(size)
         return size or 0
 
+    def flush(self) -> None:
+        """Does nothing: writes are not buffered, and HDF5 flushes a file that is closed once more."""
+
     def close(self) -> None:
         """Closes it; the system may tell only now that it could not write."""
         with self._kept():

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -194,6 +195,19 @@ def on_parameter_device() -> None:
         model.compile("adam", "mse")
     model.fit(np.ones((4, 3)), np.ones((4, 6)), **OPTIONS)
     model.set_state_tree(model.get_state_tree())
+    if hasattr(keras.callbacks, "OrbaxCheckpoint"):
+        save_by_orbax(model)
+
+
+def save_by_orbax(model: keras.Model) -> None:
+    """Saves a state tree; Orbax itself, which needs JAX, is not installed."""
+    from keras.src.callbacks import orbax_checkpoint
+
+    callback = object.__new__(keras.callbacks.OrbaxCheckpoint)
+    options = {"save_weights_only": True, "save_on_background": False, "checkpointer": mock.MagicMock()}
+    vars(callback).update(options, _model=model)
+    with mock.patch.object(orbax_checkpoint, "ocp", mock.MagicMock()):
+        callback._save_checkpoint(0)
 
 
 def plain() -> dict[str, Any]:

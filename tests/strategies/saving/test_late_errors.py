@@ -101,3 +101,11 @@ def test_a_model_is_saved_again_once_there_is_room(name: str, tmp_path: Path) ->
     model.load_weights(tmp_path / name)
     for weight, expected in zip(model.get_weights(), kept, strict=True):
         np.testing.assert_array_equal(weight, expected)
+
+
+def test_a_closed_file_is_flushed_without_an_error(tmp_path: Path) -> None:
+    """As HDF5 does when a file is forgotten that was left open after an error of Keras' own."""
+    file = LateErrorFile(tmp_path / "file", "w")
+    file.close()
+    file.flush()
+    assert file.write(b"more") == 4
