@@ -231,7 +231,7 @@ def _restore(
 
 def _say_if_within_an_epoch(callback: Any) -> None:
     """Logs that steps are taken twice, on one device, too: Keras has no way to begin within an epoch."""
-    metadata = Path(callback._training_metadata_path)
+    metadata = Path(callback.backup_dir) / "training_metadata.json"
     if callback.save_freq == "epoch" or not metadata.exists():
         return
     position = json.loads(metadata.read_text())
