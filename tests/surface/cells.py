@@ -130,7 +130,7 @@ def _trained(row: Row, column: Column, mesh: Mesh | None, accumulates: bool) -> 
         "slots": layer_api.values_of(model, layer_api.joined(model.optimizer.variables)),
         "predictions": [model.predict(x, **arguments)],
     }
-    return found | _of_files(model, x)
+    return {**found, **_of_files(model, x)}
 
 
 def _of_files(model: Any, x: np.ndarray) -> Values:
