@@ -20,11 +20,13 @@ from strategies._keras_hooks import same_models
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from strategies._keras_hooks.keras_versions import ORBAX_CHECKPOINTS
 from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
+from strategies.batches import row_warnings
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
 from strategies.engine.variables import MetricVariable
+from strategies.replica.splitting import SplitWeight, joined
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, sum_accumulated, variables_of
 from strategies.topology.rank_end import PREEMPTED
@@ -95,7 +97,7 @@ def _init(
 
 
 def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
-    """Refuses, on all ranks, what would have rank 0 read weights that other processes hold."""
+    """Refuses, on all ranks, what would have rank 0 read weights that other processes hold; warns of shards in logs."""
     engine = None if model is None else engine_of(model.distribute_strategy)
     swapping = next((each for each in callbacks if isinstance(each, keras.callbacks.SwapEMAWeights)), None)
     if engine is not None and engine.sharded_updates is not None and swapping is not None:
@@ -103,7 +105,10 @@ def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
             "SwapEMAWeights exchanges weights and averages that are dealt out among the devices (shard='optimizer'). "
             f"Use the optimizer's ema_overwrite_frequency. Received: {swapping!r}."
         )
-    if engine is None or not engine.parts.spans_processes:
+    if engine is None:
+        return
+    if not engine.parts.spans_processes:
+        _warn_of_histograms(model, callbacks)
         return
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
@@ -116,6 +121,16 @@ def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
                 "SwapEMAWeights exchanges weights and averages that this process does not hold, as a replica spans "
                 f"processes. Use the optimizer's ema_overwrite_frequency. Received: {callback!r}."
             )
+
+
+def _warn_of_histograms(model: Any, callbacks: list[Any]) -> None:
+    draws = any(isinstance(each, keras.callbacks.TensorBoard) and each.histogram_freq for each in callbacks)
+    if draws and any(isinstance(weight, SplitWeight) for weight in joined(model.weights, only_split=True)):
+        row_warnings.warn(
+            "TensorBoard(histogram_freq=...) draws each shard of a weight that is split over the devices of a replica, "
+            "under the names of shards such as kernel_0, where one device draws the weight",
+            "Write histograms of whole weights in a callback of your own, of numpy.asarray(layer.kernel).",
+        )
 
 
 def _member(callbacks: callback_list.CallbackList) -> Member | None:

@@ -61,7 +61,7 @@ def outcome(row: str, column: str, mesh: str) -> Outcome:
         try:
             ours = _trained(ROWS[row], COLUMNS[column], how, how.accumulates)
         except Exception as error:
-            return Outcome("refused" if _is_ours(error) else "crash", words=_words(error))
+            return Outcome("refused" if is_ours(error) else "crash", words=_words(error))
     parts = {name: _difference(plain[name], ours.get(name, ())) for name in plain}
     if not plain.get("file: slots"):
         # Keras does not compile a model that it opens if its class has a `compile` of its own. A pipeline's has not.
@@ -182,7 +182,7 @@ def _difference(plain: Sequence[Any], ours: Sequence[Any]) -> float:
     return float("inf") if np.isnan(difference) else difference
 
 
-def _is_ours(error: BaseException) -> bool:
+def is_ours(error: BaseException) -> bool:
     """True if this package has raised an error, with words of its own."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     if last.filename.startswith(_OURS):

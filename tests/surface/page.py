@@ -1,80 +1,92 @@
-"""The page of the grid, written from the outcomes of its cells."""
+"""The page of the grids, written from the outcomes of their cells."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.surface import rows
 from tests.surface.columns import COLUMNS
 from tests.surface.meshes import MESHES
 
-Cell = tuple[str, str, str]
-Outcomes = Mapping[Cell, Mapping[str, Any]]
+Outcomes = Sequence[Mapping[str, Any]]
 
 _HEAD = """# Keras' surface on meshes
 
-Written by `make surface`, with {version}. Every layer of `keras.layers` that has weights ({number}
-classes, found by walking the module) is trained in a small Functional model for two batches, of which the second is
-smaller, on one device and on the mesh, with what is in the column done to the layer. Compared are predictions before
-and after, losses, weights, slots of the optimizer, and the same of the saved file, opened in plain Keras, to 1e-6 in
-float32 (relative where values are above 1; in mixed precision to the rounding of bfloat16).
+Written by `make surface`, with {version}. Each cell is trained on one device and on the mesh, and is *equal* to 1e-6 in
+float32 (relative where values are above 1; in mixed precision to the rounding of bfloat16), *warned of* by a
+`strategies.DifferenceWarning`, or *refused* by an error that says what to do.
 
-A cell says how many layers were *equal / warned of / refused*; those for which plain Keras cannot do it either are left
-out. "After" is done to the model that was split, everything else to the plain model before.
+## Layers
+
+Every layer of `keras.layers` that has weights ({number} classes, found by walking the module) is trained in a small
+Functional model for two batches, of which the second is smaller, with what is in the column done to the layer. Compared
+are predictions before and after, losses, weights, slots of the optimizer, and the same of the saved files, opened in
+plain Keras. "After" is done to the model that was split, all else to the plain model before.
+
+Numbers of layers that are equal / warned of / refused; those for which plain Keras cannot do it are left out:
+"""
+_CALLBACKS = """## Callbacks
+
+Every class of `keras.callbacks`, with what it keeps, writes and restores:
+"""
+_READERS = """## Readers
+
+Two epochs from every kind of input that `fit` takes, with weights of rows where it has them; stops are at the third
+step of the second epoch, after which a new `fit` goes on from what the callback kept:
 """
 
 
 def page(outcomes: Outcomes) -> str:
     """Returns the text of the page."""
     version = f"Keras {importlib.metadata.version('keras')} and TensorFlow {importlib.metadata.version('tensorflow')}"
-    parts = [
-        _HEAD.format(version=version, number=len(rows.ROWS)),
-        _table(outcomes),
-        _listed(outcomes, "wrong", "Wrong"),
-        _listed(outcomes, "crash", "Crashed"),
-        _listed(outcomes, "refused", "Refused, with the words"),
-        _listed(outcomes, "warned", "Warned of, with the words"),
-        _listed(outcomes, "absent", "What one device cannot do either"),
-        "## Layers that are left out\n\n"
-        + "\n".join(f"- {name}: {why}." for name, why in sorted(rows.LEFT_OUT.items())),
-    ]
-    return "\n".join(part for part in parts if part) + "\n"
+    layers = [each for each in outcomes if each["grid"] == "layers"]
+    callbacks = [each for each in outcomes if each["grid"] == "callbacks"]
+    readers = [each for each in outcomes if each["grid"] in ("readers", "processes")]
+    parts = [_HEAD.format(version=version, number=len(rows.ROWS)), _table_of_layers(layers), _words(layers)]
+    parts.append("Left out:\n\n" + "\n".join(f"- {name}: {why}." for name, why in sorted(rows.LEFT_OUT.items())) + "\n")
+    for title, found in ((_CALLBACKS, callbacks), (_READERS, readers)):
+        parts += [title, _table(found), _words(found)] if found else []
+    return "\n".join(part for part in parts if part)
 
 
-def _table(outcomes: Outcomes) -> str:
+def _table_of_layers(outcomes: Outcomes) -> str:
     lines = [f"| | {' | '.join(MESHES)} |", "|---" * (len(MESHES) + 1) + "|"]
     for column in COLUMNS:
-        counts = [
-            Counter(each["kind"] for cell, each in outcomes.items() if cell[1:] == (column, mesh)) for mesh in MESHES
-        ]
-        texts = [" / ".join(str(count[kind]) for kind in ("equal", "warned", "refused")) for count in counts]
-        lines.append(f"| {column} | {' | '.join(texts)} |")
+        lines.append(f"| {column} | {' | '.join(_counts(outcomes, column, mesh) for mesh in MESHES)} |")
     return "\n".join(lines) + "\n"
 
 
-def _listed(outcomes: Outcomes, kind: str, title: str) -> str:
-    """A section with the cells of one kind, by the words that are the same but for names and numbers."""
-    by_words: dict[str, list[Cell]] = {}
-    for cell, each in outcomes.items():
-        if each["kind"] == kind:
-            by_words.setdefault(
-                re.sub(r"\d[\d.e+-]*", "N", each["words"]) if kind == "wrong" else each["words"], []
-            ).append(cell)
-    if not by_words:
-        return ""
-    items = [f"- {_names(cells)}: {words}" for words, cells in by_words.items()]
-    return f"## {title}\n\n" + "\n".join(items) + "\n"
+def _counts(outcomes: Outcomes, column: str, mesh: str) -> str:
+    count = Counter(each["kind"] for each in outcomes if each["cell"][1:] == [column, mesh])
+    return " / ".join(str(count[kind]) for kind in ("equal", "warned", "refused"))
 
 
-def _names(cells: Iterable[Cell]) -> str:
-    by_rest: dict[tuple[str, str], list[str]] = {}
-    for row, column, mesh in cells:
-        by_rest.setdefault((row, column), []).append(mesh)
-    texts = []
-    for (row, column), meshes in by_rest.items():
-        texts.append(f"{row}, {column}" + ("" if len(meshes) == len(MESHES) else f" ({', '.join(meshes)})"))
-    return "; ".join(texts)
+def _table(outcomes: Outcomes) -> str:
+    kinds = {tuple(each["cell"]): each["kind"] for each in outcomes}
+    columns = list(dict.fromkeys(column for _, column in kinds))
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for row in dict.fromkeys(row for row, _ in kinds):
+        lines.append(f"| {row} | {' | '.join(kinds.get((row, column), '') for column in columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _words(outcomes: Outcomes) -> str:
+    """A list of what is not equal, by kind and words."""
+    by_words: dict[tuple[str, str], list[list[str]]] = {}
+    for each in outcomes:
+        if each["kind"] != "equal":
+            by_words.setdefault((each["kind"], each["words"]), []).append(each["cell"])
+    order = ["wrong", "crash", "refused", "warned", "not run", "absent"]
+    titles = {"refused": "Refused", "warned": "Warned of", "absent": "Plain Keras cannot", "not run": "Not run"}
+    items = sorted(by_words.items(), key=lambda item: order.index(item[0][0]))
+    return "".join(f"- {titles.get(kind, kind)}: {_names(cells)}: {words}\n" for (kind, words), cells in items)
+
+
+def _names(cells: Iterable[Sequence[str]]) -> str:
+    by_rest: dict[tuple[str, ...], list[str]] = {}
+    for *rest, mesh in cells:
+        by_rest.setdefault(tuple(rest), []).append(mesh)
+    return "; ".join(f"{', '.join(rest)} ({', '.join(meshes)})" for rest, meshes in by_rest.items())

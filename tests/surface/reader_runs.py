@@ -1,10 +1,10 @@
-"""Runs all cells of readers, in this process and over two, and writes a table of them."""
+"""Runs all cells of readers, in this process and over two."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.processes import Programs, cluster_environments, horovodrun
@@ -53,18 +53,3 @@ def outcomes_over_processes(folder: Path, limit_seconds: float = 3000) -> Iterat
             yield cell.pop("cell"), strategy, Outcome(**cell)
         if any(codes):
             raise RuntimeError(output)
-
-
-def table(outcomes: Mapping[tuple[str, str], Outcome]) -> str:
-    """Returns a table of readers and strategies in Markdown, and below it what is not equal, with its words."""
-    columns = list(dict.fromkeys(strategy for _, strategy in outcomes))
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name in dict.fromkeys(name for name, _ in outcomes):
-        kinds = [outcomes[name, column].kind if (name, column) in outcomes else "" for column in columns]
-        lines.append(f"| {name} | {' | '.join(kinds)} |")
-    by_words: dict[tuple[str, str], list[str]] = {}
-    for (name, strategy), each in outcomes.items():
-        if each.kind != "equal":
-            by_words.setdefault((each.kind, each.words), []).append(f"{name} ({strategy})")
-    said = [f"- {kind}: {', '.join(cells)}: {words}" for (kind, words), cells in by_words.items()]
-    return "\n".join([*lines, "", *said])

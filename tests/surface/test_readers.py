@@ -4,10 +4,8 @@ import functools
 
 import pytest
 
-from tests.surface.cells import Outcome
 from tests.surface.reader_cells import outcome
 from tests.surface.reader_places import IN_PROCESS, Place
-from tests.surface.reader_runs import table
 from tests.surface.reader_stops import KEEPERS, stopped
 from tests.surface.readers import READERS, SAMPLE, without_readers
 
@@ -67,20 +65,3 @@ def test_all_readers(strategy: str) -> None:
     }
     wrong = {name: each for name, each in found.items() if not each.is_allowed}
     assert not wrong
-
-
-def test_the_table() -> None:
-    outcomes = {
-        ("generator", "data=2"): Outcome("equal", 1e-7),
-        ("pandas", "data=2"): Outcome("not run", words="needs pandas"),
-        ("generator", "pipe=2"): Outcome("refused", words="ValueError: no"),
-    }
-    assert table(outcomes).splitlines() == [
-        "| | data=2 | pipe=2 |",
-        "|---|---|---|",
-        "| generator | equal | refused |",
-        "| pandas | not run |  |",
-        "",
-        "- not run: pandas (data=2): needs pandas",
-        "- refused: generator (pipe=2): ValueError: no",
-    ]
