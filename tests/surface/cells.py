@@ -61,8 +61,8 @@ def outcome(row: str, column: str, mesh: str) -> Outcome:
         try:
             ours = _trained(ROWS[row], COLUMNS[column], how, how.accumulates)
         except Exception as error:
-            return Outcome("refused" if is_ours(error) else "crash", words=_words(error))
-    parts = {name: _difference(plain[name], ours.get(name, ())) for name in plain}
+            return Outcome("refused" if is_ours(error) else "crash", words=words_of(error))
+    parts = {name: difference_of(plain[name], ours.get(name, ())) for name in plain}
     if not plain.get("file: slots"):
         # Keras does not compile a model that it opens if its class has a `compile` of its own. A pipeline's has not.
         parts.pop("file: slots", None)
@@ -88,7 +88,7 @@ def _plain(row: str, column: str, accumulates: bool) -> Values | str:
     except NotForThisLayer as error:
         return str(error)
     except Exception as error:
-        return f"plain Keras: {_words(error)}"
+        return f"plain Keras: {words_of(error)}"
 
 
 def _trained(row: Row, column: Column, mesh: Mesh | None, accumulates: bool) -> Values:
@@ -175,7 +175,7 @@ def _model(row: Row, column: Column, x: np.ndarray) -> Any:
     return column.model_class(inputs, keras.layers.Dense(2, name="head")(y))
 
 
-def _difference(plain: Sequence[Any], ours: Sequence[Any]) -> float:
+def difference_of(plain: Sequence[Any], ours: Sequence[Any]) -> float:
     if len(plain) != len(ours) or any(np.shape(a) != np.shape(b) for a, b in zip(plain, ours, strict=True)):
         return float("inf")
     difference = largest(plain, ours)
@@ -192,7 +192,7 @@ def is_ours(error: BaseException) -> bool:
     return bool(places) and places[-1].strip().removeprefix('File "').startswith(_OURS)
 
 
-def _words(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [""]
     text = lines[-1] if "in user code" in lines[0] else " ".join(lines)
     return f"{type(error).__name__}: {text}"[:600]

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 import strategies
-from tests.surface.cells import Outcome, _difference, is_ours, _words
+from tests.surface.cells import Outcome, difference_of, is_ours, words_of
 from tests.surface.reader_places import BatchLogs, Place, Values, run_caught
 from tests.surface.readers import READERS, Reader
 
@@ -71,11 +71,11 @@ def compared(
         return Outcome("not run", words=f"needs {reader.needs}")
     wanted, of_keras = plain.known(reader, expected)
     if isinstance(wanted, Exception):
-        return Outcome("absent", words=f"plain Keras: {_words(wanted)}")
+        return Outcome("absent", words=f"plain Keras: {words_of(wanted)}")
     found, of_ours = run_caught(reader, place, run)
     if isinstance(found, Exception):
-        return Outcome("refused" if is_ours(found) else "crash", words=_words(found))
-    parts = {part: _difference(wanted[part], found[part]) for part in wanted}
+        return Outcome("refused" if is_ours(found) else "crash", words=words_of(found))
+    parts = {part: difference_of(wanted[part], found[part]) for part in wanted}
     worst = max(parts, key=lambda part: parts[part])
     said = [str(each.message) for each in of_ours if issubclass(each.category, strategies.DifferenceWarning)]
     if said:
