@@ -62,7 +62,7 @@ def _named(model: keras.Model, variables: Sequence[Any]) -> Sequence[Any]:
     paths = {}
     for weight in joined(model.variables, only_split=True):
         if isinstance(weight, SplitWeight):
-            paths[weight.path] = "/".join([*weight.path.split("/")[:-1], weight.name])
+            paths[str(weight.shards[0].path)] = str(weight.path)
     return [_Whole(each, _path(str(each.path), paths)) for each in wholes]
 
 
