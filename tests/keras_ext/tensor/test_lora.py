@@ -115,7 +115,7 @@ BOTH = {"data": 2, "tensor": 2}
         (sequences, TWO, {"sequence_parallel": True}),
         (images, TWO, {}),
         (tied, TWO, {}),
-        (untied, TWO, {"after": True}),
+        pytest.param(untied, TWO, {"after": True}, marks=pytest.mark.parity_all),
         pytest.param(sequences, {"tensor": 4}, {"plan": {".": "gathered"}}, marks=pytest.mark.parity_all),
         pytest.param(images, BOTH, {"after": True}, marks=pytest.mark.parity_all),
         pytest.param(tied, BOTH, {"after": True}, marks=pytest.mark.parity_all),

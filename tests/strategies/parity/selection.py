@@ -109,7 +109,6 @@ WITH_FOUR_BY_ITSELF = (
     "Embedding, sparse gradients, gradient_accumulation_steps",
     "state of each kind that a layer keeps",
     "SimCLR, gather_rows",
-    "float8, int8 with LoRA, int4",
 )
 #: Those that are measured for the table.
 WITH_FOUR_REPLICAS = (
@@ -204,7 +203,6 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "gradient through a step of descent",
     "state of each kind that a layer keeps",
     "minibatch standard deviation, gather_rows",
-    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
 
 #: Worlds that run with a flag only: four replicas are two in each of two processes, too, and the tests of collectives

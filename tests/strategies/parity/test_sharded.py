@@ -71,7 +71,6 @@ OVER_HOROVOD = (
     "Embedding, sparse gradients",
     "saved, loaded, gone on",
     "whole weights saved, loaded, gone on",
-    "float8, int8 with LoRA, int4",
 )
 #: All of which something is done once for each group, or between groups.
 IN_GROUPS = (

@@ -11,6 +11,7 @@ LEFT_OUT = (
     "[programs-MultiWorkerMirroredStrategy]",
     "[data-HorovodStrategy]",
     "[files-HorovodStrategy]",
+    "[readers-MultiWorkerMirroredStrategy]",
     "[spanning-MultiWorkerMirroredStrategy]",
     "[spanning-HorovodStrategy]",
     "[spanning-refusals-MultiWorkerMirroredStrategy]",
