@@ -105,7 +105,7 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 # Registry of the gradients of graphs, by name and for good. The public name of the class is the same class.
 from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
 
-# What a graph knows of the shape of a variable that it captures: no public name reads or sets it.
+# The shape of a captured variable, as a graph knows it: no public name reads or sets it.
 from tensorflow.python.ops import handle_data_util
 
 # The classes of variables of one device, and of one without a value: memory is allocated when one is assigned.

@@ -1,4 +1,4 @@
-"""What functions and objects hold of a model, replaced by what its copy has in its place."""
+"""Layers and weights that functions and objects hold, replaced by those of a copy of the model."""
 
 from __future__ import annotations
 

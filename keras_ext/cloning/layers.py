@@ -93,7 +93,7 @@ def _config_of(layer: Any) -> dict[str, Any]:
         warnings.filterwarnings("ignore", message="The object being serialized includes a `lambda`")
         config = dict(layer.get_config())
     if getattr(layer, "lora_enabled", False):
-        # The copy is built without, and adapted as the layer was: in `take_adapters`.
+        # The copy is built without adapters; `take_form` adds them.
         config = {name: value for name, value in config.items() if name not in ("lora_rank", "lora_alpha")}
     return config
 

@@ -28,8 +28,8 @@ class OptimizerCopies:
         # With the old ones, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
 
-    def of(self, optimizer: Any) -> Any:
-        """Returns an optimizer like a given one, not built; anything else as it is."""
+    def copied(self, optimizer: Any) -> Any:
+        """Returns the copy of an optimizer, not built; anything else as it is."""
         if not isinstance(optimizer, keras.Optimizer):
             return optimizer
         if id(optimizer) not in self._made:
@@ -42,11 +42,11 @@ class OptimizerCopies:
         """One that chooses among others by the variable. Its config has a function by name only."""
         chosen = optimizer._optimizer_map
         if hasattr(chosen, "_optimizer_map"):
-            copied = type(chosen)(self.of(chosen.default_optimizer))
+            copied = type(chosen)(self.copied(chosen.default_optimizer))
             for key, each in chosen.items():
-                copied[key] = self.of(each)
+                copied[key] = self.copied(each)
         else:
-            copied = functools.wraps(chosen)(lambda variable: self.of(chosen(variable)))
+            copied = functools.wraps(chosen)(lambda variable: self.copied(chosen(variable)))
         return type(optimizer)(copied, loss_scale_factor=optimizer.loss_scale_factor, name=optimizer.name)
 
     def finish(self, old: Any, new: Any) -> None:

@@ -53,7 +53,7 @@ def _take_optimizers(new: Any, optimizers: OptimizerCopies) -> list[tuple[Any, A
     found: list[tuple[Any, Any]] = []
 
     def made(value: Any) -> Any:
-        copied = optimizers.of(value)
+        copied = optimizers.copied(value)
         if copied is not value:
             found.append((value, copied))
         return copied
@@ -80,8 +80,8 @@ def _arguments(model: Any, counterparts: Counterparts, optimizers: OptimizerCopi
     # Not `get_compile_config`, which knows functions and classes by name, and only registered ones.
     scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     given = {**model._compile_config.config, "auto_scale_loss": scales}
-    # The object, of which a name in the place of one does not tell what was set since, such as the learning rate.
-    given["optimizer"] = optimizers.of(model.optimizer)
+    # Not the name that `compile` may have got: settings, such as the learning rate, may have changed since.
+    given["optimizer"] = optimizers.copied(model.optimizer)
     given["loss"] = counterparts.of(given["loss"])
     for name in ("metrics", "weighted_metrics"):
         given[name] = keras.tree.map_structure(lambda each: _metric(each, counterparts), given[name])

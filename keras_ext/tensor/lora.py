@@ -29,7 +29,7 @@ class AdaptedLayer(SplitLayer):
     lora_alpha: float | None
 
     def enable_lora(self, rank: int, *args: Any, **kwargs: Any) -> None:
-        """As the plain layer's: freezes the kernel, and adds the product of two matrices to it, which are trained.
+        """Freezes the kernel and adds to it the product of two matrices that are trained, as the plain layer does.
 
         Args:
             rank: of the product.
@@ -105,7 +105,7 @@ class _Adapting:
 
 
 def plain_class(layer: Any) -> Any:
-    """Returns the class of layers of which a split layer is one in files."""
+    """Returns the class that a split layer has in files."""
     return next(cls for cls in type(layer).__mro__ if not issubclass(cls, SplitLayer))
 
 

@@ -112,7 +112,7 @@ def _export(
     **kwargs: Rest.kwargs,
 ) -> Result | None:
     def export(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
-        # What is computed by several processes has no graph that one of them can run.
+        # No process can run the graph of a model whose weights others hold.
         is_whole = all(holds_all(variable.value) for variable in model.variables)
         exported = model if is_whole else plain_form(model)
         # Some formats are written only of models that were called.

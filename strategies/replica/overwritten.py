@@ -20,7 +20,7 @@ _OWNER = "_keras_strategies_owner"
 
 
 def note_owner(variable: Any, owner: Any) -> None:
-    """Remembers of which Keras variable a variable of TensorFlow is the value: the mark comes after it is made."""
+    """Notes the Keras variable that owns one of TensorFlow: Keras marks its own, after both are made."""
     vars(variable)[_OWNER] = weakref.ref(owner)
 
 
@@ -30,7 +30,7 @@ def is_overwritten(variable: Any) -> bool:
 
 
 def _owner_of(variable: Any) -> Any:
-    """Returns the Keras variable of which one of TensorFlow is the value; any other as it is."""
+    """Returns the Keras variable that owns one of TensorFlow; any other variable as it is."""
     reference = getattr(variable, "__dict__", {}).get(_OWNER)
     return variable if reference is None else reference()
 

@@ -151,12 +151,12 @@ class SplitWeight:
 
     @property
     def aggregation(self) -> str:
-        """Of the shards, as Keras names it."""
+        """Keras' name of how replicas aggregate the shards."""
         return str(self.shards[0].aggregation)
 
     @property
     def constraint(self) -> Any:
-        """Of the whole weight, if it has one."""
+        """The constraint of the whole weight, or None."""
         return self._penalties["constraint"]
 
     @constraint.setter
@@ -165,7 +165,7 @@ class SplitWeight:
 
     @property
     def regularizer(self) -> Any:
-        """Of the whole weight, if it has one."""
+        """The regularizer of the whole weight, or None."""
         return self._penalties["regularizer"]
 
     @regularizer.setter

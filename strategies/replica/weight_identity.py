@@ -25,7 +25,7 @@ def note_copy(old: Any, new: Any) -> None:
 
 
 def keys_of(weight: Any) -> tuple[str, ...]:
-    """Returns the ids by which Keras' optimizers may be told of a weight: its own, and those of what it stands for.
+    """Returns the ids by which an optimizer may know a weight: its own, and those of its whole and its original.
 
     Args:
         weight: a Keras variable, one of TensorFlow, a split weight, or a slice of one of these.

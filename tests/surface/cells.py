@@ -31,7 +31,7 @@ Values = Mapping[str, Sequence[np.ndarray]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a cell.
+    """The outcome of a cell.
 
     Attributes:
         kind: "equal"; "warned" (differs, after a `strategies.DifferenceWarning`); "refused" (an error of ours); "wrong"

@@ -84,7 +84,7 @@ def compared(
         return Outcome("wrong", parts[worst], ", ".join(f"{part} {parts[part]:.1e}" for part in parts))
     new = _messages(of_ours) - _messages(of_keras)
     if new:
-        # What Keras does not say on one device is a difference that a user sees.
+        # A warning that Keras does not give on one device is a difference that a user sees.
         return Outcome("wrong", parts[worst], f"warns, unlike one device: {sorted(new)[0]}")
     return Outcome("equal", parts[worst])
 

@@ -1,4 +1,4 @@
-"""Where readers are trained: one device, a mesh of this process, or a strategy over processes."""
+"""The places in which readers are trained: one device, a mesh of this process, or a strategy over processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IN_PROCESS: Mapping[str, Mesh] = {
 
 @dataclass
 class Place:
-    """Where cells are trained: one device, a mesh of this process, or a strategy over processes.
+    """A place in which cells are trained: one device, a mesh of this process, or a strategy over processes.
 
     Attributes:
         strategy: None for one device.

@@ -119,7 +119,7 @@ def undisturbed_from_an_epoch(reader: Reader, place: Place) -> Values:
 
 @dataclass(frozen=True)
 class Keeper:
-    """What keeps the position.
+    """A callback that keeps the position.
 
     Attributes:
         run: stops, and goes on.

@@ -162,7 +162,7 @@ def test_weights_of_the_legacy_format_go_into_shards(by_name: bool, tmp_path: pa
     with scope({"tensor": 2}):
         split = keras_ext.parallelize(plain)
     split.set_weights([0 * weight for weight in plain.get_weights()])
-    # What cannot be set would be skipped.
+    # Keras would skip weights that it cannot set.
     split.load_weights(tmp_path / "plain.h5", by_name=by_name, skip_mismatch=True)
     for mine, theirs in zip(split.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)

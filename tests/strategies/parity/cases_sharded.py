@@ -50,7 +50,7 @@ def transformer(optimizer: Any) -> Model:
 
 
 def of_words_in_float8(optimizer: Any) -> Model:
-    """Dense layers, of which the first and the last are quantized."""
+    """Dense layers; the first and the last are quantized."""
     layers = keras.layers
     words = keras.Input((6,), dtype="int32")
     x = layers.Dense(16, activation="relu", dtype="float8_from_float32")(layers.Embedding(11, 8)(words))

@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+# The only way to a frozen graph: TensorFlow 2 has no public name for it, and users import this one.
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 import keras_ext
@@ -156,7 +158,7 @@ def checkpoint(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
 
 
 def native(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
-    """What Keras writes, plain Keras opens, and goes on to train."""
+    """Plain Keras opens the file, and goes on to train."""
     model.save(folder / "model.keras")
     plain = keras.saving.load_model(folder / "model.keras")
     for received, value in zip(plain.optimizer.variables, slots_of(model), strict=True):
@@ -190,7 +192,7 @@ def weights_file(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any
 
 
 def state_tree(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
-    """What `OrbaxCheckpoint` writes: of the paths and shapes that one device has, and back."""
+    """The tree that `OrbaxCheckpoint` writes has the paths and shapes of one device, and can be set again."""
     plain = plain_model("table" if x.dtype == np.int32 else "")
     plain.optimizer.build(plain.trainable_variables)
     plain.optimizer.name = model.optimizer.name
