@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
+from tests import forked
+
 ROOT = Path(__file__).parents[1]
 #: What programs of tests inherit beside this process' own variables.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def python(*arguments: str) -> list[str]:
+    """The command that runs ``python`` with arguments, by a process that need not import TensorFlow and Keras.
+
+    For programs that end by themselves, and whose process nobody looks for: it is a child of the server.
+    """
+    _start_fork_server()
+    return [sys.executable, "-I", "-S", str(Path(forked.__file__)), *arguments]
+
+
+@functools.cache
+def _start_fork_server() -> subprocess.Popen[bytes]:
+    """Starts the server that forks, which ends with this process; returns once it can be connected to."""
+    path = str(Path(tempfile.mkdtemp(prefix="forks"), "socket"))
+    environment = {**os.environ, **ENVIRONMENT}
+    Path(path + ".environment").write_text(json.dumps(forked.read_at_import(environment)))
+    command = [sys.executable, "-m", "tests.fork_server", path]
+    server = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    while not Path(path).exists():
+        if server.poll() is not None:
+            raise OSError(f"{command} ended with {server.returncode}")
+        time.sleep(0.05)
+    os.environ[forked.SERVER] = path
+    return server
 
 
 def free_ports(count: int) -> list[int]:
@@ -49,7 +78,7 @@ def cluster_environments(num_processes: int) -> list[dict[str, str]]:
 def horovodrun(num_processes: int, program: Sequence[str]) -> list[str]:
     """The command that runs `program` (a Python file and its arguments) by `num_processes` on this machine."""
     command = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(num_processes), "--disable-cache"]
-    return [*command, "--network-interfaces", "lo", sys.executable, *program]
+    return [*command, "--network-interfaces", "lo", *python(*program)]
 
 
 def marked(variable: str, mark: str) -> list[psutil.Process]:

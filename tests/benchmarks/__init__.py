@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.processes import python
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 if str(BENCHMARKS) not in sys.path:
@@ -13,7 +15,7 @@ if str(BENCHMARKS) not in sys.path:
 def run_benchmark(name: str, *arguments: str, program: str = "main") -> subprocess.CompletedProcess[str]:
     """Runs a benchmark as a user does; the test that calls this has the tighter timeout."""
     return subprocess.run(
-        [sys.executable, str(BENCHMARKS / name / f"{program}.py"), *arguments],
+        python(str(BENCHMARKS / name / f"{program}.py"), *arguments),
         cwd=BENCHMARKS.parent,
         capture_output=True,
         text=True,

@@ -26,6 +26,7 @@ import pytest
 
 from strategies.launching import flags as launcher_flags
 from tests.examples import EXAMPLES
+from tests.processes import python
 
 ROOT = EXAMPLES.parent
 PROGRAM = re.compile(r"examples/\w+/\w+\.py")
@@ -151,7 +152,7 @@ def refusals(program: str, lines: Sequence[Sequence[str]]) -> list[str]:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES), str(ROOT)])}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        python("-c", code),
         input=json.dumps(list(lines)),
         env=environment,
         capture_output=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from common.pictures import timeline_image
 from common.placing import place
 
 from tests.examples import EXAMPLES
+from tests.processes import python
 
 
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +177,6 @@ def test_every_option_has_a_flag_with_its_default(example: str, module: str) -> 
         f"from {example} import main, {module}; fields = dataclasses.fields({module}.Options); "
         "print([field.name for field in fields if flags.FLAGS[field.name].default != field.default], len(fields) > 9)"
     )
-    command = [sys.executable, "-c", program]
+    command = python("-c", program)
     done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "[] True\n", done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gpt.options import Options
 from gpt.text import load
 
 from tests.examples.test_gpt_spanning import SMALL, TEXT
+from tests.processes import python
 
 keras_hub = pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 
@@ -28,6 +28,7 @@ os.environ.update(KERAS_BACKEND="tensorflow", CUDA_VISIBLE_DEVICES="-1")
 # An import of them fails.
 sys.modules["strategies"] = sys.modules["keras_ext"] = sys.modules["common"] = sys.modules["gpt"] = None
 import keras, keras_hub, numpy
+from tests.processes import python
 one, several = map(keras.models.load_model, sys.argv[1:])
 for weight, same in zip(one.get_weights(), several.get_weights(), strict=True):
     numpy.testing.assert_allclose(same, weight, rtol=0, atol=1e-5)
@@ -65,7 +66,7 @@ def test_trains_goes_on_and_saves(mesh: str, files: Options, tmp_path: Path) -> 
     assert alone.sample == found.sample == again.sample
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "alone"), rtol=1e-5)
     done = subprocess.run(
-        [sys.executable, "-c", COMPARES_ALONE, one, several], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        python("-c", COMPARES_ALONE, one, several), cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.endswith("['keras', 'keras_hub']\n"), done.stderr
 

@@ -2,7 +2,6 @@
 
 import csv
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from gpt.text import Text
 import keras_ext
 from tests.examples import EXAMPLES
 from tests.examples.test_gpt_train import NUM_STEPS, SMALL, TEXT, trained
+from tests.processes import python
 
 EXPERTS = replace(SMALL, num_experts=4, epochs=1)
 LOAD = "block_0_ffn_load"
@@ -62,9 +62,7 @@ def test_the_command_line_trains_saves_and_goes_on(tmp_path: Path) -> None:
     flags += ["--num_experts=4", "--epochs=2", "--steps_per_epoch=3", "--sample_length=8", "--temperature=0"]
     flags += [f"--data_file={tmp_path / 'text'}", "--verbose=0"]
     several = [*flags, f"--run_dir={folder}", "--mesh=expert=2", f"--save={saved}"]
-    done = subprocess.run(
-        [sys.executable, str(MAIN), *several], cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=180
-    )
+    done = subprocess.run(python(str(MAIN), *several), cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert "devices=2" in done.stdout.splitlines()[-1]
     # TensorBoard has the load of training and of validation, and the share of each expert.

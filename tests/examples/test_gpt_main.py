@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples import EXAMPLES
-from tests.processes import Programs
+from tests.processes import Programs, python
 
 MAIN = EXAMPLES / "gpt" / "main.py"
 TEXT = "Peter Piper picked a peck of pickled peppers; where is the peck of pickled peppers? " * 40
@@ -17,7 +17,7 @@ TEXT = "Peter Piper picked a peck of pickled peppers; where is the peck of pickl
 def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """The finished program."""
     return subprocess.run(
-        [sys.executable, *arguments], cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=200, check=False
+        python(*arguments), cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=200, check=False
     )
 
 

@@ -18,7 +18,7 @@ from gpt.tokens import ByteTokenizer
 
 from tests.examples import EXAMPLES
 from tests.keras_ext.tensor.harness import mesh_strategy
-from tests.processes import Programs, horovodrun
+from tests.processes import Programs, horovodrun, python
 
 MAIN = str(EXAMPLES / "gpt" / "main.py")
 TEXT = b"Peter Piper picked a peck of pickled peppers; where is the peck of pickled peppers? " * 9
@@ -109,7 +109,7 @@ def test_trains_saves_and_goes_on(launcher: str, mesh: str, tmp_path: Path) -> N
 
     # The file is one of plain Keras, with the weights of one device.
     done = subprocess.run(
-        [sys.executable, "-c", COMPARES_ALONE, one, several], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        python("-c", COMPARES_ALONE, one, several), cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.endswith("['keras']\n"), done.stderr
 

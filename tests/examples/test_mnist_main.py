@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples import EXAMPLES
-from tests.processes import Programs, horovodrun
+from tests.processes import Programs, horovodrun, python
 
 MAIN = EXAMPLES / "mnist" / "main.py"
 
@@ -18,7 +18,7 @@ def run(arguments: list[str], tmp_path: Path) -> subprocess.CompletedProcess[str
     """The finished program, with an empty Keras cache, so that it finds the digits of scikit-learn."""
     environment = {**os.environ, "KERAS_HOME": str(tmp_path / "keras")}
     return subprocess.run(
-        [sys.executable, *arguments],
+        python(*arguments),
         cwd=EXAMPLES.parent,
         env=environment,
         capture_output=True,
@@ -65,7 +65,7 @@ def test_two_processes_train_as_one_does(strategy: str, tmp_path: Path) -> None:
     ]
     command = horovodrun(2, program)
     if strategy == "multi_worker":
-        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *program]
+        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *python(*program)[3:]]
     with Programs(tmp_path, [command], [{"KERAS_HOME": str(tmp_path / "keras")}]) as programs:
         codes = programs.wait(200)
         output = programs.output(20000)

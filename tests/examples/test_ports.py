@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from tests.examples import EXAMPLES
-from tests.processes import Programs, horovodrun
+from tests.processes import Programs, horovodrun, python
 
 PORTS = EXAMPLES / "ports"
 LAUNCH = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2"]
@@ -75,7 +75,7 @@ def test_one_process_in_a_clone_with_nothing_installed(name: str, tmp_path: Path
 
 
 def test_refuses_a_wrong_folder_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, str(PORTS / "multi_worker_keras.py"), "--data_dir=nowhere"]
+    command = python(str(PORTS / "multi_worker_keras.py"), "--data_dir=nowhere")
     with Programs(tmp_path, [command]) as programs:
         assert programs.wait(LIMIT_SECONDS) == [1]
         assert "error: nowhere: not a directory" in programs.output()

@@ -20,7 +20,7 @@ from recommender.options import Options, check
 
 import keras_ext
 from tests.examples import EXAMPLES
-from tests.processes import Programs, horovodrun
+from tests.processes import Programs, horovodrun, python
 
 MAIN = EXAMPLES / "recommender" / "main.py"
 QUIET = Options(batch_size=32, epochs=6, embedding_dim=4, devices=1, verbose=0)
@@ -184,7 +184,7 @@ def test_two_processes_train_on_a_folder(strategy: str, few: ratings.Ratings, tm
     ]
     command = horovodrun(2, program)
     if strategy == "multi_worker":
-        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *program]
+        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *python(*program)[3:]]
     with Programs(tmp_path, [command]) as programs:
         codes = programs.wait(200)
         output = programs.output(20000)
@@ -207,7 +207,7 @@ def test_two_processes_train_on_a_folder(strategy: str, few: ratings.Ratings, tm
 )
 def test_refuses_in_one_line(flag: str, reason: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(MAIN), flag, f"--run_dir={tmp_path / 'run'}"],
+        python(str(MAIN), flag, f"--run_dir={tmp_path / 'run'}"),
         cwd=EXAMPLES.parent,
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from strategies import doctor
-from tests.processes import ROOT, Programs, cluster_environments, horovodrun
+from tests.processes import ROOT, Programs, cluster_environments, horovodrun, python
 from tests.strategies.launching import OURS, wait_until_gone
 
 LIMIT_SECONDS = 200
@@ -43,7 +43,7 @@ def finished(folder: Path, command: list[str], environment: dict[str, str] | Non
 
 
 def test_one_process(tmp_path: Path) -> None:
-    code, output = finished(tmp_path, [sys.executable, *DOCTOR])
+    code, output = finished(tmp_path, python(*DOCTOR))
     assert code == 0, output
     assert output.endswith("No problems found.\n")
     versions = (f"tensorflow: {version('tensorflow')}", f"keras: {version('keras')}")
@@ -123,7 +123,7 @@ def test_a_malformed_environment_is_a_problem(
 @pytest.mark.timeout(LIMIT_SECONDS + 60)
 def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
     environment = cluster_environments(2)[1]
-    command = [sys.executable, *DOCTOR, "--json", "--timeout-seconds", "8"]
+    command = python(*DOCTOR, "--json", "--timeout-seconds", "8")
     code, output = finished(tmp_path, command, environment)
     assert code == 1, output
     [report] = reports(output)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 import strategies
-from tests.processes import ROOT
+from tests.processes import ROOT, python
 
 WORLD_OF_TWO = {"cluster": {"worker": ["127.0.0.1:20001", "127.0.0.1:20002"]}, "task": {"type": "worker", "index": 0}}
 
@@ -86,7 +85,7 @@ def test_without_horovod_the_rest_works_and_the_strategy_says_how_to_get_it() ->
         "except ImportError as error: print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        python("-c", code),
         cwd=ROOT,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,

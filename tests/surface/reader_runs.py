@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.processes import Programs, cluster_environments, horovodrun
+from tests.processes import Programs, cluster_environments, horovodrun, python
 from tests.surface.cells import Outcome
 from tests.surface.reader_cells import outcome
 from tests.surface.reader_places import IN_PROCESS, Place
@@ -44,7 +43,7 @@ def outcomes_over_processes(folder: Path, limit_seconds: float = 3000) -> Iterat
             programs = Programs(folder / strategy, [horovodrun(2, arguments)], [environment])
         else:
             environments = [environment | each for each in cluster_environments(2)]
-            programs = Programs(folder / strategy, [[sys.executable, *arguments]] * 2, environments)
+            programs = Programs(folder / strategy, [python(*arguments)] * 2, environments)
         with programs:
             codes = programs.wait(limit_seconds)
             output = programs.output()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import keras
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_ext
+from tests.processes import python
 
 FORMS: dict[str, dict[str, Any]] = {
     "gated": {"load_balancing_loss": 0.02, "kernel_regularizer": keras.regularizers.L2(1e-3)},
@@ -86,7 +86,7 @@ def test_opens_where_this_package_cannot_be_imported(tmp_path: pathlib.Path) -> 
         "model.fit(values['x'], values['y'], verbose=0)\n"
         "keras.models.clone_model(model).save('again.keras')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=False)
+    ended = subprocess.run(python("-c", program), cwd=tmp_path, capture_output=True, check=False)
     assert not ended.returncode, ended.stderr.decode()
     keras_ext.replace_experts(keras.models.load_model(tmp_path / "again.keras"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.keras_ext.pipeline.test_model import accumulate
 from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
 from tests.keras_ext.tensor.test_files import ALONE
 from tests.keras_ext.tensor.test_parallelize import IDS, gpt, resnet
+from tests.processes import python
 from tests.strategies.parity.harness import TOLERANCE
 
 L = keras.layers
@@ -65,9 +65,7 @@ def assert_opens_alone(model: Any, x: Any, folder: pathlib.Path) -> None:
     model.save(folder / "split.keras")
     np.save(folder / "x.npy", x)
     arguments = [str(folder / name) for name in ("split.keras", "x.npy", "found.npz")]
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(python("-c", ALONE, *arguments), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(folder / "found.npz")
     np.testing.assert_allclose(found["predicted"], model.predict(x, verbose=0), rtol=TOLERANCE, atol=TOLERANCE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 import keras_ext
 from tests.keras_ext.tensor.harness import mesh_strategy
+from tests.processes import python
 from tests.strategies.parity.harness import labels, vectors
 
 Axes = Mapping[str, int] | None
@@ -25,6 +25,7 @@ os.environ.update(KERAS_BACKEND="tensorflow", CUDA_VISIBLE_DEVICES="-1")
 # An import of them fails.
 sys.modules["strategies"] = sys.modules["keras_ext"] = None
 import keras, numpy
+from tests.processes import python
 model = keras.models.load_model(sys.argv[1])
 numpy.savez(sys.argv[3], predicted=model.predict(numpy.load(sys.argv[2]), verbose=0),
             slots=len(model.optimizer.variables),
@@ -85,9 +86,7 @@ def test_opens_where_this_package_is_not(tmp_path: pathlib.Path) -> None:
     model.save(tmp_path / "split.keras")
     np.save(tmp_path / "x.npy", vectors())
     arguments = [str(tmp_path / name) for name in ("split.keras", "x.npy", "found.npz")]
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(python("-c", ALONE, *arguments), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")
     np.testing.assert_allclose(found["predicted"], model.predict(vectors(), verbose=0), atol=1e-6)

@@ -6,7 +6,6 @@ import functools
 import logging
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import keras
@@ -18,6 +17,7 @@ import keras_ext
 from keras_ext.tensor.split_tensor import SplitTensor
 from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
 from tests.keras_ext.tensor.test_files import ALONE
+from tests.processes import python
 from tests.strategies.parity.harness import NUM_ROWS, TOLERANCE, labels, vectors
 
 L = keras.layers
@@ -187,9 +187,7 @@ def test_opens_where_this_package_is_not(tmp_path: pathlib.Path) -> None:
     model.save(tmp_path / "split.keras")
     np.save(tmp_path / "x.npy", IDS)
     arguments = [str(tmp_path / name) for name in ("split.keras", "x.npy", "found.npz")]
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(python("-c", ALONE, *arguments), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")
     np.testing.assert_allclose(found["predicted"], model.predict(IDS, verbose=0), atol=1e-5)

@@ -13,6 +13,7 @@ from strategies.collectives.horovod.process_sets import (
     process_sets,
 )
 from strategies.topology.mesh import DeviceMesh
+from tests.processes import python
 from tests.strategies.collectives.reference import CUBE, SQUARE
 from tests.strategies.test_horovod_smoke import HOROVODRUN, run_to_the_end
 
@@ -33,7 +34,7 @@ def test_between_processes(num_processes: int, suites: list[str], monkeypatch: p
     if not HOROVODRUN.exists():
         pytest.fail(f"There is no {HOROVODRUN}. Install Horovod: python -m strategies.install_horovod")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    worker = [sys.executable, str(HERE / "horovod_worker.py"), *(str(HERE / suite) for suite in suites)]
+    worker = python(str(HERE / "horovod_worker.py"), *(str(HERE / suite) for suite in suites))
     job = ["-np", str(num_processes), "--disable-cache", "--network-interfaces", "lo"]
 
     status, output = run_to_the_end([str(HOROVODRUN), *job, *worker], LIMIT_SECONDS)

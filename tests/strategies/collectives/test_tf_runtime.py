@@ -3,7 +3,6 @@
 import functools
 import math
 import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from strategies.collectives import Collectives
 from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.topology.mesh import DeviceMesh
+from tests.processes import python
 from tests.strategies.collectives.contract import CollectivesContract
 from tests.strategies.collectives.test_loopback import device_names
 
@@ -69,7 +69,7 @@ def test_a_receive_that_nobody_sends_to_fails_in_time(devices: tuple[str, str]) 
             print("failed after", round(time.monotonic() - start), "s")
             print(error)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program).replace("DEVICES", str(list(devices)))]
+    command = python("-c", textwrap.dedent(program).replace("DEVICES", str(list(devices))))
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert "failed after" in done.stdout, done.stdout + done.stderr
     assert int(done.stdout.split()[2]) <= 10

@@ -3,13 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.processes import free_ports
+from tests.processes import free_ports, python
 
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("two_process_worker.py")
@@ -26,11 +25,7 @@ def test_the_contract_holds_between_two_processes(tmp_path: Path) -> None:
             config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
             with logs[rank].open("w") as log:
                 process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        str(Path(__file__).with_name("two_process_worker.py")),
-                        str(codes[rank]),
-                    ],
+                    python(str(Path(__file__).with_name("two_process_worker.py")), str(codes[rank])),
                     cwd=ROOT,
                     env={**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONPATH": str(ROOT)},
                     stdin=subprocess.DEVNULL,

@@ -65,11 +65,19 @@ BETWEEN_PROCESSES = (
     *OWN,
     "float8, int8 with LoRA, int4",
 )
+#: Of weights in shards those that gather them, beside what the optimizer's shards have in common with these.
+WEIGHTS_BETWEEN_PROCESSES = (
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    "Embedding, sparse gradients, clipnorm",
+    "arrays, a batch that does not divide, a last batch smaller than the replicas",
+    "sharpness-aware minimization",
+    "saved, loaded, gone on",
+    "whole weights saved, loaded, gone on",
+    "float8, int8 with LoRA, int4",
+)
 OVER_HOROVOD = (
-    "SGD, clipnorm",
     "Adam, EMA",
     "Embedding, sparse gradients",
-    "saved, loaded, gone on",
     "whole weights saved, loaded, gone on",
 )
 #: All of which something is done once for each group, or between groups.
@@ -79,7 +87,11 @@ IN_GROUPS = (
     "Embedding, sparse gradients, clipnorm",
     "saved, loaded, gone on",
     "whole weights saved, loaded, gone on",
-    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
+)
+#: Those of which the groups are of processes, each of one device.
+IN_GROUPS_OF_PROCESSES = (
+    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
+    "saved, loaded, gone on",
 )
 
 
@@ -107,20 +119,20 @@ SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("MirroredStrategy", 1, 3)): IN_ONE_PROCESS,
     Sharding(("MirroredStrategy", 1, 4), 2): IN_GROUPS,
     Sharding(("MultiWorkerMirroredStrategy", 2, 2)): BETWEEN_PROCESSES,
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2), 2): IN_GROUPS,
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2): IN_GROUPS,
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2): IN_GROUPS_OF_PROCESSES,
     Sharding(("HorovodStrategy", 3, 1)): OVER_HOROVOD,
     Sharding(("MirroredStrategy", 1, 3), shard="weights"): IN_ONE_PROCESS,
     Sharding(("MirroredStrategy", 1, 4), 2, shard="weights"): IN_GROUPS,
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2), shard="weights"): BETWEEN_PROCESSES,
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2), shard="weights"): WEIGHTS_BETWEEN_PROCESSES,
     Sharding(("HorovodStrategy", 2, 1), shard="weights"): OVER_HOROVOD,
-    Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2"): tuple(PARTS),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2"): tuple(PARTS),
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): tuple(PARTS),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2", "weights"): tuple(PARTS),
     Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2", "weights"): tuple(PARTS),
 }
 SELDOM = (
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2), 2),
+    Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2"),
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2"),
     Sharding(("MirroredStrategy", 1, 2)),
     Sharding(("MirroredStrategy", 1, 4)),
     Sharding(("MultiWorkerMirroredStrategy", 2, 1)),

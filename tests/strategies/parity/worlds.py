@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from tests.processes import Programs, cluster_environments, horovodrun
+from tests.processes import Programs, cluster_environments, horovodrun, python
 from tests.strategies.parity.harness import Outcome
 from tests.strategies.parity.table import World
 
@@ -33,7 +32,7 @@ def run_in_processes(
         programs = Programs(folder, [horovodrun(num_processes, program)], [own])
     else:
         environments = [own | one for one in cluster_environments(num_processes)]
-        programs = Programs(folder, [[sys.executable, *program]] * num_processes, environments)
+        programs = Programs(folder, [python(*program)] * num_processes, environments)
     with programs:
         codes = programs.wait(LIMIT_SECONDS)
     if all(code == 0 for code in codes):

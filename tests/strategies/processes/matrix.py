@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.processes import Programs, cluster_environments, horovodrun
+from tests.processes import Programs, cluster_environments, horovodrun, python
 
 ENGINES = ("MultiWorkerMirroredStrategy", "HorovodStrategy")
 #: Numbers of processes, and of devices of each.
@@ -78,7 +78,7 @@ def started(
     if engine == "HorovodStrategy":
         return Programs(folder, [horovodrun(num_ranks, program)], [environment])
     own = [environment | each for each in cluster_environments(num_ranks)]
-    return Programs(folder, [[sys.executable, *program]] * num_ranks, own)
+    return Programs(folder, [python(*program)] * num_ranks, own)
 
 
 def assert_suite_passes(programs: Programs, num_ranks: int, limit_seconds: float) -> None:

@@ -1,12 +1,11 @@
 """A rank that lives but does not come: the others end in time, with an error that says so, and so does it."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import Programs, cluster_environments, horovodrun
+from tests.processes import Programs, cluster_environments, horovodrun, python
 
 LIMIT_SECONDS = 150
 PROGRAM = str(Path(__file__).with_name("absent.py"))
@@ -18,7 +17,7 @@ def test_nobody_waits_for_ever(strategy: str, tmp_path: Path) -> None:
     if strategy == "HorovodStrategy":
         programs = Programs(tmp_path, [horovodrun(2, [PROGRAM, strategy])])
     else:
-        programs = Programs(tmp_path, [[sys.executable, PROGRAM, strategy]] * 2, cluster_environments(2))
+        programs = Programs(tmp_path, [python(PROGRAM, strategy)] * 2, cluster_environments(2))
     with programs:
         codes = programs.wait(LIMIT_SECONDS)
         output = programs.output(limit=20000)

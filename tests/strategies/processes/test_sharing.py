@@ -1,11 +1,10 @@
 """Processes that would share a GPU: all of them are refused when the strategy is made, over both engines."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import Programs, cluster_environments, horovodrun
+from tests.processes import Programs, cluster_environments, horovodrun, python
 
 LIMIT_SECONDS = 150
 PROGRAM = str(Path(__file__).with_name("sharing.py"))
@@ -17,7 +16,7 @@ def test_all_are_refused(strategy: str, tmp_path: Path) -> None:
     if strategy == "HorovodStrategy":
         programs = Programs(tmp_path, [horovodrun(2, [PROGRAM, strategy])])
     else:
-        programs = Programs(tmp_path, [[sys.executable, PROGRAM, strategy]] * 2, cluster_environments(2))
+        programs = Programs(tmp_path, [python(PROGRAM, strategy)] * 2, cluster_environments(2))
     with programs:
         codes = programs.wait(LIMIT_SECONDS)
         output = programs.output(limit=20000)

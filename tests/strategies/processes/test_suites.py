@@ -1,11 +1,10 @@
 """Starts the suites in two processes, for each strategy of several processes."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import Programs, cluster_environments, horovodrun
+from tests.processes import Programs, cluster_environments, horovodrun, python
 from tests.strategies.processes import matrix
 
 LIMIT_SECONDS = 420
@@ -46,6 +45,6 @@ def test_they_pass_on_both_ranks(arguments: tuple[str, ...], num_devices: int, s
         programs = Programs(tmp_path, [horovodrun(2, [WORKER, *arguments])], [environment])
     else:
         programs = Programs(
-            tmp_path, [[sys.executable, WORKER, *arguments]] * 2, [environment | e for e in cluster_environments(2)]
+            tmp_path, [python(WORKER, *arguments)] * 2, [environment | e for e in cluster_environments(2)]
         )
     matrix.assert_suite_passes(programs, 2, LIMIT_SECONDS)

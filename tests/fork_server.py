@@ -1,0 +1,217 @@
+"""A process that has imported TensorFlow and Keras, and forks for each program that a test starts.
+
+The imports take a process six seconds of a core, and a test run starts over a hundred. The server has run nothing of
+TensorFlow's when it forks, so that a child starts its devices, its threads and its connections as a new process would.
+
+`tests/forked.py` stands in for ``python``: it sends its arguments, environment and standard streams, and ends as the
+program does. A program whose client is gone is killed, with all that it started. The server ends with the process that
+has started it, of whose death the end of its standard input tells.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import io
+import json
+import os
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+#: The longest request: environments are long.
+_LIMIT = 1 << 20
+
+
+class _Request(NamedTuple):
+    arguments: list[str]
+    folder: str
+    environment: dict[str, str]
+    streams: list[int]
+
+
+def main(path: str) -> None:
+    """Serves until standard input ends. In a child it returns, too, after it has run the child's program."""
+    import keras  # noqa: F401
+    import tensorflow as tf  # noqa: F401
+
+    # So that the children's collections do not write to the pages that they share with the server.
+    gc.collect()
+    gc.freeze()
+    request = _served(path)
+    if request is None:
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
+    else:
+        _run(request)
+
+
+def _served(path: str) -> _Request | None:
+    """Forks for each client. Returns the request in a child, and None in the server, when it is to end."""
+    clients: dict[int, socket.socket] = {}
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{path}.new")
+        server.listen(64)
+        # Clients look for the path: it is there once it can be connected to.
+        Path(f"{path}.new").rename(path)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        selector.register(server, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is sys.stdin:
+                    for pid in clients:
+                        _kill(pid)
+                    return None
+                if key.fileobj is server:
+                    connection = server.accept()[0]
+                    request = _received(connection)
+                    if request is None:
+                        connection.close()
+                        continue
+                    pid = os.fork()
+                    if pid == 0:
+                        signal.set_wakeup_fd(-1)
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        for each in (connection, woken, wakes, *clients.values()):
+                            each.close()
+                        return request
+                    for stream in request.streams:
+                        os.close(stream)
+                    clients[pid] = connection
+                    selector.register(connection, selectors.EVENT_READ, pid)
+                elif key.fileobj is woken:
+                    woken.recv(4096)
+                    _tell_ends(clients, selector)
+                elif key.data in clients:
+                    # A signal that the client has got, or its end.
+                    numbers = clients[key.data].recv(64)
+                    for number in numbers:
+                        os.kill(key.data, number)
+                    if not numbers:
+                        _kill(key.data)
+                        selector.unregister(clients[key.data])
+                        clients.pop(key.data).close()
+
+
+def _received(connection: socket.socket) -> _Request | None:
+    """Reads a request: its length, its text, and three streams."""
+    streams = array.array("i")
+    length, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(3 * streams.itemsize))
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            streams.frombytes(data)
+    size = int.from_bytes(length, "big")
+    if not 0 < size < _LIMIT or len(streams) != 3:
+        return None
+    text = b""
+    while len(text) < size:
+        part = connection.recv(size - len(text))
+        if not part:
+            return None
+        text += part
+    arguments, folder, environment = json.loads(text)
+    return _Request(arguments, folder, environment, list(streams))
+
+
+def _tell_ends(clients: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    """Reaps children, and tells each one's client how it ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        client = clients.pop(pid, None)
+        if client is not None:
+            with contextlib.suppress(OSError):
+                client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+            selector.unregister(client)
+            client.close()
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def _run(request: _Request) -> None:
+    """Becomes the process that was asked for, and runs its program as ``python`` would."""
+    for number, stream in enumerate(request.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request.folder)
+    _search(os.environ.get("PYTHONPATH", ""), request.environment.get("PYTHONPATH", ""))
+    os.environ.clear()
+    os.environ.update(request.environment)
+    if "KERAS_HOME" in request.environment:
+        from keras.src.backend import config
+
+        # Keras reads the variable when it is imported.
+        config._KERAS_DIR = request.environment["KERAS_HOME"]
+    # The interpreter has looked at the server's streams when it started.
+    sys.stdin = os.fdopen(0, closefd=False)
+    if request.environment.get("PYTHONUNBUFFERED"):
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)  # type: ignore[type-var]
+    else:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", closefd=False, buffering=1, errors="backslashreplace")
+    arguments = list(request.arguments)
+    first = arguments.pop(0)
+    if first == "-c":
+        code = arguments.pop(0)
+        sys.argv = ["-c", *arguments]
+        sys.path.insert(0, "")
+        program: Any = types.ModuleType("__main__")
+        sys.modules["__main__"] = program
+        exec(compile(code, "<string>", "exec"), vars(program))
+    elif first == "-m":
+        name = arguments.pop(0)
+        sys.argv = [name, *arguments]
+        sys.path.insert(0, request.folder)
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *arguments]
+        sys.path.insert(0, str(Path(first).absolute().parent))
+        _run_file(first)
+
+
+def _search(before: str, after: str) -> None:
+    """Puts the folders of one PYTHONPATH in the place of those of another, and of the folder of the server."""
+    left = [each for each in sys.path[1:] if each not in before.split(os.pathsep)]
+    sys.path[:] = [each for each in after.split(os.pathsep) if each] + left
+
+
+def _run_file(path: str) -> None:
+    """Runs a file as the main module, which stays in its place, for whoever pickles its classes."""
+    program = types.ModuleType("__main__")
+    program.__file__ = path
+    program.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = program
+    exec(compile(Path(path).read_bytes(), path, "exec"), program.__dict__)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except Exception:
+        # As the interpreter prints it, but by the streams that a child has.
+        traceback.print_exc()
+        sys.exit(1)

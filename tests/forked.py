@@ -1,0 +1,60 @@
+"""Stands in for ``python``: runs a program in a child of `tests/fork_server.py`, which has imported TensorFlow already.
+
+    python -I -S tests/forked.py PROGRAM ARGUMENTS...
+
+Ends as the program does, and passes signals on. Without a server, or if the environment has what TensorFlow or Keras
+read when they are imported and the server was not started with it, it becomes a new interpreter instead.
+"""
+
+# Few imports: each start of a program pays for them.
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+
+SERVER = "KERAS_STRATEGIES_TESTS_FORK_SERVER"
+#: With these names variables begin that are read at imports; the second ones are read later, or set by the server.
+_AT_IMPORT = ("TF_", "KERAS_", "CUDA_", "XLA_", "PYTHON", "LD_", "GRPC_", "OMP_", "MALLOC_")
+_LATER = (
+    *("TF_CONFIG", "TF_NUM_", "TF_CPP_", "OMP_NUM_"),
+    *("KERAS_HOME", "KERAS_STRATEGIES_", "PYTHONPATH", "PYTHONUNBUFFERED"),
+)
+
+
+def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the part of an environment of which the server has to have the same."""
+    return {k: v for k, v in environment.items() if k.startswith(_AT_IMPORT) and not k.startswith(_LATER)}
+
+
+def main() -> None:
+    """Runs what the arguments name, and ends as it does."""
+    arguments = sys.argv[1:]
+    path = os.environ.get(SERVER)
+    if path is None or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    with open(path + ".environment") as file:  # noqa: PTH123
+        if json.load(file) != read_at_import(os.environ):
+            os.execv(sys.executable, [sys.executable, *arguments])
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
+    request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()  # noqa: PTH109
+    socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+    server.sendall(request)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+    said = b""
+    while part := server.recv(64):
+        said += part
+    # Without a word the server is gone, and the program with it.
+    code = int(said or -signal.SIGKILL)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
