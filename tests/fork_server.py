@@ -169,7 +169,7 @@ def _run(request: _Request) -> None:
     # The interpreter has looked at the server's streams when it started.
     sys.stdin = os.fdopen(0, closefd=False)
     if request.environment.get("PYTHONUNBUFFERED"):
-        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)  # type: ignore[type-var]
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
     else:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", closefd=False, buffering=1, errors="backslashreplace")

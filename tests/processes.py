@@ -29,8 +29,17 @@ def python(*arguments: str) -> list[str]:
 
     For programs that end by themselves, and whose process nobody looks for: it is a child of the server.
     """
+    return [sys.executable, "-I", "-S", *_forked(arguments)]
+
+
+def launcher(num_processes: int, program: Sequence[str]) -> list[str]:
+    """The command that runs `program` (a Python file and its arguments) by `num_processes` under our launcher."""
+    return [sys.executable, "-m", "strategies.launch", "--nproc-per-node", str(num_processes), *_forked(program)]
+
+
+def _forked(program: Sequence[str]) -> list[str]:
     _start_fork_server()
-    return [sys.executable, "-I", "-S", str(Path(forked.__file__)), *arguments]
+    return [str(Path(forked.__file__)), *program]
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 import csv
 import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -83,8 +82,8 @@ def _continued(axes: dict[str, int], saved: Path, text: Text) -> list[float]:
 @pytest.mark.usefixtures("without_rewriting")
 @pytest.mark.parity_all
 @pytest.mark.parametrize("mesh", ["data=1,pipe=2,tensor=2", "pipe=4"])
-@pytest.mark.parametrize("launcher", ["launch", "horovodrun"])
-def test_trains_saves_and_goes_on(launcher: str, mesh: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launched_by", ["launch", "horovodrun"])
+def test_trains_saves_and_goes_on(launched_by: str, mesh: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(TEXT)
     text = load(str(tmp_path / "text"))
     common = Options(**SMALL, data_file=str(tmp_path / "text"))
@@ -93,10 +92,10 @@ def test_trains_saves_and_goes_on(launcher: str, mesh: str, tmp_path: Path) -> N
 
     flags = {**SMALL, "data_file": common.data_file, "run_dir": tmp_path / "several", "save": several, "mesh": mesh}
     program = [MAIN, *(f"--{name}={value}" for name, value in flags.items())]
-    if launcher == "horovodrun":
+    if launched_by == "horovodrun":
         command = horovodrun(4, [*program, "--strategy=horovod"])
     else:
-        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "4", *program]
+        command = launcher(4, program)
         command.append("--strategy=multi_worker")
     with Programs(tmp_path, [command]) as programs:
         codes = programs.wait(240)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from imagenet import train
 from imagenet.synthetic import Request, make_synthetic
 
 from tests.examples import imagenet_runs
-from tests.processes import Programs, horovodrun
+from tests.processes import Programs, horovodrun, launcher
 
 PROGRAM = [str(Path(__file__).with_name("imagenet_runs.py"))]
 
@@ -85,8 +84,7 @@ def _run_on_several(strategy: str, num_processes: int, folder: Path, logs: Path,
     program = [*PROGRAM, strategy, str(folder), *meshes]
     command = horovodrun(num_processes, program)
     if strategy == "multi_worker":
-        launcher = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", str(num_processes)]
-        command = [*launcher, *program]
+        command = launcher(num_processes, program)
     with Programs(logs, [command]) as programs:
         codes = programs.wait(280 * num_processes // 2)
         output = programs.output(20000)

@@ -3,13 +3,12 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.examples import EXAMPLES
-from tests.processes import Programs, horovodrun, python
+from tests.processes import Programs, horovodrun, launcher, python
 
 MAIN = EXAMPLES / "mnist" / "main.py"
 
@@ -65,7 +64,7 @@ def test_two_processes_train_as_one_does(strategy: str, tmp_path: Path) -> None:
     ]
     command = horovodrun(2, program)
     if strategy == "multi_worker":
-        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *python(*program)[3:]]
+        command = launcher(2, program)
     with Programs(tmp_path, [command], [{"KERAS_HOME": str(tmp_path / "keras")}]) as programs:
         codes = programs.wait(200)
         output = programs.output(20000)

@@ -9,10 +9,9 @@ import keras
 import pytest
 
 from tests.examples import EXAMPLES
-from tests.processes import Programs, horovodrun, python
+from tests.processes import Programs, horovodrun, launcher, python
 
 PORTS = EXAMPLES / "ports"
-LAUNCH = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2"]
 LIMIT_SECONDS = 200
 
 pytestmark = pytest.mark.timeout(LIMIT_SECONDS + 60)
@@ -45,7 +44,7 @@ def only(pattern: str, output: str) -> float:
 def test_multi_worker_keras(tmp_path: Path) -> None:
     results = tmp_path / "a folder"
     program = [str(PORTS / "multi_worker_keras.py"), "--epochs=2", f"--run_dir={results}"]
-    output = finished(tmp_path, [*LAUNCH, *program])
+    output = finished(tmp_path, launcher(2, program))
     assert only(r"result test_accuracy=(\S+) test_loss=\S+ replicas=2\n", output) > 0.3
     assert output.count("Epoch 2/2") == 1
     # The checkpoint of the other process and the backup are gone.
@@ -88,7 +87,7 @@ def test_the_loop_on_the_page(strategy: str, tmp_path: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", (PORTS / "README.md").read_text(), flags=re.DOTALL)
     program = tmp_path / "loop.py"
     program.write_text(code.replace("MultiWorkerMirroredStrategy", strategy))
-    command = horovodrun(2, [str(program)]) if strategy == "HorovodStrategy" else [*LAUNCH, str(program)]
+    command = horovodrun(2, [str(program)]) if strategy == "HorovodStrategy" else launcher(2, [str(program)])
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", finished(tmp_path, command))]
     # Five steps, and what both ranks print is the same.
     assert len(losses) == 10

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -20,7 +19,7 @@ from recommender.options import Options, check
 
 import keras_ext
 from tests.examples import EXAMPLES
-from tests.processes import Programs, horovodrun, python
+from tests.processes import Programs, horovodrun, launcher, python
 
 MAIN = EXAMPLES / "recommender" / "main.py"
 QUIET = Options(batch_size=32, epochs=6, embedding_dim=4, devices=1, verbose=0)
@@ -184,7 +183,7 @@ def test_two_processes_train_on_a_folder(strategy: str, few: ratings.Ratings, tm
     ]
     command = horovodrun(2, program)
     if strategy == "multi_worker":
-        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *python(*program)[3:]]
+        command = launcher(2, program)
     with Programs(tmp_path, [command]) as programs:
         codes = programs.wait(200)
         output = programs.output(20000)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from strategies import doctor
-from tests.processes import ROOT, Programs, cluster_environments, horovodrun, python
+from tests.processes import ROOT, Programs, cluster_environments, horovodrun, launcher, python
 from tests.strategies.launching import OURS, wait_until_gone
 
 LIMIT_SECONDS = 200
@@ -59,10 +59,7 @@ def test_one_process(tmp_path: Path) -> None:
 )
 def test_two_processes_measure(by: str, tmp_path: Path) -> None:
     flags = [*DOCTOR, "--json", "--max-mb", "1"]
-    if by == "HorovodStrategy":
-        command = horovodrun(2, flags)
-    else:
-        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *flags]
+    command = horovodrun(2, flags) if by == "HorovodStrategy" else launcher(2, flags)
     code, output = finished(tmp_path, command)
     assert code == 0, output
     first, second = reports(output)
@@ -94,10 +91,7 @@ def test_two_processes_measure(by: str, tmp_path: Path) -> None:
 )
 def test_an_axis_across_processes_is_measured(by: str, mesh: str, axis: str, how: str, tmp_path: Path) -> None:
     flags = [*DOCTOR, "--json", "--max-mb", "0.1", f"--mesh={mesh}"]
-    if by == "HorovodStrategy":
-        command = horovodrun(2, flags)
-    else:
-        command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *flags]
+    command = horovodrun(2, flags) if by == "HorovodStrategy" else launcher(2, flags)
     code, output = finished(tmp_path, command)
     assert code == 0, output
     for report in reports(output):
