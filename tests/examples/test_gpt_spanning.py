@@ -17,7 +17,7 @@ from gpt.tokens import ByteTokenizer
 
 from tests.examples import EXAMPLES
 from tests.keras_ext.tensor.harness import mesh_strategy
-from tests.processes import Programs, horovodrun, python
+from tests.processes import Programs, horovodrun, launcher, python
 
 MAIN = str(EXAMPLES / "gpt" / "main.py")
 TEXT = b"Peter Piper picked a peck of pickled peppers; where is the peck of pickled peppers? " * 9
