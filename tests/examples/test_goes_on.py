@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from tests.examples import EXAMPLES
-from tests.processes import Programs
+from tests.processes import Programs, launcher, python
 
 GPT = [
     "gpt/main.py",
@@ -35,14 +34,15 @@ IMAGENET = [
 ]
 MNIST = ["mnist/main.py", "--batch_size=128", "--dropout=0.1"]
 RECOMMENDER = ["recommender/main.py", "--num_ratings=8000", "--batch_size=1024", "--embedding_dim=8"]
-LAUNCHER = ["-m", "strategies.launch", "--nproc-per-node", "2"]
 
 
-def _command(program: Sequence[str], run_dir: Path, launcher: Sequence[str] = ()) -> list[str]:
+def _command(program: Sequence[str], run_dir: Path, num_processes: int = 1) -> list[str]:
     main, *options = program
     common = ["--epochs=3", "--checkpoint_steps=4", f"--run_dir={run_dir}", "--verbose=2"]
-    strategy = ["--strategy=multi_worker"] if launcher else []
-    return [sys.executable, *launcher, str(EXAMPLES / main), *options, *common, *strategy]
+    command = [str(EXAMPLES / main), *options, *common]
+    if num_processes == 1:
+        return python(*command)
+    return launcher(num_processes, [*command, "--strategy=multi_worker"])
 
 
 def _finish(folder: Path, command: list[str]) -> str:
@@ -108,8 +108,8 @@ def test_one_process(program: list[str], tmp_path: Path) -> None:
 
 def test_a_rank_of_two(tmp_path: Path) -> None:
     calm, killed = tmp_path / "calm", tmp_path / "killed"
-    _finish(tmp_path, _command(GPT, calm, LAUNCHER))
-    command = _command(GPT, killed, LAUNCHER)
+    _finish(tmp_path, _command(GPT, calm, 2))
+    command = _command(GPT, killed, 2)
     with Programs(tmp_path, [command]) as programs:
         _wait_for(killed / "checkpoints" / "step-000000004.json", programs)
         family = psutil.Process(programs.pids[0]).children(recursive=True)
