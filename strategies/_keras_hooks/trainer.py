@@ -40,6 +40,7 @@ from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
+from strategies.replica.splitting import check_frozen
 
 _logger = logging.getLogger(__name__)
 
@@ -206,11 +207,12 @@ def _compile(
 
 
 def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Refuses, before any step runs, what was made outside the strategy's scope."""
+    """Refuses, before any step runs, what was made outside the strategy's scope, and weights that are half frozen."""
     if model._distribute_strategy is not strategy:
         raise ValueError(of_another_strategy(model, strategy))
     losses.wrap_compute_loss(type(model))
     check_part(strategy, "model", model)
+    check_frozen(model.variables)
     # Steps of a model's own may use optimizers of its own, as adversarial networks do.
     for attribute in vars(model).values():
         if isinstance(attribute, keras.Optimizer):

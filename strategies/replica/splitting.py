@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -270,6 +270,24 @@ def weight_of(variable: Any) -> SplitWeight | None:
     """The weight of which ``variable`` is a shard; None if it is whole."""
     reference = getattr(variable, _ATTRIBUTE, None)
     return None if reference is None else reference()
+
+
+def check_frozen(variables: Iterable[Any]) -> None:
+    """Checks that the shards of each split weight are trainable or frozen together.
+
+    Raises:
+        ValueError: ``trainable`` was set on some shards of a weight only.
+    """
+    for variable in variables:
+        weight = weight_of(variable)
+        if weight is not None and bool(variable.trainable) != weight.trainable:
+            attribute = weight.path.rpartition("/")[2]
+            raise ValueError(
+                f"The shards of the split weight {weight.path!r} are not all trainable, nor all frozen: a layer's "
+                "`weights` and `trainable_weights` list shards. Set `trainable` of the whole weight, as in "
+                f"`layer.{attribute}.trainable = False`, or of each shard. "
+                f"Received: {[bool(shard.trainable) for shard in weight.shards]} of {len(weight.shards)} shards."
+            )
 
 
 def whole_of(variable: Any) -> SplitWeight | None:

@@ -132,3 +132,17 @@ def test_what_is_frozen_and_penalized_stays_so(when: str, tmp_path: pathlib.Path
         # In files layers are frozen, not weights one by one, and so the slots are others.
         opened = keras.models.load_model(tmp_path / "m.keras", compile=False)
         assert [layer.trainable for layer in opened.layers] == [True, False, True]
+
+
+def test_a_weight_that_is_frozen_in_part_is_refused() -> None:
+    with mesh_strategy({"tensor": 2}).scope():
+        split = keras_ext.parallelize(mlp())
+        split.compile("sgd", "mse")
+    up = split.get_layer("up")
+    up.trainable_weights[0].trainable = False
+    with pytest.raises(
+        ValueError, match=r"'sequential\S*/up/kernel' are not all trainable.*layer\.kernel\.trainable = F"
+    ):
+        split.fit(X, X[:, :2], verbose=0)
+    up.kernel.trainable = False
+    split.fit(X, X[:, :2], verbose=0)
