@@ -149,10 +149,10 @@ def _of_files(model: Any, x: np.ndarray) -> Values:
         found: dict[str, Sequence[Any]] = {
             "file: weights": opened.get_weights(),
             "file: slots": [np.asarray(variable) for variable in slots],
-            "file: predictions": [opened.predict(x, batch_size=_BATCH_SIZE, verbose=0)],
+            "file: predictions": [np.asarray(opened(x))],
         }
         opened.load_weights(weights)
-        return found | {"weights file: predictions": [opened.predict(x, batch_size=_BATCH_SIZE, verbose=0)]}
+        return found | {"weights file: predictions": [np.asarray(opened(x))]}
 
 
 def _model(row: Row, column: Column, x: np.ndarray) -> Any:
