@@ -11,10 +11,10 @@ ATTRIBUTES = ("trainable", "regularizer", "constraint", "overwrite_with_gradient
 
 
 def take_attributes(old: Any, new: Any) -> None:
-    """Gives the copy of a weight, a variable or in shards, all that a program can set on it, but its value.
+    """Gives the copy of a weight, a variable or a split one, all that a program can set on it, but its value.
 
-    To an optimizer, which a program tells by a variable which ones have no weight decay, the copy is what the old
-    weight is.
+    The copy has the path of the old weight, and to an optimizer that was told by a variable which weights do not decay
+    it is what the old weight is.
     """
     for name in ATTRIBUTES:
         value = getattr(old, name)

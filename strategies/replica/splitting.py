@@ -124,6 +124,13 @@ class SplitWeight:
         is_numbered = path.rpartition("/")[2] == f"{self._name_in_path}_0"
         return path.removesuffix("_0") if is_numbered else path
 
+    def set_path(self, path: str) -> None:
+        """Gives the weight, and with it the shards, another path."""
+        is_numbered = path.rpartition("/")[2] == self._name_in_path
+        for index, shard in enumerate(self.shards):
+            # Keras sets it when a variable is made, from the scopes around it, and has no other way.
+            shard._path = f"{path}_{index}" if is_numbered else path
+
     @property
     def ndim(self) -> int:
         """The number of dimensions."""

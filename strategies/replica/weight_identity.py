@@ -16,12 +16,26 @@ from strategies.replica.splitting import SplitWeight, weight_of
 from strategies.replica.weight_slices import WeightSlice
 
 _ORIGINALS = "_keras_strategies_originals"
+#: Of a copy: the name of the original's variable of TensorFlow.
+_ORIGINAL_NAME = "_keras_strategies_original_name"
 _OWN_NAMES = "_keras_strategies_own_names"
 
 
 def note_copy(old: Any, new: Any) -> None:
-    """Remembers that a weight, a Keras variable or in shards, is in a copy of a model what ``old`` is in the model."""
+    """Remembers that a weight, a Keras variable or a split one, is in a copy of a model what ``old`` is in the model.
+
+    It takes the path and the name of ``old``, too, by which programs choose optimizers, rates and weight decay. Keras
+    builds a layer that is inside another one, as the cell of an RNN, outside of the other's name if it makes the layer
+    from a config.
+    """
     setattr(new, _ORIGINALS, keys_of(old))
+    setattr(new, _ORIGINAL_NAME, variable_name(old))
+    if new.path == old.path:
+        return
+    if isinstance(new, SplitWeight):
+        new.set_path(old.path)
+    else:
+        new._path = old.path
 
 
 def keys_of(weight: Any) -> tuple[str, ...]:
@@ -47,6 +61,8 @@ def variable_name(weight: Any) -> str:
     """Returns the name that the weight's variable of TensorFlow has on one device, such as ``"dense/kernel:0"``."""
     if isinstance(weight, WeightSlice):
         return variable_name(weight.variable)
+    if _ORIGINAL_NAME in vars(weight):
+        return str(vars(weight)[_ORIGINAL_NAME])
     whole = weight if isinstance(weight, SplitWeight) else weight_of(weight)
     if whole is not None and whole is not weight:
         return variable_name(whole)

@@ -30,6 +30,7 @@ FAILED: dict[tuple[str, str], tuple[str, ...]] = {
     ("Dense", "own compile"): ("tensor=2",),
     ("Dense", "excluded from decay"): ("shard=optimizer", "shard=weights"),
     ("Conv2D", "excluded from decay, before"): ("data x tensor",),
+    ("SimpleRNNCell", "excluded from decay"): ("tensor=2", "pipe=2"),
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import keras_ext
 from keras_ext.cloning import Copies, copy_state
+from strategies import layer_api
 from tests.keras_ext.cloning.copies import L, staged
 from tests.keras_ext.tensor.harness import mesh_strategy
 
@@ -140,9 +141,27 @@ def test_a_weight_that_is_frozen_in_part_is_refused() -> None:
         split.compile("sgd", "mse")
     up = split.get_layer("up")
     up.trainable_weights[0].trainable = False
-    with pytest.raises(
-        ValueError, match=r"up/kernel' are not all trainable.*layer\.kernel\.trainable = F"
-    ):
+    with pytest.raises(ValueError, match=r"up/kernel' are not all trainable.*layer\.kernel\.trainable = F"):
         split.fit(X, X[:, :2], verbose=0)
     up.kernel.trainable = False
     split.fit(X, X[:, :2], verbose=0)
+
+
+def test_layers_inside_of_layers_keep_their_paths() -> None:
+    model = keras.Sequential(
+        [
+            keras.Input((5, 3)),
+            L.TimeDistributed(L.Dense(4)),
+            L.Bidirectional(L.GRU(2, return_sequences=True)),
+            L.RNN(L.StackedRNNCells([L.LSTMCell(2), L.SimpleRNNCell(2)])),
+            L.SpectralNormalization(L.Dense(4)),
+        ]
+    )
+    copies = [keras.models.clone_model(model), staged(model)]
+    with mesh_strategy({"tensor": 2}).scope():
+        copies.append(keras_ext.parallelize(model))
+    paths = [weight.path for weight in model.weights]
+    # Keras' own copy has others.
+    assert [weight.path for weight in copies[0].weights] != paths
+    for copy in copies[1:]:
+        assert [weight.path for weight in layer_api.joined(copy.weights)] == paths
