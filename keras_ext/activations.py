@@ -1,4 +1,4 @@
-"""The bytes of activations that a model's layers return in a training step, found without computing them."""
+"""The bytes of the activations that a model's layers return in a training step, counted without computing them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from keras import ops
 from keras_ext.rematerialization import is_rematerialized, offloads
 from strategies import layer_api
 
-#: They return what they are given, in another shape.
+#: Layers that return their input in another shape, and so take no memory of their own.
 _VIEWS = (keras.layers.Flatten, keras.layers.Identity, keras.layers.Reshape)
 
 
 def activation_bytes(model: Any, num_rows: int) -> int | None:
-    """Returns the bytes of what the layers of a model return for some rows, at any depth, each tensor once.
+    """Returns the bytes of the outputs of a model's layers for `num_rows` rows, at any depth, each tensor once.
 
-    A layer that is computed again in the backward pass counts its inputs, if they stay on the device; of what is inside
-    of such layers, the one with most counts.
+    A recomputed layer counts its inputs, if they stay on the device. Tensors inside recomputed layers exist for one
+    such layer at a time, so only the layer with the most bytes inside counts.
 
     Args:
-        model: Sequential or Functional, which is as it was afterwards.
-        num_rows: the first dim of each input.
+        model: Sequential or Functional; unchanged afterwards.
+        num_rows: the size of the first dim of each input.
 
     Returns:
-        The bytes; None for a model that has no graph of layers.
+        The bytes; None for a model without a graph of layers.
 
     Raises:
-        ValueError: an input, or what a layer makes of it, has a dim of unknown size.
+        ValueError: an input, or the output of a layer, has a dim of unknown size.
     """
     if not getattr(model, "inputs", None):
         return None
@@ -47,7 +47,7 @@ def activation_bytes(model: Any, num_rows: int) -> int | None:
     with _watched(_operations(model)) as watch:
 
         def compute(inputs: Any) -> Any:
-            # Of no layer.
+            # Inputs are the output of no layer, and do not count.
             watch.know(inputs)
             return model(inputs, training=True)
 
@@ -57,7 +57,7 @@ def activation_bytes(model: Any, num_rows: int) -> int | None:
 
 @contextlib.contextmanager
 def _watched(operations: Sequence[Any]) -> Iterator[_Watch]:
-    """Inside, calls of operations are counted."""
+    """Context manager: counts the tensors that calls of the operations return in the block."""
     watch = _Watch()
     own = [vars(operation).get("call") for operation in operations]
     for operation in operations:
@@ -76,7 +76,7 @@ def _watched(operations: Sequence[Any]) -> Iterator[_Watch]:
 
 
 def _operations(model: Any) -> list[Any]:
-    """Returns a model's layers at any depth, and the operations of its graphs that are no layers."""
+    """Returns a model's layers at any depth, and the operations of its graphs that are not layers."""
     layers = model._flatten_layers()
     found = {id(each): each for layer in layers for each in (layer, *getattr(layer, "operations", ()))}
     return [each for each in found.values() if not isinstance(each, keras.layers.InputLayer)]
@@ -86,21 +86,21 @@ class _Watch:
     """Counts the tensors that calls return."""
 
     def __init__(self) -> None:
-        #: Bytes inside of each layer that is computed again.
+        #: The bytes inside each recomputed layer.
         self.blocks: list[int] = []
-        # Of tensors outside of these, by id.
+        # The bytes of tensors outside of these, by id.
         self._held: dict[int, int] = {}
-        # All that were seen: as long as they are here, no other has the id.
+        # Keeps all seen tensors alive: no other tensor can then have the same id.
         self._known: dict[int, Any] = {}
         self._inside: dict[int, int] | None = None
 
     @property
     def held(self) -> int:
-        """Bytes outside of layers that are computed again."""
+        """The bytes outside of recomputed layers."""
         return sum(self._held.values())
 
     def know(self, tensors: Any, *, is_counted: bool = False) -> None:
-        """Remembers tensors, which take no memory of their own unless they are counted."""
+        """Remembers tensors; they count as 0 bytes unless `is_counted`."""
         found = self._held if self._inside is None else self._inside
         for each in keras.tree.flatten(tensors):
             if ops.is_tensor(each) and id(each) not in self._held and id(each) not in found:
@@ -114,9 +114,9 @@ class _Watch:
         return made
 
     def call_block(self, call: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
-        """Calls a layer that is computed again: what is inside of it is held while it is, and no longer."""
+        """Calls a recomputed layer: tensors inside it exist only during its computation."""
         if self._inside is not None:
-            # Of a block inside of a block: the outer one holds all.
+            # A block inside of a block: while the outer one is recomputed, it holds all.
             return self.call(call, True, *args, **kwargs)
         if offload:
             for each in keras.tree.flatten((args, kwargs)):

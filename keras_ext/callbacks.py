@@ -11,23 +11,23 @@ import numpy as np
 class LearningRateWarmup(keras.callbacks.Callback):
     """Raises the learning rate from that of one device to that of all replicas, step by step, over some epochs.
 
-    With n replicas, global batches are n times those of one device, and so is the learning rate one compiles with. At
-    the start that is too much. This callback begins with about 1/n of it and adds the same amount at every step; with
-    the last step of epoch `warmup_epochs` the rate is the compiled one. After that, and on one device, it leaves the
-    rate to others. The schedule is that of Horovod's ``LearningRateWarmupCallback``.
+    With n replicas, a global batch is n times that of one device, and the model is compiled with n times the learning
+    rate. At the start that is too much. This callback begins with about 1/n of the compiled rate and adds the same
+    amount at every step; at the last step of epoch `warmup_epochs` it reaches the compiled rate. After that, and on one
+    device, it does not set the rate. The schedule is that of Horovod's ``LearningRateWarmupCallback``.
 
-    An execution of several steps (``steps_per_execution``) takes the rate of its first. Each epoch's logs get the
-    ``learning_rate`` with which it ended.
+    With ``steps_per_execution``, all steps of an execution use the rate of its first step. The logs of each epoch get
+    the ``learning_rate`` of its end.
 
     Args:
-        warmup_epochs: over how many epochs.
-        target_learning_rate: the learning rate of all replicas, reached at the end; None for the optimizer's when
-            ``fit`` begins. Give it if that may be a rate from within the warm-up, as in a model that was saved then.
-        momentum_correction: whether SGD and RMSprop with momentum have their past updates rescaled whenever the rate
-            changes, as if they had been made with the new one.
-        steps_per_epoch: number of steps of an epoch; None to be told by ``fit``, which knows it for all data that has
-            a length.
-        verbose: 1 for a line at the end of the warm-up.
+        warmup_epochs: number of epochs of the warm-up.
+        target_learning_rate: the learning rate of all replicas, reached at the end; None means the optimizer's when
+            ``fit`` begins. Give it if that may be a rate of the warm-up, as in a model that was saved during it.
+        momentum_correction: True to rescale the past updates in the momentum of SGD and RMSprop whenever the rate
+            changes, as if they had been made with the new rate.
+        steps_per_epoch: number of steps of an epoch; None means the number that ``fit`` finds, which it can for all
+            data that has a length.
+        verbose: 1 to print a line at the end of the warm-up.
 
     Example:
 
@@ -38,8 +38,8 @@ class LearningRateWarmup(keras.callbacks.Callback):
         model.fit(np.ones((8, 3)), np.ones((8, 1)), epochs=3, callbacks=[keras_ext.LearningRateWarmup(2)])
 
     Raises:
-        ValueError: an argument out of range; in ``fit``, an optimizer whose learning rate follows a schedule of its
-            own, or data of unknown length without `steps_per_epoch`.
+        ValueError: an argument out of range; in ``fit``, an optimizer whose learning rate is a schedule, or data of
+            unknown length without `steps_per_epoch`.
 
     Source: Goyal et al., arXiv:1706.02677, section 2.2, and section 3 on momentum.
     """
@@ -73,7 +73,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._epoch = 0
 
     def set_model(self, model: Any) -> None:
-        """Takes note of the model and, before other callbacks restore another, of its learning rate."""
+        """Stores the model and its learning rate, before other callbacks may restore another rate."""
         super().set_model(model)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and optimizer is not self._seen and _is_settable(optimizer):
@@ -82,7 +82,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
             self._full_rate = self._target_learning_rate or _rate_of(optimizer)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses what cannot be warmed up."""
+        """Checks that the optimizer's rate can be set, and finds the number of steps."""
         strategy = getattr(self.model, "distribute_strategy", None)
         self._num_replicas = 1 if strategy is None else int(strategy.num_replicas_in_sync)
         optimizer = self.model.optimizer
@@ -102,21 +102,21 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._num_steps = int(steps)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes note of the epoch."""
+        """Stores the number of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the rate of a step."""
+        """Sets the learning rate of the step."""
         if self._epoch < self._warmup_epochs and self._num_replicas > 1:
-            # Of the step's end, so that the last step of each epoch has a round number.
+            # Counted to the step's end, so that the last step of each epoch has a round number.
             num_epochs = min(self._epoch + (batch + 1) / self._num_steps, self._warmup_epochs)
             growth = num_epochs * (self._num_replicas - 1) / self._warmup_epochs
             self._set(self._full_rate / self._num_replicas * (growth + 1))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Ends the warm-up, and logs the rate."""
+        """Sets the full rate after the last epoch of the warm-up, and logs the rate."""
         if epoch == self._warmup_epochs - 1 and self._num_replicas > 1:
-            # With several steps per execution, it may be that none began with the epoch's last step.
+            # With several steps per execution, perhaps no execution began with the epoch's last step.
             self._set(self._full_rate)
             if self.verbose:
                 print(f"\nEpoch {epoch + 1}: the learning rate has warmed up to {self._full_rate:g}.")
@@ -127,7 +127,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         ratio = rate / _rate_of(optimizer)
         optimizer.learning_rate = rate
-        # Behind the wrapper that scales losses.
+        # The optimizer inside the wrapper that scales losses.
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if self._momentum_correction and optimizer.built and getattr(optimizer, "momentum", 0) and ratio != 1:
             # `momentum` itself is a constant of the compiled step; scaling what it multiplies does the same.

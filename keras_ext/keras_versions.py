@@ -1,7 +1,7 @@
-"""Differences between the supported releases of Keras for layers, in one place, each with the releases it concerns.
+"""Differences between the supported releases of Keras that concern layers, each with the releases that it concerns.
 
-All other layers of this package are written as for the newest release. A difference is found by looking for the name;
-by comparing numbers of versions only where there is no name to look for. Differences of Keras' training are in
+The rest of this package is written for the newest release. A difference is detected by looking for a name; version
+numbers are compared only where no name tells. Differences in Keras' training are in
 `strategies/_keras_hooks/keras_versions.py`.
 """
 
@@ -18,7 +18,7 @@ _RELEASE = tuple(int(number) for number in keras.__version__.split(".")[:2])
 
 
 def has_gate(layer: keras.layers.Layer) -> bool:
-    """True if an attention layer multiplies what its heads make by a gate. Keras 3.12 and 3.13 have no gates."""
+    """True if an attention layer multiplies the output of its heads by a gate. Keras 3.12 and 3.13 have no gates."""
     return bool(getattr(layer, "_use_gate", False) or getattr(layer, "use_gate", False))
 
 
@@ -28,7 +28,7 @@ def renormalizes(layer: keras.layers.BatchNormalization) -> bool:
 
 
 class RegularizerOf(keras.regularizers.Regularizer):
-    """A function as the regularizer of a weight. Keras 3.12 to 3.14 take no plain functions."""
+    """Wraps a function as the regularizer of a weight. Keras 3.12 to 3.14 take no plain functions."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -39,24 +39,24 @@ class RegularizerOf(keras.regularizers.Regularizer):
 
 
 class ConstraintOf(keras.constraints.Constraint):
-    """A function as the constraint of a weight. Keras 3.12 to 3.14 take no plain functions."""
+    """Wraps a function as the constraint of a weight. Keras 3.12 to 3.14 take no plain functions."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
 
     def __call__(self, w: Any) -> Any:
-        """Returns the new value."""
+        """Returns the new value of the weight."""
         return self._function(w)
 
 
 def penalty_of_rows(penalty: Any, output: Any) -> Any:
     """Returns the penalty of a layer's output as Keras adds it to the loss.
 
-    From Keras 3.14 on it is divided by the number of rows; in Keras 3.12 and 3.13 it is a sum over them.
+    From Keras 3.14 on, the penalty is divided by the number of rows; in Keras 3.12 and 3.13 it is a sum over them.
 
     Args:
-        penalty: of the activity regularizer.
-        output: of the layer, rows first.
+        penalty: the result of the activity regularizer.
+        output: the output of the layer, rows first.
     """
     if _RELEASE < (3, 14):
         return penalty
@@ -64,17 +64,17 @@ def penalty_of_rows(penalty: Any, output: Any) -> Any:
 
 
 def causal_arguments(layer: type[keras.layers.Layer], use_causal_mask: bool) -> tuple[dict[str, bool], dict[str, bool]]:
-    """Returns the arguments that have an attention layer leave out what comes later.
+    """Returns the arguments with which an attention layer applies its causal mask.
 
-    From Keras 3.15 on the scores' computation takes it, and need not make a mask; in Keras 3.12 to 3.14 it is part of
-    the mask.
+    From Keras 3.15 on, the computation of the scores takes `use_causal_mask`, and need not make a mask; in Keras 3.12
+    to 3.14 the causal mask is part of the attention mask.
 
     Args:
         layer: the class of Keras' layer.
-        use_causal_mask: as the layer is called with it.
+        use_causal_mask: the argument with which the layer is called.
 
     Returns:
-        Those for ``_compute_attention_mask``, and those for ``_compute_attention``.
+        The arguments for ``_compute_attention_mask``, and those for ``_compute_attention``.
     """
     argument = {"use_causal_mask": use_causal_mask}
     at_scores = "use_causal_mask" in inspect.signature(layer._compute_attention).parameters
@@ -84,12 +84,13 @@ def causal_arguments(layer: type[keras.layers.Layer], use_causal_mask: bool) -> 
 def initializer_of_sums(layer: keras.layers.EinsumDense, added: Sequence[int], made: Sequence[int]) -> Any:
     """Returns the initializer of an einsum's kernel as Keras' own build chooses it.
 
-    From Keras 3.15 on the variance goes by what is added up; in Keras 3.12 to 3.14 by the kernel's shape alone.
+    From Keras 3.15 on, the variance depends on the dims that are summed over; in Keras 3.12 to 3.14 on the kernel's
+    shape alone.
 
     Args:
-        layer: in its ``build``.
-        added: the dims of the kernel along which products are added up.
-        made: its other dims.
+        layer: the layer, in its ``build``.
+        added: the dims of the kernel that are summed over.
+        made: the other dims of the kernel.
     """
     initializer = layer.kernel_initializer
     if not isinstance(initializer, keras.initializers.VarianceScaling):

@@ -1,4 +1,4 @@
-"""Memory of training by device: variables, gradients, gathered weights, the peaks of GPUs, and that of processes."""
+"""Memory of training by device: variables, gradients, gathered weights, peaks of GPUs; and the memory of processes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from keras_ext.text_table import text_table
 from strategies import layer_api
 from strategies.planning import Sharing, bytes_per_parameter
 
-#: Of a part of the memory: what is no more does not make a formula wrong.
+#: The formula still applies if this part of the memory, or less, does not follow it.
 _FEW = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport:
-    """Bytes by device: of variables, of gradients, and the peaks of GPUs. Prints as a table.
+    """The bytes of variables and gradients on each device, and the peaks of GPUs. Prints as a table.
 
-    Where processes hold parts of the model or of its optimizer, it has the devices of all, such as ``"rank 1 GPU:0"``.
-    Activations are not in it: see :func:`memory_plan`.
+    If processes hold parts of the model or of its optimizer, it has the devices of all of them, such as
+    ``"rank 1 GPU:0"``. Activations are not in it: see :func:`memory_plan`.
 
     Attributes:
-        weights: of the model: trainable ones, statistics, random seeds.
-        slots: of its optimizer.
-        peaks: the most that was in use at once on each GPU: variables, activations, gradients, buffers; of this model
-            and of whatever else the process computed. TensorFlow's allocator keeps none of CPU devices.
-        gradients: when the update begins: as many bytes as the device has of trainable weights. Empty for a model
-            without an optimizer.
-        gathered: with ``shard="weights"``, the most bytes of whole weights that are there at once beside the shards.
-        processes: resident memory of each process, now and at most; empty where the system does not tell.
-        formula: bytes by the formula, in words, and the bytes of a device that follow from it, without gathered
-            weights. None where there is none: other mesh axes than "data", a parameter device, weights that are not
+        weights: the bytes of the model's weights: trainable ones, statistics, random seeds.
+        slots: the bytes of its optimizer's variables.
+        peaks: the most bytes in use at once on each GPU: variables, activations, gradients, buffers; of this model and
+            of whatever else the process computed. TensorFlow's allocator records no peaks of CPU devices.
+        gradients: the bytes of gradients when the update begins, which equal those of the device's trainable weights.
+            Empty for a model without an optimizer.
+        gathered: with ``shard="weights"``, the most bytes of gathered weights at any time, beside the shards.
+        processes: the resident memory of each process, now and at its peak; empty if the system does not report it.
+        formula: the bytes per parameter by a formula, in words, and the bytes of a device that follow, without gathered
+            weights. None if no formula applies: mesh axes other than "data", a parameter device, weights that are not
             trained in float32, an optimizer without slots of the weights' shapes.
 
     Example:
@@ -56,7 +56,7 @@ class MemoryReport:
 
     @property
     def together(self) -> dict[str, int]:
-        """Bytes of all kinds by device."""
+        """The sum of the bytes of all kinds by device, except peaks."""
         kinds = (self.weights, self.gradients, self.slots, self.gathered)
         return {device: sum(kind.get(device, 0) for kind in kinds) for device in self._devices}
 
@@ -91,7 +91,7 @@ class MemoryReport:
 
     def _deviation(self, expected: int) -> str:
         held = [self.together[device] - self.gathered.get(device, 0) for device in self._devices]
-        # No zero has a minus.
+        # Adding 0.0 turns -0.0 into 0.0.
         off = [round(100 * (each / expected - 1), 1) + 0.0 for each in held]
         low, high = f"{min(off):+.1f} %", f"{max(off):+.1f} %"
         beside = " without gathered weights" if self.gathered else ""
@@ -99,19 +99,19 @@ class MemoryReport:
 
 
 def _with_numbers(device: str) -> list[Any]:
-    """Sorts names by the numbers in them."""
+    """Returns a key that sorts names by the numbers in them."""
     return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", device)]
 
 
 def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
-    """Counts the bytes of a model's training on each device, reads GPUs' peaks, and the memory of processes.
+    """Counts the bytes of a model's training on each device, and reads the peaks of GPUs and the memory of processes.
 
-    Variables are there between steps, gradients and gathered weights in a part of each. Where processes hold parts of
-    the model or of its optimizer, each counts its own; all of them call this, and get the same.
+    Variables exist between steps; gradients and gathered weights exist in a part of each step. If processes hold parts
+    of the model or of its optimizer, all of them call this; each counts its own, and all get the same report.
 
     Args:
-        model: built; compiled and trained for a step, or its optimizer built, for the slots to be there.
-        reset_peaks: count peaks anew after this report: those of the next one are of what runs in between.
+        model: built; for its slots to exist, also compiled and trained for a step, or with its optimizer built.
+        reset_peaks: True to reset the peaks after this report, so that the next one covers what runs in between.
     """
     slots = slots_of(model)
     has_optimizer = getattr(model, "optimizer", None) is not None
@@ -140,13 +140,13 @@ def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
 
 
 def weights_of(model: Any) -> list[Any]:
-    """Returns the variables of a model that are not its metrics'."""
+    """Returns the variables of a model, without those of its metrics."""
     metrics = {id(variable) for variable in getattr(model, "metrics_variables", [])}
     return [variable for variable in model.variables if id(variable) not in metrics]
 
 
 def slots_of(model: Any) -> list[Any]:
-    """Returns the variables of a model's optimizer, and of the one that this wraps; none without one."""
+    """Returns the variables of a model's optimizer and of the optimizer that it wraps; empty without an optimizer."""
     optimizer = getattr(model, "optimizer", None)
     slots = [] if optimizer is None else list(optimizer.variables)
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -156,16 +156,16 @@ def slots_of(model: Any) -> list[Any]:
 
 
 def _formula(model: Any, slots: Mapping[str, int]) -> tuple[str, int] | None:
-    """Returns the formula for a model, and the bytes of a device by it; None where it does not say what is held."""
+    """Returns the formula for a model, and the bytes of a device by it; None if no formula applies."""
     sharing: Sharing | None = layer_api.sharing_of(model)
     trained = list(model.trainable_variables)
     num_parameters = sum(variable.shape.num_elements() for variable in trained)
     others = sum(variable.shape.num_elements() for variable in model.non_trainable_weights)
-    # Statistics of layers are a deviation; frozen layers are another formula.
+    # The statistics of a few layers are a small deviation; frozen layers would need another formula.
     is_plain = all(variable.dtype == "float32" for variable in trained) and others <= _FEW * num_parameters
     if sharing is None or not slots or not num_parameters or not is_plain:
         return None
-    # Devices that have the same part have it once each.
+    # The number of copies of each slot: one for each group of devices that share it.
     copies = len(slots) / sharing.of_slots
     per_parameter = sum(slots.values()) / copies / num_parameters / 4
     num_slots = round(per_parameter)

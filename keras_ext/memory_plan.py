@@ -19,13 +19,13 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of a device by kind, of the device that holds most. Prints as a table beside other ways to share.
+    """The bytes by kind on the device that holds most. Prints as a table, which also has other ways to share.
 
     Attributes:
-        num_parameters: of the model, trained or not.
-        batch_size: rows of a global batch.
+        num_parameters: the number of parameters of the model, trained or not.
+        batch_size: the number of rows of a global batch.
         asked: the name of the row that was asked for, such as ``'shard="weights"'``.
-        rows: for each way to share, by its name, what a device holds of the model, and of activations.
+        rows: for each way to share, by its name, the bytes of the model and of activations on a device.
 
     Example:
 
@@ -46,36 +46,36 @@ class MemoryPlan:
 
     @property
     def weights(self) -> int:
-        """Bytes of trained weights or their shards, of statistics and random seeds."""
+        """The bytes of trained weights or their shards, of statistics and random seeds."""
         return self.rows[self.asked][0].weights
 
     @property
     def gradients(self) -> int:
-        """Bytes of gradients when the update begins."""
+        """The bytes of gradients when the update begins."""
         return self.rows[self.asked][0].gradients
 
     @property
     def optimizer(self) -> int:
-        """Bytes of slots, averages, accumulated gradients and the step's number."""
+        """The bytes of slots, averages, accumulated gradients and the number of the step."""
         return self.rows[self.asked][0].optimizer
 
     @property
     def gathered(self) -> int:
-        """Bytes of whole weights that are there at once beside shards, with ``shard="weights"``."""
+        """With ``shard="weights"``, the most bytes of gathered weights at any time, beside the shards."""
         return self.rows[self.asked][0].gathered
 
     @property
     def activations(self) -> int | None:
-        """Bytes of what layers return for the rows of a replica; None for a model without a graph of layers."""
+        """The bytes of layers' outputs for the rows of a replica; None for a model without a graph of layers."""
         return self.rows[self.asked][1]
 
     @property
     def together(self) -> int:
-        """Bytes of all kinds."""
+        """The sum of the bytes of all kinds."""
         return _together(*self.rows[self.asked])
 
     def __str__(self) -> str:
-        # One unit for all rows, such that the row that was asked for has three digits at least.
+        # One unit for all rows, such that the row that was asked for has at least three digits.
         size, unit = next((each for each in _UNITS if self.together >= each[0]), _UNITS[-1])
 
         def cell(num_bytes: int | None) -> str:
@@ -104,26 +104,27 @@ def memory_plan(
     shard: Literal["optimizer", "gradients", "weights"] | None = None,
     shard_size: int | None = None,
 ) -> MemoryPlan:
-    """Counts the bytes that training a model will take on each device, without making a single weight.
+    """Counts the bytes that training a model will take on each device, without allocating its weights.
 
-    Weights, gradients, slots and gathered weights are those that :func:`memory_report` counts of the model once it is
-    made, on a mesh with "data" alone. Random generators and the counters of Keras' automatic names stay as they are.
+    Weights, gradients, slots and gathered weights are what :func:`memory_report` counts once the model is made, on a
+    mesh with "data" alone. Random generators and the counters of Keras' automatic names do not change.
 
-    Activations are a lower bound: what the layers of a Sequential or Functional model return for a replica's rows, at
-    any depth, each tensor once. What an operation inside of a layer's own call holds is not known. Of a model of
-    :func:`rematerialize` it is the inputs of its blocks (none that are offloaded) and what is inside of the largest.
+    Activations are a lower bound: the outputs of the layers of a Sequential or Functional model for a replica's rows,
+    at any depth, each tensor once. Tensors that operations inside a layer's own call hold are not known. For a model of
+    :func:`rematerialize` they are the inputs of its blocks (without offloaded ones) and the tensors inside the largest
+    block.
 
     Args:
-        make_model: takes nothing and returns a compiled model; called without a strategy's scope. What it makes is
-            thrown away, and takes no memory unless it reads or assigns weights.
-        batch_size: rows of a global batch.
-        num_devices: one replica each.
-        shard: as strategies take it.
-        shard_size: as strategies take it; for all ways to share in the table.
+        make_model: takes nothing and returns a compiled model; called outside of any strategy's scope. The model is
+            thrown away, and takes no memory unless `make_model` reads or assigns weights.
+        batch_size: the number of rows of a global batch.
+        num_devices: the number of devices, each with one replica.
+        shard: as for the strategies.
+        shard_size: as for the strategies; it applies to all ways to share in the table.
 
     Raises:
         ValueError: a model that is not compiled or has no weights yet, an input of unknown size, a number that does not
-            fit, or a strategy's scope.
+            fit, or a call in a strategy's scope.
     """
     for name, value in (("batch_size", batch_size), ("num_devices", num_devices)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -136,7 +137,7 @@ def memory_plan(
             model.optimizer.build(model.trainable_variables)
         sizes = _sizes_of(model, made)
         num_parameters = int(model.count_params())
-        # A replica has as many rows as others, or one more.
+        # The most rows of a replica: numbers of rows differ by at most one.
         rows = {way.num_replicas: -(-batch_size // way.num_replicas) for way in ways.values()}
         activations = {count: activation_bytes(model, own) for count, own in rows.items()}
     found = {name: (held_bytes(sizes, way), activations[way.num_replicas]) for name, way in ways.items()}
@@ -145,7 +146,7 @@ def memory_plan(
 
 
 def _ways(num_devices: int, shard: Any, shard_size: int | None) -> dict[str, Sharing]:
-    """Returns the ways to share of a table, by their names."""
+    """Returns the ways to share that the table shows, by their names."""
     if shard not in (None, "optimizer", "gradients", "weights"):
         raise ValueError(f"shard is 'optimizer', 'gradients', 'weights' or None. Received: shard={shard!r}.")
     is_size = isinstance(shard_size, int) and not isinstance(shard_size, bool) and shard_size > 1
@@ -155,7 +156,7 @@ def _ways(num_devices: int, shard: Any, shard_size: int | None) -> dict[str, Sha
             f"without shard. Received: shard_size={shard_size!r}, shard={shard!r}, num_devices={num_devices}."
         )
     if num_devices == 1:
-        # There is nobody to share with.
+        # There is no other replica to share with.
         return {"one device": Sharing(1, shard)}
     size = shard_size or num_devices
     groups = f", by {size}" if size < num_devices else ""
@@ -185,8 +186,8 @@ def _check(model: Any, made: Sequence[Any]) -> None:
 
 
 def _sizes_of(model: Any, made: Sequence[Any]) -> ModelSizes:
-    """Returns the sizes of a model and its optimizer, of which all variables were made just now."""
-    # As strategies enroll them: in the order of their making.
+    """Returns the sizes of a model and its optimizer; `made` has all of their variables, in the order of creation."""
+    # In the order of creation, in which strategies enroll them, too.
     order = {id(variable): i for i, variable in enumerate(made)}
     trained = {id(variable) for variable in model.trainable_variables}
     weights = []

@@ -1,4 +1,4 @@
-"""Layers that are computed again in the backward pass, so that nothing inside of them is held until then."""
+"""Layers that are recomputed in the backward pass, so that no tensor inside them is held until then."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from strategies import layer_api
 
 
 def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks", *, offload: bool = False) -> Any:
-    """Has layers of a model hold their inputs only for the backward pass, and compute the rest there again.
+    """Makes layers of a model keep only their inputs for the backward pass, and recompute the rest there.
 
-    A block of a transformer holds some 34 bytes for each number of its input in mixed precision, and 2 with this, for a
-    third more computation. Weights, metrics and logs are the same: the second computation draws what the first one has
-    drawn, and changes nothing. Files are the same, too, and do not know of it; a model that is made of a file, or of a
-    config, is as it was without. Under every strategy, and without one; but with ``run_eagerly=True``, all is held.
+    In mixed precision a transformer block keeps some 34 bytes for each number of its input, and with this 2, for a
+    third more computation. Weights, metrics and logs are the same: the recomputation draws the same random numbers, and
+    changes no state. Files are the same, too: a model that is loaded from a file, or made from a config, does not
+    recompute. This works under every strategy, and without one; but with ``run_eagerly=True`` everything is kept.
 
-    The weights of a layer are those that it tracks: one that it reads from a closure would have no gradient.
+    A layer must track all weights that it uses: a weight that it reads from a closure would get no gradient.
 
-    Call it behind ``parallelize``, and before ``fit``. A ``PipelineModel`` has an argument `remat` instead.
+    Call it after ``parallelize``, and before ``fit``. A ``PipelineModel`` has an argument `remat` instead.
 
     Args:
-        model: the one that is trained, which is changed. Its layers hold layers, or are named.
-        which: names of layers, at any depth, all of a name; or "blocks": the layers of the model that hold other
-            layers. If there is one such layer only, as a backbone below a head, those that it has.
-        offload: hold the inputs in the host's memory. They are copied there while the next layer computes, and back in
-            the backward pass, one layer ahead. For GPUs, on which it was not measured.
+        model: the model to train, which is changed in place.
+        which: names of layers at any depth, each for all layers that have it; or "blocks": the layers of the model that
+            hold other layers. If there is only one such layer, such as a backbone below a head, the blocks inside it.
+        offload: True to hold the inputs in the host's memory. They are copied there while the next layer computes, and
+            back in the backward pass, one layer ahead. For GPUs, on which it was not measured.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: a name that no layer has, a model without blocks, or a layer that looks at other replicas while it
-            computes (``BatchNormalization(synchronized=True)``), or goes on from its last call (``stateful=True``). In
-            training: a layer that draws without a seed of its own, or a gradient of a gradient.
+        ValueError: a name that no layer has, a model without blocks, or a layer that communicates with other replicas
+            while it computes (``BatchNormalization(synchronized=True)``), or continues from the state of its last call
+            (``stateful=True``). In training: a layer that draws random numbers without a seed of its own, or a gradient
+            of a gradient.
 
     Example:
 
@@ -48,7 +49,7 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
 
     Source: Chen et al., arXiv:1604.06174; the bytes of a block: Korthikanti et al., arXiv:2205.05198.
     """
-    # Refuses draws without seeds, also where there is no strategy.
+    # Installs the hooks, also without a strategy: one of them refuses draws without a seed.
     layer_api.replica_parts()
     for layer in _blocks(model) if which == "blocks" else _named(model, which):
         for inner in layer._flatten_layers():
@@ -64,18 +65,18 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
                     f"{layer.name!r}."
                 )
         layer.call = functools.partial(_recomputed, layer, offload)
-    # A step that was traced before holds all activations.
+    # A step that was traced earlier would still hold all activations.
     model.train_function = None
     return model
 
 
 def is_rematerialized(layer: Any) -> bool:
-    """True if a layer holds its inputs only for the backward pass."""
+    """True if a layer keeps only its inputs for the backward pass."""
     return isinstance(getattr(layer, "call", None), functools.partial) and layer.call.func is _recomputed
 
 
 def offloads(layer: Any) -> bool:
-    """True if a layer that is computed again holds its inputs in the host's memory."""
+    """True if a layer is recomputed, and holds its inputs in the host's memory."""
     return is_rematerialized(layer) and bool(layer.call.args[1])
 
 
@@ -103,7 +104,7 @@ def _named(model: Any, names: Any) -> list[Any]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"Layers to be computed again are in the model. It has {known}. Received: {unknown}.")
-    # Layers inside of others may have the same name.
+    # All layers of a name: layers inside of different layers may have the same one.
     return [layer for layer in inside if layer.name in names]
 
 
@@ -112,7 +113,7 @@ def _children(layer: Any) -> list[Any]:
 
 
 def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer's own `call`, such that a tape holds its inputs only."""
+    """Calls a layer's own `call` such that a tape holds only its inputs."""
     call = functools.partial(type(layer).call, layer)
     flat = keras.tree.flatten((args, kwargs))
     if layer_api.in_stateless_scope() or not layer_api.may_recompute(flat):
@@ -139,12 +140,12 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
     others = [variable for variable in layer.variables if id(variable) not in trained]
 
     def again(state: Sequence[Any], *tensors: Any) -> list[Any]:
-        # Draws what was drawn, and drops what it would change.
+        # With the state from before the first computation it draws the same numbers; the scope drops its changes.
         with keras.StatelessScope(list(zip(others, state, strict=True)), collect_losses=True):
             return compute(*tensors)
 
     given = [*(flat[i] for i in places), *not_none(masks)]
-    # Those of an earlier call of the layer are not of this one.
+    # Losses from an earlier call of the layer are kept, but do not belong to this one.
     before = list(_losses_taken(layer))
     results = iter(layer_api.recomputed(compute, given, list(trained.values()), others, again, offload=offload))
     outputs = [None if value is None else next(results) for value in form["made"]]
@@ -156,7 +157,7 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
 
 
 def _losses_taken(layer: Any) -> Iterator[Any]:
-    """Yields what layers inside have added to the loss, which then is no longer with them."""
+    """Yields the losses that the layers inside have added, and then removes them from these layers."""
     for inner in layer._flatten_layers():
         yield from inner._get_own_losses()
     layer._clear_losses()

@@ -9,10 +9,10 @@ _STATUS = Path("/proc/self/status")
 
 
 def resident_bytes(status: Path = _STATUS) -> tuple[int, int] | None:
-    """Returns the bytes of this process that are in memory, now and at most; None where no file tells.
+    """Returns the bytes of this process that are in memory, now and at its peak; None if the system does not tell.
 
     Args:
-        status: of the process, as Linux writes it.
+        status: the status file of the process, as Linux writes it.
     """
     try:
         found = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB$", status.read_text(), flags=re.MULTILINE))

@@ -1,4 +1,4 @@
-"""An embedding whose table lies on several devices of the data axis."""
+"""An embedding whose table is sharded by rows over the data axis."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from strategies import layer_api
 
 @layer_api.saved_as(keras.layers.Embedding)
 class ShardedEmbedding(keras.layers.Embedding):
-    """A ``keras.layers.Embedding`` of whose table each replica has some rows, for tables too large for one device.
+    """A ``keras.layers.Embedding`` whose rows are sharded over replicas, for tables that are too large for one device.
 
-    Each replica asks the others for the rows of its own part of the batch: indices go to the replicas that have the
-    rows, each once, and rows come back; in the backward pass gradients go to the owner of their row, which updates
-    it. Nobody sums the table's gradient, and no device has the table. Weights and logs are those of the plain layer;
-    in files it is the plain layer, whole.
+    Each replica asks the others for the rows of its own part of the batch: every distinct index goes to the owner of
+    its row, and the rows come back; in the backward pass gradients go to the owner of their row, which updates it. The
+    table's gradient is not all-reduced, and no device holds the whole table. Weights and logs are those of the plain
+    layer; in files it is the plain layer, with the whole table.
 
-    The rows lie on the replicas that share the optimizer: all of them with ``shard="optimizer"`` or ``"weights"``,
-    those of a group with ``shard_size``, or those along the mesh axis "expert". With one
-    replica, it is the plain layer.
+    The rows are sharded over the replicas that share the optimizer: all of them with ``shard="optimizer"`` or
+    ``"weights"``, those of a group with ``shard_size``, or those along the mesh axis "expert". With one replica, it is
+    the plain layer.
 
-    In a step each replica sends and gets, of ``n`` indices of which ``u`` differ, ``4 u`` bytes of indices and
-    ``4 u d`` of rows forward, ``4 n`` and ``4 n d`` backward, for ``d`` columns in float32; between processes parts are
-    padded to the longest. With the plain layer each replica gets the gradients of all others, and holds the table and
-    its slots.
+    For ``n`` indices in a replica's part of the batch, ``u`` of them distinct, and ``d`` columns in float32, a replica
+    sends and receives ``4 u`` bytes of indices and ``4 u d`` of rows in the forward pass, and ``4 n`` and ``4 n d`` in
+    the backward pass; between processes parts are padded to the longest. With the plain layer each replica gets the
+    gradients of all others, and holds the table and its slots.
 
-    What an update costs is up to the optimizer: SGD without momentum and Adagrad touch the rows that were looked up,
-    Adam and others all rows of a part, as in plain Keras. There, Adagrad computes with all rows, to the same numbers.
+    The cost of an update depends on the optimizer: SGD without momentum and Adagrad touch only the rows that were
+    looked up; Adam and others touch all rows of a shard, as in plain Keras. In plain Keras Adagrad computes with all
+    rows as well, with the same result.
 
     Args:
-        input_dim: rows of the whole table.
-        output_dim: columns.
+        input_dim: the number of rows of the whole table.
+        output_dim: the number of columns.
         **kwargs: those of ``keras.layers.Embedding``.
 
     Example:
@@ -67,16 +68,16 @@ class ShardedEmbedding(keras.layers.Embedding):
 
     @classmethod
     def plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """The config of the plain layer, for files."""
+        """Returns the config of the plain layer, for files."""
         return dict(config)
 
     @property
     def synchronized(self) -> bool:
-        """True if replicas meet while this layer computes, as those of a synchronized batch normalization."""
+        """True if this layer runs collectives between replicas, as a synchronized batch normalization does."""
         return layer_api.lie_on_replicas(self.variables)
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table."""
+        """Creates the table."""
         if self.built:
             return
         if layer_api.row_exchange("data") is None and layer_api.num_replicas() > 1:
@@ -87,16 +88,16 @@ class ShardedEmbedding(keras.layers.Embedding):
             )
         with layer_api.sharded_rows("data"):
             super().build(input_shape)
-        # The sizes of what is sent depend on the indices.
+        # XLA cannot compile it: the sizes of messages depend on the indices.
         self.supports_jit = not self.synchronized
 
     def call(self, inputs: Any) -> Any:
-        """Returns the rows of indices: ``[...] -> [..., output_dim]``, of this replica's part of the batch."""
+        """Looks up indices of this replica's part of the batch: ``[...] -> [..., output_dim]``."""
         exchange = layer_api.row_exchange("data")
         if exchange is None or not exchange.is_in_replica():
             return super().call(inputs)
         indices = ops.cast(inputs, "int32")
         rows = layer_api.sharded_lookup(exchange, self._embeddings, ops.reshape(indices, (-1,)))
-        # They have been at other replicas, sorted by owner, and are back in the order of the indices.
+        # The exchange sorts by owner, but its result is in the order of the indices again: in the order of the batch.
         rows = layer_api.as_rows(ops.reshape(rows, (*ops.shape(indices), self.output_dim)), indices)
         return ops.cast(rows, dtype=self.compute_dtype)

@@ -1,4 +1,4 @@
-"""Tables of plain text, as plans, partitions and reports print themselves. Standard library only."""
+"""Plain-text tables, as which plans, partitions and reports are printed. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Returns a line for each row, its cells two spaces apart in columns as wide as their longest cell.
+    """Returns a line for each row; columns are as wide as their longest cell, and two spaces apart.
 
     Args:
-        rows: of equally many cells; the first one is the heading.
-        left: the columns that are aligned at their left, as names are; the others at their right, as numbers are.
+        rows: rows with equal numbers of cells; the first row is the heading.
+        left: the indices of left-aligned columns, such as names; the others are right-aligned, such as numbers.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

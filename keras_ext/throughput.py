@@ -1,4 +1,4 @@
-"""The speed of training and the share of time that it waits, in the progress bar and in the logs."""
+"""The speed of training and the share of time in which it waits, in the progress bar and in the logs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import keras
 
 import strategies
 
-# Reading what was waited costs up to 0.1 ms; a progress bar is not read more often.
+# Reading the times waited costs up to 0.1 ms, and nobody reads a progress bar more often than this.
 _SECONDS_BETWEEN_READS = 0.5
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """The time, and what had been waited until then, in seconds; None where nobody measures it."""
+    """The time, and the total times waited until then, in seconds; None for a time that is not measured."""
 
     time: float
     input: float | None = None
@@ -27,7 +27,7 @@ class _Moment:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """The steps and times between two moments, or in several such stretches together."""
+    """The steps and times between two moments, or the sums of several such stretches."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -62,25 +62,25 @@ def _combined(value: float | None, other: float | None, sign: int = 1) -> float 
 
 
 class Throughput(keras.callbacks.Callback):
-    """Measures how many units, such as images, training takes in a second, and what part of the time it waits.
+    """Measures how many units, such as images, training handles per second, and for what share of time it waits.
 
-    Batch logs, and with them the progress bar, get running values of the epoch, renewed twice a second; epoch logs, and
-    with them ``History``, ``CSVLogger`` and ``TensorBoard``, those of the epoch:
+    Batch logs, and with them the progress bar, get running values of the epoch, updated twice a second; epoch logs, and
+    with them ``History``, ``CSVLogger`` and ``TensorBoard``, get the values of the whole epoch:
 
-    - ``images_per_second`` (by `unit`): of all replicas together.
+    - ``images_per_second`` (the name depends on `unit`): the total of all replicas.
     - ``waiting_input``: the share of time, from 0 to 1, in which this process waited for its next batch.
-    - ``waiting_communication``: the share in which this process waited for sums of gradients over replicas, beyond
-      what its backward pass hid, slower replicas included.
+    - ``waiting_communication``: the share in which this process waited for reductions of gradients over replicas that
+      its backward pass did not hide, including waits for slower replicas.
 
-    Training alone counts: neither validation nor, in each call of ``fit``, the first execution, which traces the step
-    and fills the pipeline. An epoch that is no more than that has NaN. The shares are there under the strategies of
-    this package only; that of communication, if this callback is there (or ``strategies.measure_communication`` was
-    called) before the step is traced, which its first run does. Put the callback before others that write logs. Across
-    processes the values differ: no callback should decide by them.
+    Only training counts: neither validation nor, in each call of ``fit``, the first execution, which traces the step
+    and fills the pipeline. An epoch with no other execution has NaN. The shares exist under the strategies of this
+    package only; that of communication also needs this callback in ``fit`` (or a call of
+    ``strategies.measure_communication``) before the first run of the step traces it. Put the callback before others
+    that write logs. The values differ between processes: no callback should base decisions on them.
 
     Args:
-        units_per_step: in the global batch; of batches that differ, the mean.
-        unit: what is counted, in the plural, to name the log.
+        units_per_step: the number of units in a global batch; the mean if batches differ.
+        unit: the name of the units, in the plural, for the name of the log.
 
     Example:
 
@@ -120,21 +120,21 @@ class Throughput(keras.callbacks.Callback):
 
     @property
     def units_per_second(self) -> float:
-        """Units per second of training so far; 0 when too little was run to tell."""
+        """The units per second of training so far; 0 if too little was run to tell."""
         return self._rate_of(self._all)
 
     @property
     def input_share(self) -> float | None:
-        """The share of training time that this process waited for batches: None if not measured, NaN too early."""
+        """The share of time in which this process waited for batches; None if not measured, NaN if it is too early."""
         return self._all.share_of(self._all.input)
 
     @property
     def communication_share(self) -> float | None:
-        """The share that it waited for sums over replicas: None if not measured, NaN too early."""
+        """The share in which it waited for reductions over replicas; None if not measured, NaN if it is too early."""
         return self._all.share_of(self._all.communication)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Has the step, if it is traced next, measure what it waits for."""
+        """Makes the step measure how long it waits, if it is not traced yet."""
         try:
             strategies.measure_communication(self.model.distribute_strategy)
             self._measures = True
@@ -143,7 +143,7 @@ class Throughput(keras.callbacks.Callback):
         self._is_first_execution = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the clock, save in the first epoch: there the end of the first execution does."""
+        """Starts the clock; in the first epoch the clock starts later, at the end of the first execution."""
         self._begin = None if self._is_first_execution else self._now()
         self._end = None
         self._num_skipped = self._num_ended = 0
@@ -151,9 +151,9 @@ class Throughput(keras.callbacks.Callback):
         self._next_read = time.perf_counter() + _SECONDS_BETWEEN_READS
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the clock of the first epoch; renews the running values now and then."""
+        """Starts the clock of the first epoch; updates the running values now and then."""
         if self._is_first_execution:
-            # Called before it, and then behind it.
+            # The first call comes before that execution, the second one after it.
             if batch > 0:
                 self._is_first_execution = False
                 self._begin, self._num_skipped = self._now(), batch
@@ -177,7 +177,7 @@ class Throughput(keras.callbacks.Callback):
         """Stops the clock where there is no validation, and logs the values of the epoch."""
         self._is_first_execution = False
         end = self._end or self._now()
-        # Only now has on_train_batch_end been called for all. The last execution may have had fewer steps.
+        # Only now has on_train_batch_end been called for all batches. The last execution may have had fewer steps.
         num_steps = min(self._num_ended, (self.params or {}).get("steps") or self._num_ended) - self._num_skipped
         begin = end if self._begin is None or num_steps <= 0 else self._begin
         of_epoch = _Stretch.between(begin, end, num_steps if begin is not end else 0)

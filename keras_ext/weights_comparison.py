@@ -10,16 +10,16 @@ from strategies import layer_api
 
 
 class WeightsComparison(keras.callbacks.Callback):
-    """Compares the weights of all processes every so many steps, and ends the training on all if they differ.
+    """Compares the weights of all processes every `every_steps` steps; stops training everywhere on a mismatch.
 
-    ``fit`` does it at each epoch's end by itself. Where epochs are long, this finds a memory error, or a program that
-    sets weights on one rank, earlier. It reads all weights of this process once and sends eight bytes for each
-    variable. Weights that processes hold parts of are compared between those that hold the same part. In a job of one
-    process, and under another package's strategy, it does nothing.
+    ``fit`` itself compares them at the end of each epoch. In long epochs this callback finds a memory error, or a
+    program that sets weights on one rank only, earlier. It reads all weights of this process once, and sends eight
+    bytes for each variable. Weights that processes hold parts of are compared between those that hold the same part. In
+    a job of one process, and under another package's strategy, it does nothing.
 
     Args:
-        every_steps: counted over all epochs of a call of ``fit``. An execution of several steps
-            (``steps_per_execution``) is not cut.
+        every_steps: the number of steps between two comparisons, counted over all epochs of a call of ``fit``. An
+            execution of several steps (``steps_per_execution``) is not interrupted.
 
     Example:
 
@@ -45,11 +45,11 @@ class WeightsComparison(keras.callbacks.Callback):
         self._before = self._done = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts on from the epochs before."""
+        """Continues the count of earlier epochs."""
         self._epoch, self._before = epoch, self._done
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares, if it is time."""
+        """Compares the weights, if the count has reached the next multiple of `every_steps`."""
         # Keras counts the last execution of an epoch as a whole one.
         step = min(batch + 1, (self.params or {}).get("steps") or batch + 1)
         last, self._done = self._done, self._before + step

@@ -1,6 +1,6 @@
-"""The public names of `strategies`, for type checkers and for the package itself, which imports each when it is asked.
+"""The public names of `strategies`, for type checkers and for the package itself, which imports each on first use.
 
-This is their only list: `__init__.py` reads it.
+This is the only list of these names: `__init__.py` reads it.
 """
 
 from strategies import elastic as elastic

@@ -1,6 +1,7 @@
-"""The part of Horovod's build that is for GPUs: where CUDA and NCCL are, the patches, the flags.
+"""The GPU part of Horovod's build: where CUDA and NCCL are, the patches, the flags.
 
-Compiled without a GPU, never run on one. Nothing here writes a file or needs more than the standard library.
+The build was tried on a machine without a GPU, and its result has never run on one. This module needs the standard
+library only.
 """
 
 import importlib.util
@@ -12,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Asks for the same as `--gpu`: the variable that Horovod's own documentation names, with the value that is built here.
+#: Means the same as `--gpu`: the variable is the one in Horovod's documentation, and NCCL the only value we can build.
 OPERATIONS = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
 
 STREAM_FILE = "horovod/tensorflow/mpi_ops.cc"
 _STREAM_BEGIN = "// Forward declaration of AsGpuStreamValue\n"
 _STREAM_END = "#endif // HAVE_GPU\n"
-# The header moved, and TensorFlow no longer exports the function: the stream itself hands out its CUDA stream.
+# The header moved, and TensorFlow no longer exports the function: this one gets the CUDA stream from the stream itself.
 _STREAM = """\
 #include "xla/stream_executor/stream.h"
 namespace stream_executor {
@@ -29,7 +30,7 @@ inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 } // namespace gpu
 } // namespace stream_executor
 """
-# The library is copied from where it was linked, a temporary folder, which CMake would write into it.
+# The library is linked in a temporary folder and copied from there: CMake would write that folder into it as run path.
 _RUN_PATH = """
 set_target_properties(${{TF_TARGET_LIB}} PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE INSTALL_RPATH "{}")
 """
@@ -37,7 +38,7 @@ set_target_properties(${{TF_TARGET_LIB}} PROPERTIES BUILD_WITH_INSTALL_RPATH TRU
 
 @dataclass(frozen=True)
 class GpuBuild:
-    """CUDA and NCCL as found here: all that decides how Horovod is built for GPUs.
+    """The CUDA and NCCL found on this machine: everything that decides how Horovod is built for GPUs.
 
     `run_path` is the folder in which the built library looks for NCCL, None if the system knows it.
     """
@@ -51,40 +52,40 @@ class GpuBuild:
 
     @property
     def name(self) -> str:
-        """The part of the installed version that says so, as in ``cuda12.5.nccl2.27``."""
+        """The part of the installed version that names CUDA and NCCL, as in ``cuda12.5.nccl2.27``."""
         return f"cuda{self.cuda_version}.nccl{self.nccl_version}"
 
     @property
     def recipe(self) -> list[object]:
-        """All of this that changes the built library, beside the versions."""
+        """Everything except the versions that changes the built library."""
         return [OPERATIONS, _STREAM, _RUN_PATH, self.run_path]
 
     def flags(self, folder: Path, path: str) -> dict[str, str]:
-        """The environment of a build in `folder`, which `linked_nccl` has prepared; `path` is the caller's $PATH."""
+        """Returns the build's environment variables; `folder` is that of `linked_nccl`, `path` the caller's $PATH."""
         return OPERATIONS | {
             "HOROVOD_CUDA_HOME": str(self.cuda_home),
             "HOROVOD_NCCL_INCLUDE": str(self.nccl_header.parent),
             "HOROVOD_NCCL_LIB": str(folder),
             "HOROVOD_NCCL_LINK": "SHARED",
-            # Horovod asks the first nvcc on PATH for the architectures that it knows.
+            # Horovod asks the first nvcc on PATH for its architectures.
             "PATH": f"{self.cuda_home / 'bin'}:{path}",
         }
 
     def linked_nccl(self, folder: Path) -> Path:
-        """A folder in `folder` with NCCL under the name that a linker looks for, which NCCL's wheel lacks."""
+        """Returns a new folder in `folder` with NCCL under the name that linkers expect, which NCCL's wheel lacks."""
         library = folder / "nccl"
         library.mkdir()
         (library / "libnccl.so").symlink_to(self.nccl_library)
         return library
 
     def patched_cmake(self, text: str) -> str:
-        """Horovod's CMake file for TensorFlow, so that the library finds NCCL where it is."""
+        """Returns Horovod's CMake file for TensorFlow, changed so that the library finds NCCL at run time."""
         escaped = (self.run_path or "").replace("$", "\\$")
         return text + _RUN_PATH.format(escaped)
 
 
 def patched_stream(text: str) -> str | None:
-    """`STREAM_FILE` for TensorFlow 2.16 and later, None if `text` is not the pristine file."""
+    """Returns `STREAM_FILE` as TensorFlow 2.16 and later need it; None if `text` is not the original file."""
     before, begin, rest = text.partition(_STREAM_BEGIN)
     _, end, after = rest.partition(_STREAM_END)
     if not begin or not end or _STREAM_BEGIN in after:
@@ -93,7 +94,7 @@ def patched_stream(text: str) -> str | None:
 
 
 def find_gpu_build(environ: Mapping[str, str]) -> tuple[GpuBuild | None, list[str]]:
-    """CUDA and NCCL for the installed TensorFlow, or None and all that is missing, a sentence each.
+    """Returns CUDA and NCCL for the installed TensorFlow; or None and one sentence for each thing that is missing.
 
     `HOROVOD_CUDA_HOME` (or `CUDA_HOME`) and `HOROVOD_NCCL_HOME` name the folders. Without them nvcc is looked for on
     PATH and in /usr/local/cuda, NCCL in the wheel that TensorFlow's extra `and-cuda` installs, beside CUDA, in /usr.
@@ -125,7 +126,7 @@ def find_gpu_build(environ: Mapping[str, str]) -> tuple[GpuBuild | None, list[st
 
 
 def tensorflow_cuda_version() -> str | None:
-    """The CUDA that the installed TensorFlow is built with, as in "12.5.1"; None without TensorFlow or CUDA."""
+    """Returns the CUDA version of the installed TensorFlow, as in "12.5.1"; None without TensorFlow or CUDA."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None:
         return None
@@ -158,7 +159,7 @@ def _nvcc_version(nvcc: Path) -> str | None:
 
 
 def _find_nccl(environ: Mapping[str, str], cuda_home: Path | None) -> tuple[Path, Path, str | None] | None:
-    """The header, the library, and the folder in which the built library looks for it."""
+    """Returns NCCL's header and library, and the folder in which the built library looks for it if not the system's."""
     named = environ.get("HOROVOD_NCCL_HOME")
     wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "nccl"
     places = [Path(named)] if named else [wheel, *([cuda_home] if cuda_home else []), Path("/usr")]
@@ -167,7 +168,7 @@ def _find_nccl(environ: Mapping[str, str], cuda_home: Path | None) -> tuple[Path
         for folder in ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"):
             library = home / folder / "libnccl.so.2"
             if header.exists() and library.exists():
-                # From the folder horovod/tensorflow of the same environment, wherever that is then.
+                # Relative to horovod/tensorflow in the same environment, which may be moved.
                 elsewhere = "$ORIGIN/../../nvidia/nccl/lib" if home == wheel else str(library.parent)
                 return header, library, None if home == Path("/usr") else elsewhere
     return None

@@ -1,6 +1,7 @@
 """The recipe of the Horovod build, as data and checks: versions, tools, flags, the wheel's folder.
 
-`install_horovod` does the building. Nothing here writes a file or needs more than the standard library.
+`install_horovod` does the building. This module needs the standard library only, and writes nothing but the patches of
+`patch_tree`.
 """
 
 import hashlib
@@ -46,11 +47,11 @@ _BACKEND_FLAGS = {
 
 
 class InstallError(Exception):
-    """Horovod cannot be built or installed here; the message says why and how to mend it."""
+    """Horovod cannot be built or installed here; the message has the reason and the fix."""
 
 
 def recipe_id(backend: str, gpu: GpuBuild | None = None) -> str:
-    """Eight hex digits that change whenever this file would build something else from the same versions."""
+    """Returns eight hex digits that change whenever this recipe would build something else from the same versions."""
     parts: list[object] = [HOROVOD_VERSION, SDIST_SHA256, UNBUILDABLE_SOURCE, _BUILD_FLAGS, _BACKEND_FLAGS[backend]]
     if gpu is not None:
         parts += gpu.recipe
@@ -58,7 +59,7 @@ def recipe_id(backend: str, gpu: GpuBuild | None = None) -> str:
 
 
 def local_version(tensorflow_version: str, backend: str, gpu: GpuBuild | None = None) -> str:
-    """The part after `+` in the installed version: what this Horovod was built for, as pip spells it.
+    """Returns the part after `+` in the installed version: what Horovod is built for, as pip spells it.
 
     Example: ``tf2.21.0.gloo.r1f2e3d4c``, or ``tf2.21.0.gloo.cuda12.5.nccl2.27.r5b6a7988``.
     """
@@ -68,7 +69,7 @@ def local_version(tensorflow_version: str, backend: str, gpu: GpuBuild | None = 
 
 
 def cache_key(tensorflow_version: str, backend: str, gpu: GpuBuild | None = None) -> str:
-    """The name of the folder that keeps the wheel: everything that decides whether a wheel fits."""
+    """Returns the name of the wheel's cache folder, made of everything that decides whether a wheel fits."""
     libc = "".join(platform.libc_ver())
     python = sys.implementation.cache_tag
     version = f"{HOROVOD_VERSION}+{local_version(tensorflow_version, backend, gpu)}"
@@ -76,16 +77,16 @@ def cache_key(tensorflow_version: str, backend: str, gpu: GpuBuild | None = None
 
 
 def default_wheel_dir(environ: Mapping[str, str]) -> Path:
-    """`keras-strategies/horovod` in the user's cache folder: `$XDG_CACHE_HOME`, else `~/.cache`."""
+    """Returns `keras-strategies/horovod` in the user's cache folder: `$XDG_CACHE_HOME`, else `~/.cache`."""
     base = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "keras-strategies" / "horovod"
 
 
 def patch_cmake(text: str) -> str:
-    """Horovod's CMake file for TensorFlow without the one source that does not compile.
+    """Returns Horovod's CMake file for TensorFlow without the one source that does not compile.
 
     Raises:
-        InstallError: if not exactly one line names that source, so the tree is not the pristine one.
+        InstallError: if not exactly one line names that source: the tree then is not the original one.
     """
     lines = text.splitlines(keepends=True)
     kept = [line for line in lines if UNBUILDABLE_SOURCE not in line]
@@ -102,7 +103,7 @@ def patch_tree(tree: Path, gpu: GpuBuild | None) -> None:
     """Changes Horovod's sources in `tree` so that they compile, for GPUs if one is given.
 
     Raises:
-        InstallError: if a file is not the pristine one.
+        InstallError: if a file is not the original one.
     """
     cmake_file = tree / CMAKE_FILE
     cmake = patch_cmake(cmake_file.read_text())
@@ -116,10 +117,10 @@ def patch_tree(tree: Path, gpu: GpuBuild | None) -> None:
 
 
 def check_tools(backend: str, path: str | None = None) -> dict[str, str]:
-    """Finds the compilers on `path` (default: $PATH) and returns where each is.
+    """Finds the build tools on `path` (default: $PATH) and returns the path of each.
 
     Raises:
-        InstallError: if one is missing or too old, naming all of them and the Debian packages.
+        InstallError: if one is missing or too old; the message names all missing ones and their Debian packages.
     """
     names = ["g++", "cmake", "make"] + (["mpicxx"] if backend == "mpi" else [])
     found = {name: shutil.which(name, path=path) for name in names}
@@ -149,7 +150,7 @@ def check_python() -> str:
     """Checks the Python packages that the build imports and returns TensorFlow's version.
 
     Raises:
-        InstallError: if one is missing or outside the range that builds, with the command that installs it.
+        InstallError: if one is missing or its version does not build; the message has the command that installs it.
     """
     tensorflow = installed_version("tensorflow") or installed_version("tensorflow-cpu")
     if tensorflow is None:
@@ -184,11 +185,11 @@ def build_environment(
     environ: Mapping[str, str],
     gpu: GpuBuild | None = None,
 ) -> dict[str, str]:
-    """The build's environment: `environ` without what would steer Horovod's build or make elsewhere.
+    """Returns the build's environment: `environ` with our flags, and without variables that would change the build.
 
-    What a build for GPUs needs beside it depends on the build's folder: `GpuBuild.flags`.
+    A build for GPUs also needs `GpuBuild.flags`, which depend on the build's folder.
     """
-    # make's own variables come from the `make` that called us: its job server does not reach this far down.
+    # If a `make` called us, its variables name a job server that this build cannot reach.
     clean = {
         name: value
         for name, value in environ.items()
@@ -201,10 +202,10 @@ def build_environment(
 
 
 def gpu_asked(environ: Mapping[str, str]) -> bool:
-    """True if `environ` asks for GPUs, as Horovod's documentation says.
+    """Returns True if `environ` asks for GPUs by the variable of Horovod's documentation.
 
     Raises:
-        InstallError: if it asks for something about GPUs that is not built here.
+        InstallError: if it asks for another GPU build than this one.
     """
     asked = {name: value for name, value in environ.items() if name.startswith("HOROVOD_GPU")}
     if asked and asked != OPERATIONS:
@@ -217,10 +218,10 @@ def gpu_asked(environ: Mapping[str, str]) -> bool:
 
 
 def choose_gpu_build(asked: bool, environ: Mapping[str, str]) -> tuple[GpuBuild | None, str]:
-    """CUDA and NCCL to build for, or None for the CPU version, and the sentence that says why.
+    """Returns the CUDA and NCCL to build for, or None for the CPU version, and a sentence with the reason.
 
     Raises:
-        InstallError: if GPUs are `asked` for and something is missing, naming all of it.
+        InstallError: if GPUs are `asked` for and something is missing; the message names all of it.
     """
     gpu, missing = find_gpu_build(environ)
     if gpu is not None:
@@ -235,7 +236,7 @@ def choose_gpu_build(asked: bool, environ: Mapping[str, str]) -> tuple[GpuBuild 
 
 
 def installed_version(package: str) -> str | None:
-    """The version of `package` in this environment, None if it is not there."""
+    """Returns the version of `package` in this environment, None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

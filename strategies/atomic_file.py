@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all. Standard library only."""
+"""Files that are written completely or not at all. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a path in the same folder to write to; that file takes the place of ``path`` when the context ends.
+    """Context manager: yields a path in the same folder to write to; that file replaces ``path`` when the block ends.
 
-    It is deleted if the context ends with an error. One process at a time may write a file this way.
+    If the block raises an error, the file is deleted. Only one process at a time may write a file this way.
     """
     part = path.with_name(f".{path.name}.part")
     try:
         yield part
         part.replace(path)
     except BaseException:
-        # Only then: after it has taken its place, a file of this name is another process'.
+        # Only on an error: after the replacement, a file of this name would belong to another process.
         part.unlink(missing_ok=True)
         raise

@@ -1,4 +1,4 @@
-"""CentralStorageStrategy: one process, variables once on a parameter device, computation on all compute devices."""
+"""CentralStorageStrategy: one process, one copy of the variables on a parameter device, several compute devices."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from strategies.topology.mesh import DeviceMesh
 
 
 class CentralStorageStrategy(KerasStrategy, tf.distribute.experimental.CentralStorageStrategy):
-    """Synchronous data parallelism with all weights once, on a parameter device, and the numbers of one device.
+    """Synchronous data parallelism with one copy of the weights, on a parameter device, and the numbers of one device.
 
-    For models of which the weights and the optimizer's slots do not fit into a GPU, as large embedding tables do not:
-    they stay in the host's memory. Each compute device takes an equal run of the rows of every global batch, reads the
-    weights from the parameter device and sends its gradients there, where they are summed, and the optimizer runs once.
+    Use it for models whose weights and optimizer slots do not fit into a GPU, such as large embedding tables: they stay
+    in the host's memory. Each compute device takes an equal run of the rows of every global batch, reads the weights
+    from the parameter device, and sends its gradients there. They are summed there, and the optimizer runs once.
     Weights, metrics and logs equal those of plain Keras on one device with the same global batches, to float32
     rounding, whatever the batch size.
 
-    ``keras.layers.Embedding`` and ``keras.ops.take(..., axis=0)`` look up rows on the parameter device: of a table,
-    rows and their gradients travel. All other weights travel whole, to each compute device in each step: if they fit
-    there, ``MirroredStrategy`` is faster.
+    ``keras.layers.Embedding`` and ``keras.ops.take(..., axis=0)`` look up rows on the parameter device: only these rows
+    and their gradients are copied between devices. All other weights are copied whole to each compute device in each
+    step; if they fit there, ``MirroredStrategy`` is faster.
 
-    Moving statistics, random seeds and metrics, which replicas write for themselves, are on each compute device, and
-    agree after every step. XLA compiles for one device: ``jit_compile`` has no effect, unless all is on one.
+    Moving statistics, random seeds and metrics, which each replica writes itself, are on each compute device, and are
+    equal after every step. XLA compiles for one device: ``jit_compile`` has no effect unless only one is used.
 
     Args:
         compute_devices: device strings such as ``["GPU:0", "GPU:1"]``. None means all GPUs, or the first logical CPU
             device where there is no GPU.
-        parameter_device: holds the variables, as in ``"CPU:0"``. None means the first logical CPU device; if there is
-            one compute device, that one.
+        parameter_device: the device of the variables, such as ``"CPU:0"``. None means the first logical CPU device; if
+            there is only one compute device, that one.
 
     Example:
 
@@ -46,7 +46,7 @@ class CentralStorageStrategy(KerasStrategy, tf.distribute.experimental.CentralSt
         model.fit(np.ones((8, 5)), np.ones((8, 20)), batch_size=4)
 
     Raises:
-        ValueError: a device named twice or not there, no device, more than one parameter device.
+        ValueError: a device that is named twice or does not exist, no device, more than one parameter device.
 
     Source: the interface of ``tf.distribute.experimental.CentralStorageStrategy``, TensorFlow 2.21.
     """

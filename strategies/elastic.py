@@ -1,4 +1,4 @@
-"""Training that goes on when workers are lost and when workers come, under `horovodrun` with a script of hosts."""
+"""Training that continues when workers are lost or added, under `horovodrun` with a host discovery script."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _Result = TypeVar("_Result")
 
 
 class State:
-    """The memory of an elastic training; :func:`run` makes it and gives it to the training function.
+    """The committed state of an elastic training; :func:`run` makes it and passes it to the training function.
 
-    :class:`keras_ext.Commits` fills it and goes on from it. A program that does not train by ``fit`` may do so itself.
+    :class:`keras_ext.Commits` writes it and restores from it. A program that does not train by ``fit`` may use it, too.
 
     Attributes:
-        num_starts: how often the function was called in this process, this call included.
+        num_starts: the number of calls of the function in this process, including this one.
     """
 
     def __init__(self, memory: Any = None) -> None:
@@ -29,13 +29,13 @@ class State:
 
     @property
     def value(self) -> Any:
-        """The last commit, of whichever process; None if there was none."""
+        """The last committed value, from whichever process; None before the first commit."""
         return self._value if self._memory is None else self._memory.value
 
     def commit(self, value: Any) -> None:
-        """Keeps a value, which can be pickled, and lets in workers that have come. All processes call it alike.
+        """Stores a picklable value in memory, and admits new workers. All processes call it at the same point.
 
-        Where hosts have come or gone it does not return: the function is called again, over the new processes.
+        If hosts were added or removed, it does not return: the function is called again, on the new set of processes.
         """
         if self._memory is None:
             self._value = value
@@ -46,11 +46,11 @@ class State:
 def run(
     function: Callable[Concatenate[State, _Rest], _Result],
 ) -> Callable[_Rest, _Result]:
-    """Has a training function survive the loss and the arrival of workers; a decorator.
+    """Decorates a training function, so that it survives the loss and the arrival of workers.
 
-    The function makes its strategy and its model itself: it is called again, in the same process, each time that the
-    workers change. Batches stay global, so that the numbers stay those of one device, whatever the number of workers.
-    Steps since the last commit are run again, from it; nothing is read from a disk.
+    The function makes its strategy and its model itself: it is called again, in the same process, each time the workers
+    change. Batches are global, so the numbers stay those of one device, whatever the number of workers. Training
+    continues from the last commit, and repeats the steps after it; nothing is read from a disk.
 
         # horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh python train.py
         @strategies.elastic.run
@@ -71,30 +71,30 @@ def run(
 
         train()
 
-    A worker that is lost takes its host with it: horovodrun ends the host's other workers, and does not use it again,
-    or only after ``--blacklist-cooldown-range``. Workers that come are let in at the next commit; they start Python and
-    TensorFlow first, and the others wait for them. Everything is lost with the last worker: against that, save
-    checkpoints. Without such a script the function is called once.
+    If a worker is lost, horovodrun ends the other workers of its host, and does not use that host again, or only after
+    ``--blacklist-cooldown-range``. New workers are admitted at the next commit; they first start Python and TensorFlow,
+    and the others wait for them. If the last worker is lost, so are the commits: save checkpoints as well. Without a
+    host discovery script the function is called once.
 
     Args:
-        function: its first argument is the `State`; it is called without.
+        function: takes the `State` as its first argument, which callers leave out.
 
     Returns:
-        A function that takes the other arguments and returns what the last call of the function returned.
+        A function that takes the other arguments and returns the result of the last call of `function`.
     """
 
     @functools.wraps(function)
     def elastic(*args: _Rest.args, **kwargs: _Rest.kwargs) -> _Result:
         def call(state: State) -> _Result:
             if state.num_starts:
-                # The old model goes, and names of layers begin anew, as they do in a worker that has just come.
+                # Frees the old model, and restarts the numbers in layer names, as in a worker that has just started.
                 keras.utils.clear_session()
             state.num_starts += 1
             return function(state, *args, **kwargs)
 
         if os.environ.get("HOROVOD_ELASTIC", "0") == "0":
             return call(State())
-        # Only here: the program may run without Horovod.
+        # Imported only here: the program may run without Horovod.
         from strategies.collectives import horovod
 
         memory = horovod.ElasticMemory()

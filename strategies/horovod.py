@@ -1,4 +1,4 @@
-"""HorovodStrategy: many processes joined by Horovod, each of which owns one coordinate of a mesh, or several."""
+"""HorovodStrategy: many processes joined by Horovod, each of which owns one or several coordinates of a mesh."""
 
 from __future__ import annotations
 
@@ -23,47 +23,49 @@ from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import has_model_axes, mesh_over_processes, spans_processes
 from strategies.topology.threads import deal_threads
 
-#: Horovod joins small all-reduces, but not these messages: two processes of a core each waited 3 ms for each of them.
+#: Horovod fuses small all-reduces, but not the messages of a sharded optimizer: with two processes of one core each,
+#: every message cost 3 ms.
 _SHARDED_BUCKET_BYTES = 16 * 2**20
 
 
 class HorovodStrategy(KerasStrategy):
     """Synchronous data parallelism over processes that Horovod joins, with the numbers of one device.
 
-    Every process runs the same program on one device (a GPU by its local rank, else the CPU) unless ``mesh`` has it
-    take more, holds a copy of the variables and takes its rows of every global batch. Initial values are rank 0's.
-    Nothing is there to wrap, to scale or to broadcast: make the model, the optimizer and the metrics inside
+    Every process runs the same program on one device (the GPU of its local rank, else the CPU), or on more if ``mesh``
+    asks for them. It holds a copy of the variables and takes its rows of every global batch. Initial values are rank
+    0's. There is nothing to wrap, to scale or to broadcast: make the model, the optimizer and the metrics inside
     ``strategy.scope()`` and call ``fit``.
 
-    Start the program with ``horovodrun``, or with ``mpirun`` where Horovod was built for MPI; by itself it is one
-    process. The strategy initialises Horovod; a program that has called ``hvd.init()`` before is served as well.
-    Processes of one node share its cores: made before TensorFlow has run anything, the strategy gives TensorFlow as
-    many threads as the process has cores, unless a number is set, in the environment or with ``tf.config.threading``.
+    Start the program with ``horovodrun``, or with ``mpirun`` if Horovod was built for MPI; started alone, it is a job
+    of one process. The strategy initialises Horovod, unless the program has already called ``hvd.init()``. Processes of
+    one node share its cores: if the strategy is made before TensorFlow has run anything, it gives TensorFlow as many
+    threads as the process has cores, unless a number is set, in the environment or with ``tf.config.threading``.
 
     Args:
-        mesh: sizes of named mesh axes, as in ``{"data": 4}``, or ``{"data": 2, "expert": 2}``, over which layers of
-            experts deal these out; one may be -1, to be inferred. With ``"pipe"`` or ``"tensor"`` beside ``"data"``, as
-            in ``{"data": 2, "pipe": 2}``, a process takes all of its devices (its share of the node's GPUs, or its
-            logical CPU devices). However they are named, processes lie along the mesh in the order data, expert, pipe,
-            tensor, "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages of one replica,
-            then other replicas. A process owns a box of it: one device of a replica that spans processes, several
-            shards of a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its own
-            devices; the processes of one replica take the same rows.
-        shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
-            device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
-            its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.
-            "weights" (stage 3) shards the weights as well: a device holds its shard of each, and gathers whole ones
-            while it computes with them. None has every device hold all slots.
-        shard_size: the number of replicas among which that is dealt out, a divisor of the data axis; all parts are
-            held by each group of so many (arXiv:2205.00119). None for the replicas of a host, where
-            several hosts have as many each; else for all.
-        compression: what gradients are rounded to on their way, "fp16" or "bf16"; None for nothing.
+        mesh: sizes of named mesh axes, as in ``{"data": 4}``, or ``{"data": 2, "expert": 2}``, where MoE layers
+            distribute their experts over "expert"; one may be -1, to be inferred. With ``"pipe"`` or ``"tensor"`` as
+            well, as in ``{"data": 2, "pipe": 2}``, a process uses all of its devices (its share of the node's GPUs, or
+            its logical CPU devices). In whatever order the axes are given, ranks fill the mesh in the order data,
+            expert, pipe, tensor, with "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages
+            of one replica, then other replicas. Each process owns a block of the mesh: one device of a replica that
+            spans processes, several shards of a stage, whole stages, or whole replicas. It makes, holds and loads the
+            variables of its own devices; the processes of one replica take the same rows.
+        shard: "optimizer" shards the optimizer's slots and updates over the data axis (ZeRO-1, arXiv:1910.02054): each
+            device updates its shard of the weights and all-gathers the new weights. "gradients" (ZeRO-2) is the same:
+            with both, no device has the sum of all gradients. "weights" (ZeRO-3) shards the weights as well: a device
+            holds its shard of each, and all-gathers whole weights while it computes with them. With None, every device
+            holds all slots.
+        shard_size: the number of replicas over which that is sharded, a divisor of the data axis; every group of
+            `shard_size` replicas holds all shards (arXiv:2205.00119). None means the replicas of one
+            host if there are several hosts with equal numbers of replicas, else all replicas.
+        compression: the dtype to which gradients are rounded for communication, "fp16" or "bf16"; None: no rounding.
         reduction: "average", the gradient of the global batch; or "adasum" (Maleki et al., arXiv:2006.02924), which
-            combines the gradients of the processes' rows such that more processes need no other learning rate.
+            combines the gradients of the processes' rows so that the learning rate need not change with their number.
             Horovod has it over MPI, for 2, 4, 8, ... processes of whole replicas, and meshes without ``"tensor"``.
-        bucket_bytes: the most that gradients which travel together may hold. None for 4 MiB, with ``shard`` 16 MiB.
-        timeout_seconds: how long a process waits for another that lives but does not come, before Horovod is shut down
-            on all of them; 0 for ever.
+        bucket_bytes: the largest number of bytes of gradients in one message. None means 4 MiB, or 16 MiB with
+            ``shard`` or the mesh axis ``"expert"``.
+        timeout_seconds: how long a process waits in a collective for another that is alive but does not join it, before
+            Horovod is shut down on all processes; 0: for ever.
 
     Example:
 
@@ -75,10 +77,10 @@ class HorovodStrategy(KerasStrategy):
         model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=2 if strategy.is_chief else 0)
 
     Raises:
-        ImportError: Horovod is not installed; the message has the command that does it.
-        ValueError: a mesh that does not fit the devices of all processes; an option that is none of those above or that
-            Horovod was not built for; processes that ask for different strategies or would share a GPU, or TensorFlow
-            has started before with all GPUs of the node.
+        ImportError: Horovod is not installed; the message has the command that installs it.
+        ValueError: a mesh that does not fit the devices of all processes; an option that is not listed above, or that
+            Horovod was not built for; processes that ask for different strategies or would share a GPU; TensorFlow has
+            already started with all GPUs of the node.
 
     Source: the engine is Horovod 0.28 (Sergeev and Del Balso, arXiv:1802.05799); the interface is that of
     ``tf.distribute.Strategy``, TensorFlow 2.21.
@@ -109,7 +111,7 @@ class HorovodStrategy(KerasStrategy):
             )
         if bucket_bytes is None:
             bucket_bytes = _SHARDED_BUCKET_BYTES if is_sharded else DEFAULT_BUCKET_BYTES
-        # Only here: the rest of the package works without Horovod.
+        # Imported only here: the rest of the package works without Horovod.
         from strategies.collectives import horovod
 
         cluster = self._cluster = Cluster.from_environment()
@@ -127,7 +129,7 @@ class HorovodStrategy(KerasStrategy):
             claim(),
         ).to_text()
         limit = timeout_seconds or None
-        # Before Horovod starts, which takes process sets by the mesh.
+        # The processes agree on the mesh before Horovod starts, because it needs the mesh's process sets at its start.
         member = this_process.joined(lambda: horovod.joined(limit, say))
         told = None if member is None else member.agree(request)
         nodes: tuple[int, ...] = () if told is None else agreed_nodes(told)
@@ -137,7 +139,7 @@ class HorovodStrategy(KerasStrategy):
         if reduction == "adasum":
             _check_adasum(grid)
         between = meshes_between(grid, num_sharing(sharding))
-        # Stages of one model send to each other, also those that are no neighbours.
+        # Any two stages of one model may send to each other, not only neighbours.
         rank = horovod.start(*between, channel_axes=("pipe",), all_pairs=True, timeout_seconds=timeout_seconds)
         if cluster.world_size > 1:
             told = horovod.gathered(request) if told is None else told
@@ -160,12 +162,12 @@ class HorovodStrategy(KerasStrategy):
         extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
         super().__init__(extended)
         self._say_what_crosses(nodes)
-        #: The implementation that carries sums between processes: "NCCL", "MPI" or "Gloo".
+        #: The implementation of reductions between processes: "NCCL", "MPI" or "Gloo".
         self.communication = horovod.implementation(devices[0])
 
 
 def _check_adasum(mesh: DeviceMesh) -> None:
-    """Refuses a mesh on which a process has a part of a gradient only."""
+    """Raises ValueError for a mesh on which a process has only a part of a gradient."""
     if mesh.axis_size("tensor") == 1 and not spans_processes(mesh):
         return
     raise ValueError(

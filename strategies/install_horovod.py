@@ -1,10 +1,10 @@
 """Builds Horovod against the installed TensorFlow and installs it: ``python -m strategies.install_horovod``.
 
-Horovod's last release does not compile against TensorFlow 2.16 and later as it stands: one of its source
-files, for XLA custom calls on GPUs, includes headers that TensorFlow no longer ships. The build here leaves
-that file out. Communication between processes goes over Gloo or over Gloo and MPI; tensors on GPUs are sent by NCCL
-if nvcc and NCCL are found (`--gpu` insists on it, `--cpu` forgoes it), and through the host otherwise. The finished
-wheel is kept in the user's cache folder and installed from there the next time the same versions meet.
+Horovod's last release does not compile against TensorFlow 2.16 and later: one of its source files, for XLA custom
+calls on GPUs, includes headers that TensorFlow no longer ships. This build leaves that file out. Processes communicate
+over Gloo, or over Gloo and MPI. Tensors on GPUs are sent by NCCL if nvcc and NCCL are found (`--gpu` requires them,
+`--cpu` ignores them), and through the host otherwise. The finished wheel is kept in the user's cache folder and is
+installed from there the next time the same versions are wanted.
 """
 
 import argparse
@@ -45,19 +45,19 @@ _LOG_LINES_SHOWN = 30
 def build_wheel(folder: Path, environment: Mapping[str, str], log: Path, gpu: GpuBuild | None = None) -> Path:
     """Downloads Horovod's sources into the empty `folder`, patches and builds them; returns the wheel.
 
-    What the build prints goes to `log`. A second build in one source tree fails, so `folder` serves once.
+    The build's output goes to `log`. Each build needs a new `folder`: a second one in the same source tree fails.
 
     Raises:
         InstallError: if a step fails.
     """
-    # pip's and the compiler's own temporary files too go when `folder` goes, also after a kill.
+    # Deleting `folder` then also deletes the temporary files of pip and the compiler, even after a kill.
     environment = {**environment, "TMPDIR": str(folder)}
     requirement = folder / "requirement.txt"
     requirement.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{SDIST_SHA256}\n")
     # The build imports TensorFlow, so it runs in this environment and not in an isolated one.
     common = ["--no-deps", "--no-build-isolation"]
     download = ["download", "--no-binary=horovod", "--require-hashes", f"--requirement={requirement}"]
-    # Without the local version: pip refuses sources that call themselves other than what it asked for.
+    # Without the local version: pip refuses sources whose version is not the one that was requested.
     plain = {name: value for name, value in environment.items() if name != "HOROVOD_LOCAL_VERSION"}
     python = interpreter_without_spaces(folder)
     _pip([*download, *common, f"--dest={folder / 'sdist'}"], plain, log, python)
@@ -67,16 +67,16 @@ def build_wheel(folder: Path, environment: Mapping[str, str], log: Path, gpu: Gp
     patch_tree(tree, gpu)
     if gpu is not None:
         environment |= gpu.flags(gpu.linked_nccl(folder), environment.get("PATH", os.defpath))
-    # Without pip's cache: it would keep a second copy, filed under a temporary folder nobody asks for again.
+    # Without pip's cache: it would keep a second copy, under the name of a temporary folder that is never used again.
     target = f"--wheel-dir={folder / 'wheel'}"
     _pip(["wheel", "--no-cache-dir", *common, target, str(tree)], environment, log, python)
     return next((folder / "wheel").glob("horovod-*.whl"))
 
 
 def interpreter_without_spaces(folder: Path) -> str:
-    """The path of this interpreter, through a link in `folder` if its own path has spaces.
+    """Returns the path of this interpreter, through a link in `folder` if its own path has spaces.
 
-    Horovod's CMake files take the compiler flags that TensorFlow derives from its own path apart at spaces.
+    TensorFlow's compiler flags contain its own path, and Horovod's CMake files split these flags at spaces.
     """
     executable = Path(sys.executable)
     if not re.search(r"\s", sys.prefix) or not executable.is_relative_to(sys.prefix):
@@ -87,9 +87,9 @@ def interpreter_without_spaces(folder: Path) -> str:
 
 
 def cached_wheel(kept: Path, environment: Mapping[str, str], *, force: bool, gpu: GpuBuild | None = None) -> Path:
-    """The wheel in the folder `kept`, built first if there is none or if `force`.
+    """Returns the wheel in the folder `kept`; builds it first if there is none or if `force`.
 
-    The wheel appears there in one step, so a build that dies leaves nothing that looks like one.
+    The wheel appears there in one step, so a build that is killed leaves no incomplete wheel.
 
     Raises:
         InstallError: if the build fails; its log then stays in `kept`.
@@ -122,14 +122,14 @@ def install(wheel: Path, backend: str, gpu: GpuBuild | None = None) -> None:
         code = f"import horovod.tensorflow as hvd; assert hvd.{backend}_built()"
         if gpu is not None:
             code += "; assert hvd.nccl_built()"
-        # -P: a folder named horovod where we happen to stand must not be taken for the package.
+        # -P: a folder named horovod in the current directory must not be imported instead of the package.
         if _run([sys.executable, "-P", "-c", code], os.environ, log) != 0:
             raise InstallError(f"{_tail(log)}\n{wheel.name} does not work here. Build it anew with --force.")
 
 
 @contextlib.contextmanager
 def _locked(kept: Path) -> Iterator[None]:
-    """Holds the folder against other runs: the second waits, then finds the first one's wheel."""
+    """Context manager: locks the folder; a second run waits for the first one, and then finds its wheel."""
     kept.mkdir(parents=True, exist_ok=True)
     with (kept / "lock").open("w") as lock:
         try:
@@ -147,7 +147,7 @@ def _pip(arguments: Sequence[str], environment: Mapping[str, str], log: Path, py
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-    """Runs to the end, output appended to `log`; what it started ends with it, also when we are stopped."""
+    """Runs a command, with its output appended to `log`; its child processes end with it, also if we are stopped."""
     with log.open("a") as output:
         process = subprocess.Popen(
             command,
@@ -170,7 +170,7 @@ def _tail(log: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parses the flags, builds if needed, installs, and says what it did.
+    """Parses the flags, builds if needed, installs, and prints the result.
 
     Raises:
         SystemExit: with the message of an InstallError.

@@ -7,34 +7,40 @@ LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT. It is pinned to its s
 many threads, unless TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS or OMP_NUM_THREADS is set. Its lines of output are
 prefixed with its rank, as in ``[0] ``, and are never interleaved.
 
-On several nodes the same command runs on each, with its own --node-rank; the number of processes may differ. Node 0
-waits for the others at --master-addr:--master-port, and says every 10 s for whom. Ranks are numbered node by node,
-starting with node 0. The launchers stay connected to that of node 0, which decides for all.
+On several nodes run the same command on each, with its own --node-rank; the number of processes may differ. Node 0
+waits for the others at --master-addr:--master-port, and prints every 10 s which ones are missing. Ranks are numbered
+node by node, starting with node 0. The launchers stay connected to that of node 0, which decides for all.
 
-If a process fails, all others of all nodes are ended: SIGTERM, after --grace-seconds SIGKILL. So they are if a launcher
-gets SIGINT or SIGTERM, or a node is gone: its launcher has ended, or was silent for --node-timeout seconds; or no rank
-of the job runs, as those that have not ended are stopped by a signal, for as long, while the launcher runs. The last
-lines on stderr name the rank, the node and the cause; and the reason, as far as a program under our strategies knows
-it, as when a rank failed because another one had left. The exit code is that of the process, or 128 + the signal that
-killed it, on its node, and 1 on others; after SIGINT or SIGTERM it is 128 + the signal on all. It is 0 only if all
-processes of all nodes ended with 0. A second SIGINT or SIGTERM, a second or more later, kills immediately. SIGHUP,
-SIGUSR1 and SIGUSR2 are forwarded to the processes of the node. If the launcher itself is killed, Linux kills its
-processes, but not their children.
+All processes of all nodes are ended, with SIGTERM and after --grace-seconds with SIGKILL, if
 
-With --max-restarts K all processes start again after a failure, up to K times, with new ports and
-TORCHELASTIC_RESTART_COUNT and TORCHELASTIC_MAX_RESTARTS in their environment; those that do not end by SIGTERM are
-killed after 2 s, or --grace-seconds if that is less. If a node is gone, the others go on, renumbered, if they have
---min-procs processes. If node 0 is gone, the job ends. The limits are those of node 0's command line.
+- a process fails;
+- a launcher gets SIGINT or SIGTERM;
+- a node is gone: its launcher has ended, or was silent for --node-timeout seconds;
+- no rank of the job has run for --node-timeout seconds: all that have not ended are stopped (SIGSTOP). Times in which
+  the launcher itself was stopped do not count.
 
-Exit code 75 of a process means that it was asked to end, has saved a checkpoint and can go on later; it is not a
-failure. The launcher waits for the others to end, too, up to --grace-seconds. If a launcher was asked to stop, it
-returns 75 on all nodes; but if --min-procs processes are left on other nodes, node 0 among them, these start again
-without its node. If none was asked, the processes start again with --max-restarts, and it returns 75 without; neither
-counts as a restart.
+The last lines on stderr name the rank, the node and the cause. If a program under our strategies knows the reason, as
+when a rank failed because another one had left, they give it as well. The exit code is that of the failed process, or
+128 + the signal that killed it, on its node, and 1 on the others; after SIGINT or SIGTERM to a launcher it is 128 + the
+signal on all nodes. It is 0 only if all processes of all nodes ended with 0. A second SIGINT or SIGTERM, a second or
+more later, kills immediately. SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to the processes of the node. If the launcher
+itself is killed, Linux kills its processes, but not their children.
 
-Each launcher makes a folder below TMPDIR and names it to its processes as STRATEGIES_TRACEBACK_DIR, in place of one
-that is set: rank N leaves tracebacks in rank-N.txt. If the job fails and there are any, the folder stays, and a line on
-stderr says where it is; else it is removed.
+With --max-restarts K all processes start again after a failure, up to K times, with new ports and with
+TORCHELASTIC_RESTART_COUNT and TORCHELASTIC_MAX_RESTARTS in their environment. Before a restart, processes that SIGTERM
+does not end are killed after 2 s, or --grace-seconds if that is less. If a node is gone, the others continue with new
+ranks, if they have at least --min-procs processes. If node 0 is gone, the job ends. The limits are those of node 0's
+command line.
+
+Exit code 75 of a process means that it was asked to end, has saved a checkpoint and can continue later; it is not a
+failure. The launcher then waits up to --grace-seconds for the other processes to end. If a launcher was asked to stop,
+all launchers return 75; but if the other nodes include node 0 and have at least --min-procs processes, they start again
+without that launcher's node. If no launcher was asked, the processes start again if --max-restarts is given, else the
+launchers return 75. Neither counts as a restart.
+
+Each launcher makes a folder below TMPDIR and passes its path to its processes in STRATEGIES_TRACEBACK_DIR, replacing a
+value that is set: rank N writes tracebacks to rank-N.txt. If the job fails and there are tracebacks, the folder is kept
+and a line on stderr gives its path; otherwise it is removed.
 """
 
 import argparse
@@ -74,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"strategies.launch: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        # Before the processes were started, or while their last output was blocked.
+        # Ctrl-C came before the processes were started, or while their last output was blocked.
         return 130
 
 
@@ -117,7 +123,7 @@ class _Plan:
     def renew(self) -> tuple[int, ...]:
         """Returns free ports for the processes, and holds them until `tasks` is called."""
         self.release()
-        # One more than the processes need: MASTER_PORT, unless it is given.
+        # One more than the processes need, for MASTER_PORT if it is not given.
         self._held = HeldPorts(self._flags.nproc_per_node + 1)
         *ports, spare = self._held.ports
         self._master_port = self._flags.master_port or (spare if self._flags.nnodes == 1 else MASTER_PORT)
@@ -130,18 +136,18 @@ class _Plan:
             self._held = None
 
     def reason_of(self, rank: int) -> str:
-        """Returns why a rank of this round has ended, as its program told it; empty if it did not."""
+        """Returns the exit reason that the program of a rank left in this round; empty if it left none."""
         return "" if self._folder is None else read_reason(self._folder.path, rank)
 
     def close_folder(self, *, ended_well: bool) -> Path | None:
-        """Returns the folder of tracebacks if it stays, after a failure, and else removes it."""
+        """Removes the folder of tracebacks; if the job failed and left any, keeps it and returns its path."""
         folder, self._folder = self._folder, None
         return None if folder is None else folder.close(ended_well=ended_well)
 
     def tasks(self, start: Start) -> list[Task]:
-        """Returns the processes to start."""
+        """Returns the processes to start, and releases the ports for them."""
         self.release()
-        # Not before: while nodes wait for each other, a signal ends the launcher at once.
+        # Made only now: while nodes wait for each other, a signal ends the launcher at once, without removing a folder.
         self._folder = self._folder or JobFolder()
         self._folder.forget_reasons()
         flags = self._flags

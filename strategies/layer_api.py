@@ -1,4 +1,4 @@
-"""The names that parallel layers are written against: those of `keras_ext`, and layers of a user's own."""
+"""The API for writing parallel layers: those of `keras_ext`, and a user's own."""
 
 import keras
 
@@ -39,7 +39,7 @@ from strategies.topology.rank_end import PREEMPTED
 
 
 def replica_parts() -> ReplicaParts:
-    """Returns the parts of a replica under the strategy whose scope this is called in; one part if it has no others.
+    """Returns the parts of a replica, one per device, under the current strategy; one part if a replica is not split.
 
     Example, in `build` of a layer whose kernel is cut into columns, one shard for each device of the axis "tensor":
 
@@ -48,19 +48,19 @@ def replica_parts() -> ReplicaParts:
             with parts.at(tensor=position):
                 self.shards.append(self.add_weight(shape=shape_of_shard, name=f"kernel_{position}"))
     """
-    # A layer that is split has its weights written as one, with or without a strategy.
+    # The hooks are needed without a strategy, too: files have the weights of a split layer as one weight.
     _keras_hooks.install()
     return current_parts()
 
 
 def save_before_end(model: keras.Model, saver: Saver | None) -> None:
-    """Has a checkpoint saved before the process ends that is asked to (SIGTERM), on all processes behind the same step.
+    """Registers `saver` to write a checkpoint on SIGTERM, on every process after the same step.
 
     Args:
-        model: under a strategy of this package; nothing happens under another.
-        saver: takes the number of steps that are done of the epoch in this call of ``fit``; it saves, and raises
-            ``SystemExit(PREEMPTED)``. If it returns, as behind the last step of an epoch, the processes end with that
-            code behind ``on_epoch_end``. None to end at once.
+        model: the model that is trained; under a strategy of another package this function does nothing.
+        saver: takes the number of finished steps of the epoch in this call of ``fit``; it saves, and raises
+            ``SystemExit(PREEMPTED)``. If it returns, as after the last step of an epoch, the processes exit with that
+            code after ``on_epoch_end``. None: SIGTERM ends the process at once.
     """
     engine = engine_of(model.distribute_strategy)
     if engine is not None:
@@ -68,10 +68,10 @@ def save_before_end(model: keras.Model, saver: Saver | None) -> None:
 
 
 def sharing_of(model: keras.Model) -> Sharing | None:
-    """Returns what the replicas of a model share; None where a device does not hold a whole replica or its shards.
+    """Returns what the replicas of a model share; None if a device does not hold a whole replica or its shards.
 
-    So it is on a mesh with other axes than "data", with a parameter device, with layers of which replicas have rows of
-    their own, and under strategies that are not ours.
+    The result is None if a replica spans several devices, with a parameter device, with weights whose rows are sharded
+    over replicas, and under another package's strategy with several replicas.
     """
     strategy = model.distribute_strategy
     engine = engine_of(strategy)
@@ -86,9 +86,9 @@ def sharing_of(model: keras.Model) -> Sharing | None:
 
 
 def gathered_bytes(model: keras.Model) -> dict[str, int]:
-    """Returns the most bytes of whole weights that are on each device of this process at once, beside their shards.
+    """Returns for each device of this process the most bytes of gathered weights at any time, beside the shards.
 
-    Empty if devices hold whole weights. A pipeline keeps those of its stages, once gathered, until a step's end.
+    Empty if devices hold whole weights. A pipeline keeps the gathered weights of its stages until the step ends.
     """
     engine = engine_of(model.distribute_strategy)
     if engine is None or engine.sharded_weights is None:

@@ -22,32 +22,32 @@ class MirroredStrategy(KerasStrategy, tf.distribute.MirroredStrategy):
     metrics and logs equal those of plain Keras on one device with the same global batches, to float32 rounding,
     whatever the batch size.
 
-    It is a ``tf.distribute.MirroredStrategy`` to Keras, to ``tf.data`` and to custom training loops: make the model,
-    the optimizer and the metrics inside ``strategy.scope()``, call ``fit`` anywhere.
+    Keras, ``tf.data`` and custom training loops can use it as a ``tf.distribute.MirroredStrategy``: make the model, the
+    optimizer and the metrics inside ``strategy.scope()``, and call ``fit`` anywhere.
 
-    Layers that look at the whole batch see their replica's rows, as everywhere in data parallelism:
-    ``BatchNormalization`` normalises by them, and its moving statistics are the mean over the replicas of what each
-    saw, weighed by rows; they agree on all devices after every step. ``BatchNormalization(synchronized=True)``
-    sees the global batch. ``Dropout`` draws a mask of its own on each replica.
+    Layers that look at the whole batch see their replica's rows, as usual in data parallelism:
+    ``BatchNormalization`` normalises by these rows, and its moving statistics are the mean of the replicas' statistics,
+    weighted by rows; they are equal on all devices after every step. ``BatchNormalization(synchronized=True)``
+    sees the global batch. ``Dropout`` draws a different mask on each replica.
 
     Args:
         devices: device strings such as ``["GPU:0", "GPU:1"]``. None means all GPUs, or, where there is no GPU, all
             logical CPU devices (one, unless ``tf.config.set_logical_device_configuration`` made more).
-        cross_device_ops: how gradients are summed, a ``tf.distribute.CrossDeviceOps``. None means NCCL for GPUs and
+        cross_device_ops: a ``tf.distribute.CrossDeviceOps`` that sums gradients. None means NCCL for GPUs and
             plain additions for CPU devices, which share their memory.
         mesh: sizes of named mesh axes, as in ``{"data": 2, "pipe": 2, "tensor": 2}``; one may be -1, to be inferred. A
-            replica spans the devices of the axes ``"pipe"``, over which ``keras_ext.PipelineModel`` lays its stages,
-            and ``"tensor"``, over which layers of ``keras_ext`` split their weights; all other layers live on the
-            first. Along ``"expert"``, right behind ``"data"``, are replicas, too, over which layers of experts deal
-            these out. ``num_replicas_in_sync`` is the size of ``"data"``, 1 if it is not there, times that of
+            replica spans the devices of the axes ``"pipe"``, over which ``keras_ext.PipelineModel`` places its stages,
+            and ``"tensor"``, over which layers of ``keras_ext`` split their weights; all other layers are on the first
+            device. The axis ``"expert"``, directly after ``"data"``, also holds replicas; MoE layers distribute their
+            experts over it. ``num_replicas_in_sync`` is the size of ``"data"`` (1 without it) times that of
             ``"expert"``.
-        shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
-            device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
-            its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.
-            "weights" (stage 3) shards the weights as well: a device holds its shard of each, and gathers whole ones
-            while it computes with them. None has every device hold all slots.
-        shard_size: the number of replicas among which that is dealt out, a divisor of the data axis; all parts are
-            held by each group of so many (arXiv:2205.00119). None for all replicas.
+        shard: "optimizer" shards the optimizer's slots and updates over the data axis (ZeRO-1, arXiv:1910.02054): each
+            device updates its shard of the weights and all-gathers the new weights. "gradients" (ZeRO-2) is the same:
+            with both, no device has the sum of all gradients. "weights" (ZeRO-3) shards the weights as well: a device
+            holds its shard of each, and all-gathers whole weights while it computes with them. With None, every device
+            holds all slots.
+        shard_size: the number of replicas over which that is sharded, a divisor of the data axis; every group of
+            `shard_size` replicas holds all shards (arXiv:2205.00119). None means all replicas.
 
     Example:
 
@@ -58,8 +58,8 @@ class MirroredStrategy(KerasStrategy, tf.distribute.MirroredStrategy):
         model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4)
 
     Raises:
-        ValueError: a device named twice or not there, no device, a mesh that does not fit the devices, or that
-            ``shard`` does not work on.
+        ValueError: a device that is named twice or does not exist, no device, or a mesh that does not fit the devices
+            or ``shard``.
 
     Source: the interface of ``tf.distribute.MirroredStrategy``, TensorFlow 2.21.
     """

@@ -27,10 +27,12 @@ from strategies.topology.gpus import claim, refuse_shared
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import local_grid, mesh_over_processes
 
-#: After which a collective fails that not all processes joined. A process that ends is noticed at once; this is for one
-#: that lives and never comes. It has to outlast what one process does alone: saving, building, tracing.
+#: A collective fails if not all processes have joined it after this time. A process that ends is noticed at once; this
+#: limit is for one that is alive and never joins. It must be longer than what one process does alone: saving, building,
+#: tracing.
 TIMEOUT_SECONDS = 600.0
-#: On GPUs buckets are reduced one after the other, each by one launch of NCCL, which needs large ones. Not measured.
+#: On GPUs buckets are reduced one after the other, each by one launch of NCCL, which is fast for large messages only.
+#: Not measured.
 BUCKET_BYTES_ON_GPUS = 32 * 2**20
 
 
@@ -38,34 +40,33 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
     """Synchronous data parallelism over the devices of many processes, with the numbers of one device.
 
     Every process runs the same program; each of its devices holds a copy of the variables and takes its rows of every
-    global batch. What a process writes with ``assign``, ``fit`` and ``load_weights`` is meant to be what the others
-    write, too. Initial values are rank 0's. Make the strategy first of all: TensorFlow joins processes only before
-    it has run anything.
+    global batch. All processes must write the same values with ``assign``, ``fit`` and ``load_weights``. Initial values
+    are rank 0's. Make the strategy before anything else: TensorFlow can join processes only before it has run anything.
 
-    The processes find each other by ``TF_CONFIG`` (``python -m strategies.launch`` writes it), or by Slurm's
-    variables, where ``srun`` started them. With neither, this is one process.
+    The processes find each other by ``TF_CONFIG`` (``python -m strategies.launch`` sets it), or by Slurm's variables if
+    ``srun`` started them. Without either, the job is this one process.
 
     Args:
         cluster_resolver: a ``tf.distribute.cluster_resolver.ClusterResolver`` that names the tasks and this one; None
             to read the environment.
         communication_options: ``tf.distribute.experimental.CommunicationOptions``: ``implementation`` (between GPUs,
-            NCCL unless it is RING), ``timeout_seconds`` (600 if None), and ``bytes_per_pack``, the most gradients that
-            travel together may hold (0 for our choice: 4 MiB, between GPUs 32 MiB).
+            NCCL unless it is RING), ``timeout_seconds`` (600 if None), and ``bytes_per_pack``, the largest number of
+            bytes of gradients in one message (0 for our default: 4 MiB, between GPUs 32 MiB).
         mesh: sizes of named mesh axes over the devices of all processes, as in ``{"data": 2, "pipe": 2}`` over two
             processes of two devices; one may be -1, to be inferred. The axes ``"expert"``, ``"pipe"`` and ``"tensor"``
-            are those of ``MirroredStrategy``. However they are named, processes lie along the mesh in the order data,
-            expert, pipe, tensor, "tensor" fastest: consecutive ranks hold the shards of one stage, then the stages of
-            one replica, then other replicas. A process owns a box of it: one device of a replica that spans processes,
-            several shards of a stage, whole stages, or whole replicas. It makes, holds and loads the variables of its
-            own devices; the processes of one replica take the same rows.
-        shard: "optimizer" deals the optimizer's work out over the data axis (stage 1 of ZeRO, arXiv:1910.02054): each
-            device updates a part of the weights, holds the optimizer's slots of that part alone, and sends the others
-            its new weights. "gradients" (stage 2) is the same: in both, no device has the sum of all gradients.
-            "weights" (stage 3) shards the weights as well: a device holds its shard of each, and gathers whole ones
-            while it computes with them. None has every device hold all slots.
-        shard_size: the number of replicas among which that is dealt out, a divisor of the data axis; all parts are
-            held by each group of so many (arXiv:2205.00119). None for the replicas of a host, where
-            several hosts have as many each; else for all.
+            are those of ``MirroredStrategy``. In whatever order the axes are given, ranks fill the mesh in the order
+            data, expert, pipe, tensor, with "tensor" fastest: consecutive ranks hold the shards of one stage, then the
+            stages of one replica, then other replicas. Each process owns a block of the mesh: one device of a replica
+            that spans processes, several shards of a stage, whole stages, or whole replicas. It makes, holds and loads
+            the variables of its own devices; the processes of one replica take the same rows.
+        shard: "optimizer" shards the optimizer's slots and updates over the data axis (ZeRO-1, arXiv:1910.02054): each
+            device updates its shard of the weights and all-gathers the new weights. "gradients" (ZeRO-2) is the same:
+            with both, no device has the sum of all gradients. "weights" (ZeRO-3) shards the weights as well: a device
+            holds its shard of each, and all-gathers whole weights while it computes with them. With None, every device
+            holds all slots.
+        shard_size: the number of replicas over which that is sharded, a divisor of the data axis; every group of
+            `shard_size` replicas holds all shards (arXiv:2205.00119). None means the replicas of one
+            host if there are several hosts with equal numbers of replicas, else all replicas.
 
     Example:
 
@@ -77,9 +78,9 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=2 if strategy.is_chief else 0)
 
     Raises:
-        ValueError: an environment or a resolver that does not name all tasks, a mesh that does not fit the devices
-            of all processes, processes that ask for different strategies or would share a GPU, or TensorFlow has
-            started already.
+        ValueError: an environment or a resolver that does not name all tasks; a mesh that does not fit the devices
+            of all processes; processes that ask for different strategies or would share a GPU; TensorFlow has already
+            started.
 
     Source: the interface of ``tf.distribute.MultiWorkerMirroredStrategy``, TensorFlow 2.21.
     """
@@ -119,7 +120,7 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         tf.distribute.Strategy.__init__(self, extended)
         self._say_what_crosses(nodes)
         asked = communication_options.implementation.value if communication_options else "AUTO"
-        #: The implementation that carries sums between processes: "NCCL", or TensorFlow's own "ring" through the hosts.
+        #: The implementation of reductions between processes: "NCCL", or TensorFlow's own "ring" through the hosts.
         self.communication = "NCCL" if is_gpu(devices[0]) and asked != "RING" else "ring"
 
 
@@ -135,7 +136,7 @@ def _request(
     options: tf.distribute.experimental.CommunicationOptions | None,
     sharding: tuple[Sharded, int | None],
 ) -> Request:
-    """Returns what this process asks for; processes that ask for different strategies are refused, on all of them."""
+    """Returns the strategy that this process asks for; if processes ask for different ones, all of them raise."""
     chosen = None
     if options is not None:
         chosen = [options.implementation.value, options.bytes_per_pack, options.timeout_seconds]
@@ -156,7 +157,7 @@ def _join(
     options: tf.distribute.experimental.CommunicationOptions | None,
     num_together: int,
 ) -> ProcessGroups:
-    """Returns the process groups of this process, in a mesh over the devices of all; so many share the optimizer."""
+    """Returns this process' groups on a mesh over the devices of all; `num_together` processes share the optimizer."""
     options = options or tf.distribute.experimental.CommunicationOptions()
     name = options.implementation.value
     make_collectives = functools.partial(
@@ -180,12 +181,12 @@ def _join(
 
 
 def _sum_between_devices(devices: Sequence[str]) -> bool:
-    """True if NCCL adds up what all devices of all processes have, without a detour through the first of each."""
+    """True if NCCL sums over all devices of all processes at once, without a sum on each process' first device."""
     return len(devices) > 1 and all(is_gpu(device) for device in devices)
 
 
 def _resolved(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> Cluster:
-    """Returns the cluster that a resolver of TensorFlow's describes."""
+    """Returns the cluster that a TensorFlow cluster resolver describes."""
     jobs = resolver.cluster_spec().as_dict()
     if not jobs:
         return Cluster()
@@ -212,7 +213,7 @@ def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolve
 
 
 def _start_runtime(cluster: Cluster, timeout_seconds: float) -> Member:
-    """Joins this process to the others, and its TensorFlow to theirs; nothing to do where an earlier strategy has."""
+    """Joins this process and its TensorFlow runtime to the others, unless an earlier strategy has done so."""
     if not cluster.addresses:
         raise ValueError(
             f"MultiWorkerMirroredStrategy needs the address of every process, which {cluster.source} does not tell. "
@@ -239,7 +240,7 @@ def _start_runtime(cluster: Cluster, timeout_seconds: float) -> Member:
 def _joined(cluster: Cluster, timeout_seconds: float) -> Member:
     """Joins this process to the others at the address where TensorFlow's server of rank 0 will listen.
 
-    TensorFlow itself would wait an hour for those that are missing, without a word.
+    TensorFlow itself would wait an hour for missing processes, without a message.
     """
     rank, size, address = cluster.rank, cluster.world_size, cluster.addresses[cluster.rank]
     problem = None if rank == 0 else port_problem(rank, address)

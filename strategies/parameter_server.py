@@ -1,4 +1,4 @@
-"""ParameterServerStrategy, which is refused: its name is here so that the refusal says what to use."""
+"""ParameterServerStrategy, which is not supported: the name exists so that its error names the alternatives."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NoReturn
 
 
 class ParameterServerStrategy:
-    """Is refused: asynchronous updates never equal those of one device.
+    """Not supported, raises an error: asynchronous updates never equal those of one device.
 
     The workers of ``tf.distribute.ParameterServerStrategy`` do not wait for each other. Each computes gradients with
-    the weights that it happened to read, and they are applied one by one in the order of arrival: another order in
-    every run, and never the numbers of one device, which this package promises.
+    the weights that it happened to read, and the gradients are applied one by one in the order of arrival. That order
+    differs in every run, and the results never equal those of one device, which this package promises.
 
-    What it is used for has synchronous equivalents: ``CentralStorageStrategy`` for tables of embeddings that are too
-    large for a GPU, ``MultiWorkerMirroredStrategy`` and ``HorovodStrategy`` for several machines, and their
+    Its uses have synchronous equivalents: ``CentralStorageStrategy`` for embedding tables that are too large for a
+    GPU, ``MultiWorkerMirroredStrategy`` and ``HorovodStrategy`` for several machines, and their
     ``mesh={"tensor": ...}`` for models that do not fit into one device.
 
     Raises:
@@ -30,7 +30,7 @@ class ParameterServerStrategy:
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> NoReturn:
-        """Raises the refusal."""
+        """Raises NotImplementedError."""
         raise NotImplementedError(
             "ParameterServerStrategy is asynchronous: workers apply gradients of weights that others have changed "
             "since, in the order of arrival, so its results never equal those of one device. Use "

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Mapping
 
-#: At least the first, below the second: the ranges that `pyproject.toml` requires.
+#: For each library the first version and the one after the last: the ranges that `pyproject.toml` requires.
 TESTED: Mapping[str, tuple[str, str]] = {
     "tensorflow": ("2.19", "2.22"),
     "keras": ("3.12", "3.16"),
@@ -17,10 +17,10 @@ TESTED: Mapping[str, tuple[str, str]] = {
 
 
 def warn_of_untested(found: Mapping[str, str]) -> None:
-    """Warns once of versions outside of the tested ranges.
+    """Emits one warning if any version is outside its tested range.
 
-    The package hooks into functions of TensorFlow and Keras that other releases may have changed: one that is gone is
-    an error when the first strategy is made, but one that does something else is not noticed.
+    The package hooks into functions of TensorFlow and Keras that other releases may have changed. A function that no
+    longer exists raises an error when the first strategy is made; one that behaves differently is not noticed.
 
     Args:
         found: the version of each library, by its name in `TESTED`.
@@ -37,19 +37,19 @@ def warn_of_untested(found: Mapping[str, str]) -> None:
 
 
 def installed() -> dict[str, str]:
-    """Returns the versions of what the numbers of training depend on, by name."""
+    """Returns the versions of Python, this package and the libraries in `TESTED`: training's numbers depend on them."""
     found = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in ("keras-strategies", *TESTED):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            # Run from its sources, or installed under another name, as nightly builds are.
+            # It is run from its sources, or installed under another name, as nightly builds are.
             found[name] = "not known"
     return found
 
 
 def is_tested(name: str, version: str) -> bool:
-    """True if that version of a library in `TESTED` is within its range."""
+    """True if the version of a library in `TESTED` is within its range."""
     low, high = map(_numbers, TESTED[name])
     return low <= _numbers(version) < high
 

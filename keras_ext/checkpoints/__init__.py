@@ -1,7 +1,7 @@
-"""Checkpoints of whole training runs: a callback that writes them, and goes on from the last one that is whole.
+"""Checkpoints of whole training runs: a callback writes them, and resumes from the last complete one.
 
-Its face: `Checkpoints`, `Commits`, the same in memory for elastic training, and the `TrainingPosition` at which a
-restored run goes on.
+It exports `Checkpoints`; `Commits`, the same in memory for elastic training; and `TrainingPosition`, where a restored
+run continues.
 """
 
 from keras_ext.checkpoints.callback import Checkpoints

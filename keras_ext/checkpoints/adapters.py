@@ -1,4 +1,4 @@
-"""LoRA's adapters in checkpoints: Keras' own files hold kernels with the adapters' product added, and no adapters."""
+"""LoRA adapters in checkpoints: Keras' own files contain kernels with the adapters' product added, and no adapters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from strategies import layer_api
 
 
 def adapters_in(model: Any) -> list[Any]:
-    """Returns the adapters of all layers of a model, whole."""
+    """Returns the adapters of all layers of a model, with shards joined to whole weights."""
     return layer_api.joined([adapter for layer in _adapted_layers(model) for adapter in adapters_of(layer)])
 
 
 @contextlib.contextmanager
 def kernels_apart(model: Any) -> Iterator[None]:
-    """Inside, files are written with the kernels as they are, so that training goes on with both."""
+    """Context manager: files are written with kernels without the adapters' product, so that training can resume."""
     layers = _adapted_layers(model)
     for layer in layers:
         layer.lora_enabled = False
@@ -32,17 +32,17 @@ def kernels_apart(model: Any) -> Iterator[None]:
 
 
 def write(path: Path, values: Sequence[Any]) -> None:
-    """Writes the values of adapters; no file if there are none."""
+    """Writes the values of adapters; writes no file if there are none."""
     if values:
         with path.open("wb") as file:
             np.savez(file, *values)
 
 
 def read(path: Path, model: Any) -> None:
-    """Sets the adapters of a model to those of a file.
+    """Sets the adapters of a model to the values in a file.
 
     Raises:
-        ValueError: the file has others, or there is none.
+        ValueError: the file contains other adapters, or the model has adapters and the file does not exist.
     """
     adapters = adapters_in(model)
     values: list[Any] = []

@@ -1,4 +1,4 @@
-"""Checkpoints from which a killed run goes on as if nothing had happened, also in the middle of an epoch."""
+"""Checkpoints from which a killed run resumes as if nothing had happened, also in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _logger = logging.getLogger(__name__)
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves what training needs to go on, and goes on from it, with the logs of a run that nobody killed.
+    """Saves the state of training, and resumes from it with the logs of a run that was never killed.
 
-    Kept are weights, the optimizer, random seeds of layers, the metrics of an unfinished epoch, the position, and the
-    logs of all epochs so far. A checkpoint counts once it is whole: a run may be killed at any moment, also while it
-    saves. Weights are in full shapes, as Keras saves them, so that training may go on under another strategy or mesh.
+    A checkpoint contains the weights, the optimizer, random seeds of layers, the metrics of an unfinished epoch, the
+    position, and the logs of all epochs so far. It counts only once it is complete: a run may be killed at any moment,
+    also while it saves. Weights have full shapes, as Keras saves them, so that training may resume under another
+    strategy or mesh.
 
-    A process that is asked to end (SIGTERM, as of a scheduler that needs the machine) saves after the step that runs,
-    together with the others of its job, and all end with exit code 75; under a strategy of another package it just
-    ends.
+    A process that receives SIGTERM, as from a scheduler that needs the machine, saves after the running step, together
+    with all processes of its job, and all end with exit code 75; under a strategy of another package it just ends.
 
-    An epoch that ends early, because a callback stopped it, is not saved: it is gone on with. What other callbacks
-    remember, such as the best loss so far, is not kept; nor is what draws that name no seed come to. Let learning rates
-    follow a schedule: :class:`LearningRateWarmup` counts the steps of an epoch that it has seen.
+    An epoch that a callback stopped early is not saved: a restored run finishes it. The state of other callbacks, such
+    as the best loss so far, is not saved, nor that of random draws without a seed. Let learning rates follow a
+    schedule: :class:`LearningRateWarmup` counts the steps of an epoch that it has seen.
 
-    Keras cannot start in the middle of an epoch, so the program gives the rest of that epoch by itself::
+    Keras cannot start in the middle of an epoch, so the program passes the rest of that epoch itself::
 
         checkpoints = keras_ext.Checkpoints("run/checkpoints", steps_per_epoch=n, every_steps=500)
         at = checkpoints.restore(model)
@@ -46,16 +46,16 @@ class Checkpoints(keras.callbacks.Callback):
             at = checkpoints.restore(model)  # With averaged weights, `fit` leaves these behind at its end.
         model.fit(..., initial_epoch=at.epoch, epochs=10, callbacks=[checkpoints])
 
-    Among the callbacks it comes last, behind those that add to the logs. With several processes rank 0 reads and
-    writes, and all take part.
+    It has to be the last callback, after those that add to the logs. With several processes rank 0 reads and writes,
+    and all take part.
 
     Args:
-        folder: for the checkpoints; made if it is not there.
-        steps_per_epoch: of a whole epoch.
-        every_steps: after how many steps of an epoch to save, beside at its end; None for at its end only. It counts
-            from the epoch's first step. An execution of several steps (``steps_per_execution``) is not cut, and none is
-            saved before the last.
-        num_kept: how many to keep. The one before the last serves where the last cannot be read.
+        folder: the folder of the checkpoints; made if it does not exist.
+        steps_per_epoch: the number of steps of a whole epoch.
+        every_steps: the number of steps after which to save within an epoch, counted from its first step; None to save
+            only at its end. Saving happens between executions of several steps (``steps_per_execution``), and not
+            before the last execution.
+        num_kept: the number of checkpoints to keep. An older one is used if the last cannot be read.
 
     Example:
 
@@ -89,11 +89,11 @@ class Checkpoints(keras.callbacks.Callback):
         self._done = 0
 
     def restore(self, model: keras.Model) -> TrainingPosition:
-        """Loads the last checkpoint into a compiled model; returns where training goes on, which may be the start.
+        """Loads the last checkpoint into a compiled model; returns the position to resume from, which may be the start.
 
         Raises:
-            ValueError: the checkpoint is of another model or optimizer, or of epochs of another length; there are
-                checkpoints, none of which can be read.
+            ValueError: the checkpoint belongs to another model or optimizer, or has epochs of another length; or
+                checkpoints exist, and none can be read.
         """
 
         def load() -> str:
@@ -106,15 +106,15 @@ class Checkpoints(keras.callbacks.Callback):
         return self._position
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Has a checkpoint saved if the process is asked to end."""
+        """Registers the saver of a checkpoint on SIGTERM."""
         layer_api.save_before_end(self.model, self._save_and_end)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Has a signal end the process at once again; one that came behind the last epoch does it now."""
+        """Unregisters the saver: SIGTERM ends the process at once again; one received after the last epoch does now."""
         layer_api.save_before_end(self.model, None)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts back what metrics had counted of an epoch that goes on."""
+        """Restores the metrics of an unfinished epoch that is resumed."""
         here = epoch == self._position.epoch
         self._position = self._position if here else TrainingPosition(epoch)
         self._done = self._position.step
@@ -123,12 +123,12 @@ class Checkpoints(keras.callbacks.Callback):
             self._put_back(keras.ops.zeros_like)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves what the steps before have come to, if it is time.
+        """Saves the state after the steps before, if it is due.
 
-        At their end Keras would have to wait for their logs, which it does for no callback of its own.
+        ``on_train_batch_end`` is not used: Keras would have to wait for the logs of every step.
         """
         if self._to_put_back and batch:
-            # Without a strategy of ours, Keras has made the metrics only now. Their variables are sums.
+            # Without a strategy of ours, Keras makes the metrics only in the first step. Their variables are sums.
             self._put_back(lambda variable: variable)
         before, self._done = self._done, self._position.step + batch
         every, execution = self._every_steps, self.model.steps_per_execution
@@ -137,7 +137,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._save(TrainingPosition(self._position.epoch, self._done))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves, with the epoch's logs."""
+        """Saves a checkpoint with the epoch's logs, unless the epoch ended early."""
         if self._done + self.model.steps_per_execution < self._steps_per_epoch:
             _logger.warning(
                 "Epoch %d ended after %d of %d steps: it is not saved as a whole one.",
@@ -148,7 +148,7 @@ class Checkpoints(keras.callbacks.Callback):
             return
         for name in dict.fromkeys([*self.history, *(logs or {})]):
             values = self.history.setdefault(name, [])
-            # Not all are there in all epochs, as with `validation_freq`.
+            # Some logs are missing in some epochs, as with `validation_freq`.
             values += [math.nan] * (epoch - len(values))
             values.append(float((logs or {}).get(name, math.nan)))
         self._save(TrainingPosition(epoch + 1))
@@ -156,7 +156,7 @@ class Checkpoints(keras.callbacks.Callback):
     def _save_and_end(self, num_steps: int) -> None:
         done = self._position.step + num_steps
         if done >= self._steps_per_epoch:
-            # Of the epoch only its validation is left; the processes end behind its checkpoint.
+            # Only the epoch's validation is left; the processes end after its checkpoint.
             return
         self._save(TrainingPosition(self._position.epoch, done))
         if getattr(self.model.distribute_strategy, "is_chief", True):
@@ -168,7 +168,7 @@ class Checkpoints(keras.callbacks.Callback):
         raise SystemExit(layer_api.PREEMPTED)
 
     def _put_back(self, counted: Callable[[Any], Any]) -> None:
-        """Sets the metrics to what they were, plus what they have `counted` since."""
+        """Sets the metrics' variables to their restored values plus what `counted` returns for each variable."""
         variables = self.model.metrics_variables
         if len(variables) != len(self._to_put_back):
             raise ValueError(
@@ -180,7 +180,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._to_put_back = []
 
     def _state_at(self, position: TrainingPosition) -> dict[str, Any]:
-        """Returns what there is to keep beside the weights; all processes call it: they hold parts."""
+        """Returns the state to save beside the weights. All processes call it, as each may own a part."""
         model = self.model
         strategies.sum_accumulated(model.optimizer)
         counted = model.metrics_variables if position.step else []
@@ -199,7 +199,7 @@ class Checkpoints(keras.callbacks.Callback):
         state = self._state_at(position)
         of_adapters = layer_api.values_of(model, adapters.adapters_in(model))
         name = f"step-{position.epoch * self._steps_per_epoch + position.step:09d}"
-        # Another's strategy, and none, is taken for one process.
+        # Without a strategy, or with one that has no `is_chief`, the job is taken for a single process.
         writes = getattr(model.distribute_strategy, "is_chief", True)
 
         def write() -> None:
@@ -245,6 +245,6 @@ class Checkpoints(keras.callbacks.Callback):
 
 
 def seeds_of(model: keras.Model) -> list[Any]:
-    """The random seeds of the model's layers, which Keras does not save with the weights."""
+    """Returns the random seeds of the model's layers, which Keras does not save with the weights."""
     kept = {id(v) for v in [*model.weights, *model.metrics_variables]}
     return [v for v in model.variables if id(v) not in kept]

@@ -1,4 +1,4 @@
-"""Commits of elastic training: the checkpoints of runs whose workers come and go, in memory."""
+"""Commits of elastic training: in-memory checkpoints of runs whose workers come and go."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from strategies import layer_api
 
 
 class Commits(Checkpoints):
-    """Keeps in the memory of all workers what training needs to go on when workers are lost or have come.
+    """Keeps the state of training in the memory of all workers, to resume when workers are lost or added.
 
     It keeps what :class:`Checkpoints` saves, and is used in the same way, in a function under
-    :func:`strategies.elastic.run`: `restore`, `fit` from the returned position on, and among the callbacks the last.
-    Workers that have come are let in at commits. The first commit is made as training begins.
+    :func:`strategies.elastic.run`: `restore`, then `fit` from the returned position on, as the last callback. New
+    workers join at commits. The first commit is made when training begins.
 
-    A commit copies weights and slots to the host and asks the workers whether hosts have changed.
+    A commit copies weights and slots to the host, and checks on all workers whether hosts have changed.
 
     Args:
-        state: what the training function was called with.
-        steps_per_epoch: of a whole epoch.
-        every_steps: after how many steps of an epoch to commit, beside at its end; None for at its end only.
+        state: the argument of the training function.
+        steps_per_epoch: the number of steps of a whole epoch.
+        every_steps: the number of steps after which to commit within an epoch; None to commit only at its end.
 
     Example, here without Horovod; ``train`` is called once:
 
@@ -52,14 +52,14 @@ class Commits(Checkpoints):
         self._state = state
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Commits the initial weights, so that a loss before the first steps does not draw others."""
+        """Commits the initial weights, so that they are not drawn again if a worker is lost before the first commit."""
         if self._state.value is None:
             self._save(TrainingPosition())
 
     def _save(self, position: TrainingPosition) -> None:
         model = self.model
         state = self._state_at(position)
-        # Copies: of some variables values are views.
+        # Copies, as the values of some variables are views.
         values = [np.array(value) for value in layer_api.values_of(model, _kept(model))]
         self._state.commit({"state": state, "values": values})
 
@@ -81,9 +81,9 @@ class Commits(Checkpoints):
 
 
 def _kept(model: keras.Model) -> list[Any]:
-    """The variables of the model and its optimizer, without the seeds, which a state has.
+    """Returns the variables of the model and its optimizer, without the seeds, which the state contains.
 
-    What devices hold in parts is whole here: the next devices may be more, or fewer.
+    Shards are joined to whole weights: the number of devices may change.
     """
     apart = {id(variable) for variable in seeds_of(model)}
     return layer_api.joined([variable for variable in layer_api.state_of(model) if id(variable) not in apart])

@@ -1,4 +1,4 @@
-"""The files of checkpoints in their folder: weights as Keras writes them, and beside them a mark with all else."""
+"""The files of checkpoints in their folder: weights as Keras writes them, and a mark with all other state."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """The checkpoints of a folder, each by its name, which sorts by their age.
+    """The checkpoints in a folder, each with a name; names sort by age.
 
-    A checkpoint counts once its mark is there, ``<name>.json``, which is written last and all at once.
+    A checkpoint counts once its mark exists, ``<name>.json``, which is written last and atomically.
 
     Attributes:
-        folder: made when the first is written.
+        folder: the folder; made when the first checkpoint is written.
         num_kept: the number of checkpoints to keep.
     """
 
@@ -34,7 +34,7 @@ class CheckpointFiles:
         return self.folder / f"{name}.weights.h5"
 
     def adapters(self, name: str) -> Path:
-        """The path of LoRA's adapters, of a model that has them."""
+        """The path of a checkpoint's LoRA adapters, if its model has any."""
         return self.folder / f"{name}.adapters.npz"
 
     def state(self, name: str) -> Path:
@@ -42,20 +42,20 @@ class CheckpointFiles:
         return self.folder / f"{name}.json"
 
     def names(self) -> list[str]:
-        """Returns the names of all that have a mark, the newest first."""
+        """Returns the names of all checkpoints that have a mark, the newest first."""
         return sorted((path.stem for path in self.folder.glob("step-*.json")), reverse=True)
 
     def begin(self, name: str) -> None:
         """Prepares the folder for the weights of a checkpoint."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Of an earlier run, it would make a checkpoint of these weights.
+        # A mark of an earlier run would make unfinished weights count as a checkpoint.
         self.state(name).unlink(missing_ok=True)
 
     def finish(self, name: str, state: dict[str, Any]) -> None:
-        """Marks a checkpoint whose weights are written, and deletes those that are not to be kept."""
+        """Writes the mark of a checkpoint whose weights are written, and deletes checkpoints that are not kept."""
         with atomic_file(self.state(name)) as file:
             file.write_text(json.dumps({"format": _FORMAT, **state}))
-        # Later checkpoints were left by another run, or cannot be read.
+        # Checkpoints with later names are from another run, or cannot be read.
         kept = [each for each in self.names() if each <= name][: self.num_kept]
         for path in self.folder.glob("step-*"):
             if path.name.split(".")[0] not in kept:
@@ -65,7 +65,7 @@ class CheckpointFiles:
         """Returns the state of a checkpoint.
 
         Raises:
-            ValueError: it is of epochs of another length, or in another format.
+            ValueError: it has epochs of another length, or another format.
             OSError, json.JSONDecodeError: it cannot be read.
         """
         path = self.state(name)
@@ -80,7 +80,7 @@ class CheckpointFiles:
 
 
 def load_weights(model: keras.Model, path: Path) -> None:
-    """As Keras does, but what of the optimizer does not fit is an error, not a warning."""
+    """Loads weights as Keras does, but raises an error where Keras warns that the optimizer does not fit."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -1,4 +1,4 @@
-"""The position of a training run: where it is, or goes on."""
+"""The position of a training run: its progress, or the point where it resumes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TrainingPosition:
         epoch: number of finished epochs.
         step: number of finished steps of the epoch after them.
 
-    Example, a run of 100 steps an epoch that was stopped behind step 20 of its third epoch:
+    Example, a run of 100 steps per epoch that was stopped after step 20 of its third epoch:
 
         position = keras_ext.TrainingPosition(epoch=2, step=20)
         num_steps = 100 * position.epoch + position.step

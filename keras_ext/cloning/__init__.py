@@ -1,8 +1,8 @@
-"""Copies of layers and models: the same classes and settings, with the weights and all that was learnt beside them.
+"""Copies of layers and models: the same classes and settings, with the weights and all other learnt state.
 
-`Copies` copies layers and models of them, `cloned` a model's graph, `remade` one layer by its config, `copy_state`
-weights and the rest. A layer of a copy is found by its place, by `pairs`: what a layer makes inside is named by a
-counter, and otherwise in the next layer of its class.
+`Copies` copies layers and models, `cloned` a model's graph, `remade` makes one layer from its config, `copy_state`
+copies weights and other state. `pairs` matches the layers of a model and of its copy by position, because Keras numbers
+the names of inner layers: the same layer has another name in another instance.
 """
 
 from keras_ext.cloning.copies import Copies

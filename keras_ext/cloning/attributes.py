@@ -1,4 +1,4 @@
-"""The attributes of a weight beside its value, handed to its copy: what it is trained by, and how it is read."""
+"""Copies the attributes of a weight, but not its value, to its copy: those that decide how it is trained and read."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 from strategies import layer_api
 
-#: Of a variable of Keras, and of a weight in shards. What decides how a variable is made is given where it is made.
+#: Attributes of Keras variables and of `SplitWeight`s, except those that are passed when a variable is created.
 ATTRIBUTES = ("trainable", "regularizer", "constraint", "overwrite_with_gradient", "_autocast")
 
 
 def take_attributes(old: Any, new: Any) -> None:
-    """Gives the copy of a weight, a variable or a split one, all that a program can set on it, but its value.
+    """Copies to a new weight, a variable or a `SplitWeight`, all that a program can set on the old one, but its value.
 
-    The copy has the path of the old weight, and to an optimizer that was told by a variable which weights do not decay
-    it is what the old weight is.
+    The copy has the path of the old weight, and an optimizer treats both alike: one that is excluded from weight decay
+    stays excluded.
     """
     for name in ATTRIBUTES:
         value = getattr(old, name)

@@ -18,15 +18,15 @@ from keras_ext.tensor.gathered import GatheredWeights
 
 
 class Copies:
-    """Makes layers like others, without their weights' values; what two layers share, their copies share.
+    """Copies layers without the values of their weights; what two layers share, their copies share.
 
-    Models inside are made of copies of the layers that they have, Keras' own layers of their config, others attribute
-    by attribute.
+    Models are made from copies of their layers, Keras' own layers from their config, other layers attribute by
+    attribute.
 
     Args:
-        instead: given a layer or operation, returns another one in its place, not built; None to have it copied.
-        dims: of the weights that are to be cut into shards, by their id, the dim along which.
-        rows_of_experts: the ids of weights of experts, which lie on the replicas along the mesh axis "expert".
+        instead: given a layer or operation, returns a replacement, not built, or None to have it copied.
+        dims: the dim along which a weight is to be cut into shards, by the weight's id.
+        rows_of_experts: the ids of experts' weights, which are distributed over the mesh axis "expert".
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class Copies:
         rows_of_experts: Collection[int] = (),
     ) -> None:
         self._instead = instead
-        # With the old ones, so that no other object gets their id.
+        # Holds the old objects as well, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._dims = dims or {}
         self._inside: set[int] = set()
         self._attributes = Attributes(self._held, self._dims, rows_of_experts)
 
     def expect(self, model: Any) -> None:
-        """Takes note of a model whose layers are copied one by one: what they hold of each other is copied, too."""
+        """Registers a model whose layers are copied one by one: references between its layers are copied, too."""
         self._inside.update(id(inner) for inner in model._flatten_layers())
 
     def of(self, layer: Any) -> Any:
-        """Returns the copy of a layer, model or operation, not built if Keras' own.
+        """Returns the copy of a layer, model or operation. The copy of one of Keras' own layers is not built.
 
         Raises:
-            ValueError: it cannot be copied.
+            ValueError: the layer cannot be copied.
         """
         if id(layer) not in self._made:
             new = self._instead(layer)
@@ -61,14 +61,14 @@ class Copies:
         self._made.setdefault(id(layer), (layer, new))
 
     def _held(self, layer: Any) -> Any:
-        """The counterpart of a layer that another one holds; the layer itself if it is no part of what is copied.
+        """Returns the copy of a layer that another one holds; the layer itself if it is not part of what is copied.
 
-        Such is one that a function works with, and Keras does not count: a copy would not get its weights.
+        The latter is a layer that a function uses and Keras does not track: a copy would not get its weights.
         """
         return self.built(layer) if id(layer) in self._inside else layer
 
     def built(self, layer: Any) -> Any:
-        """Returns the copy of a layer, built if the layer is, as those inside of others have to be."""
+        """Returns the copy of a layer, built if the layer is built. Copies of inner layers have to be."""
         new = self.of(layer)
         if layer.built and not new.built:
             _build_like(new, layer)
@@ -87,7 +87,7 @@ class Copies:
         try:
             return remade(layer)
         except ValueError:
-            # One of Keras' own that was given arguments which are in no config.
+            # One of Keras' own layers, given constructor arguments that are in no config.
             with contextlib.suppress(CannotCopyError):
                 return self._of_attributes(layer)
             raise
@@ -96,14 +96,14 @@ class Copies:
         inside = layer._flatten_layers()
         if any(not is_keras_class(type(inner)) or isinstance(inner, GatheredWeights) for inner in inside):
             return True
-        # Neither the config of a layer around these tells of them, nor their own all: the order of the weights, alpha.
+        # An outer layer's config lacks LoRA and quantization; the layer's own lacks the order of the weights and alpha.
         if any(inner.built and (getattr(inner, "lora_enabled", False) or inner.quantization_mode) for inner in inside):
             return True
         return any(id(variable) in self._dims for variable in layer.variables)
 
     def _of_attributes(self, layer: Any) -> Any:
         new = self._attributes.blank(layer)
-        # Before it is filled: what it holds may hold it.
+        # Noted before it is filled: what the layer holds may refer back to the layer.
         self._note(layer, new)
         try:
             self._attributes.fill(new, layer)
@@ -115,7 +115,7 @@ class Copies:
     def graph(self, model: Any) -> Any:
         """Returns a Sequential or Functional model of copies, of the same class, whose weights are in the same order.
 
-        Of a user's class it has the attributes, too.
+        If the class is a user's, the attributes are copied, too.
         """
         self.expect(model)
         owners = {id(weight): layer for layer in model._flatten_layers() for weight in own_variables(layer)}
@@ -132,10 +132,10 @@ class Copies:
         return copy
 
     def _argument(self, owners: Mapping[int, Any], value: Any) -> Any:
-        """The counterpart of an argument in a graph: of a weight, which a layer or the model holds, that of its copy.
+        """Returns the copy of a graph's argument if it is a weight of a layer or of the model; else the argument.
 
         Raises:
-            ValueError: the copy of the layer has it in shards.
+            ValueError: the weight is sharded in the copy of its layer.
         """
         if not isinstance(value, keras.Variable) or id(value) not in owners:
             return value
@@ -155,7 +155,7 @@ class Copies:
     def _of_own_class(self, model: Any, copy: Any) -> Any:
         cls: Any = type(model)
         new = cls.__new__(cls)
-        # Keras': what the class itself would make of layers, or of a graph, is not known.
+        # Keras' own `__init__`: the user's class may not take layers or a graph.
         base: Any = next(each for each in cls.__mro__ if is_keras_class(each))
         if isinstance(model, keras.Sequential):
             base.__init__(new, list(copy._layers), name=model.name)
@@ -172,11 +172,11 @@ class Copies:
 
 
 def _build_like(made: Any, layer: Any) -> None:
-    """Builds a layer as one that it is like was built."""
+    """Builds the layer `made` with the inputs with which `layer` was built."""
     if getattr(made, "_parent_path", None) is None:
         made._parent_path = getattr(layer, "_parent_path", None)
     nodes = layer._inbound_nodes
-    # Keras marks its own `build`, which layers have that make all in `__init__`, and builds nothing inside.
+    # Keras' default `build`, marked as such, does not build inner layers: a call does.
     if not nodes or not getattr(made.build, "_is_default", False):
         made.build_from_config(layer.get_build_config())
         return
@@ -189,7 +189,7 @@ def _build_like(made: Any, layer: Any) -> None:
 
 
 class _Calling(keras.Operation):
-    """An operation that calls a layer, which is then built as one inside of another: it is in no graph itself."""
+    """An operation that calls a layer, so that the layer is built like an inner layer and gets no graph node."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(name=f"calling_{layer.name}")

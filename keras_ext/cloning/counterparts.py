@@ -1,4 +1,4 @@
-"""Layers and weights that functions and objects hold, replaced by those of a copy of the model."""
+"""Replaces the layers and weights that functions and objects hold by those of a copy of the model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OF_MODELS = (keras.Layer, keras.Variable, keras.random.SeedGenerator, keras.met
 
 
 class Counterparts(Attributes):
-    """Gives functions, methods and objects that work with a model to its copy, which is complete.
+    """Copies functions, methods and objects that use a model, so that they use its finished copy.
 
-    Layers, weights and the like that are not the model's, such as a teacher's, stay what they are.
+    Layers, weights and similar objects of others, such as a teacher model, are kept.
 
     Args:
         old: the model.
@@ -35,13 +35,13 @@ class Counterparts(Attributes):
         """Returns the counterpart of a value; the same object if nothing in it belongs to the model.
 
         Raises:
-            CannotCopyError: a function compiled by TensorFlow that works with the model.
+            CannotCopyError: the value is, or holds, a function compiled by TensorFlow that uses the model.
         """
         if isinstance(value, _OF_MODELS):
             return self._made.get(id(value), (value, value))[1]
         return super().of(value)
 
     def variables_of(self, variables: list[Any]) -> list[Any]:
-        """Returns the variables that the copy has for some of the model's: of a weight in shards, all of them."""
+        """Returns the copy's variables for some of the model's; for a split weight, all of its shards."""
         made = [self.of(weight) for weight in layer_api.joined(variables, only_split=True)]
         return [each for one in made for each in (one.shards if isinstance(one, layer_api.SplitWeight) else [one])]

@@ -1,4 +1,4 @@
-"""Sequential and Functional models of other layers, with the same graph and the same order of weights."""
+"""Copies of Sequential and Functional models with other layers, the same graph and the same order of weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def cloned(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any] | N
     """Returns a Sequential or Functional model of other layers, not compiled, whose weights are in the same order.
 
     Args:
-        model: built, or a Sequential that is not.
-        clone: makes the layer, or the operation, in the place of one; called once for each.
-        call: of a Functional model, calls what `clone` made.
+        model: a built model, or a Sequential that is not built.
+        clone: returns the replacement of a layer or operation; called once for each.
+        call: calls what `clone` returned, in a Functional model.
     """
     inputs = None if isinstance(model, keras.Sequential) else keras.tree.pack_sequence_as(model.input, _inputs(model))
     with _not_compiled(model):
@@ -30,17 +30,18 @@ def cloned(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any] | N
 
 
 def counted_layers(model: Any) -> list[Any]:
-    """Returns the layers of a model, and those in layers, in the order in which its weights are counted.
+    """Returns the layers of a model, with inner layers, in the order in which its weights are counted.
 
-    A model may have layers of its graph in another layer, too, which is an attribute and no node of the graph.
+    A layer of the graph may also be inside another layer, which is an attribute of the model and no node of the graph.
     """
     return [inner for layer in model._layers for inner in layer._flatten_layers()]
 
 
 def put_in_order(model: Any, layers: list[Any]) -> None:
-    """Has a model count its weights by the order of its layers in a list; those that are not there come last.
+    """Makes a model count its weights in the order of `layers`; layers that are not in the list come last.
 
-    Keras counts by the graph, but by attributes in a model whose class sets layers as such, as those of KerasHub do.
+    Keras counts in the order of the graph, or of the attributes if the model's class sets layers as attributes, as in
+    KerasHub.
     """
     places: dict[int, int] = {}
     for place, layer in enumerate(layers):
@@ -49,13 +50,13 @@ def put_in_order(model: Any, layers: list[Any]) -> None:
 
 
 def input_of(model: Any) -> list[Any]:
-    """An input like the first one of a model; nothing if it has none yet, or is no model."""
+    """Returns a list of one input like the model's first; an empty list if it has none yet, or is no model."""
     inputs = getattr(model, "inputs", None) or ()
     return [keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype) for tensor in inputs[:1]]
 
 
 def _inputs(graph: Any) -> list[Any]:
-    """Inputs like those of a Functional model; Keras' own copy of one forgets which of them are optional, or sparse."""
+    """Returns inputs like those of a Functional model. Keras' own copies are neither optional nor sparse."""
     return [
         keras.Input(
             batch_shape=tensor.shape,
@@ -71,7 +72,7 @@ def _inputs(graph: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _not_compiled(model: Any) -> Iterator[None]:
-    """Inside, a model looks as if it were not compiled: Keras' copy of it would be, by config, and so not always."""
+    """Runs the block with a model that looks uncompiled. Keras would compile the copy by its config, which may fail."""
     before, model.compiled = model.compiled, False
     try:
         yield

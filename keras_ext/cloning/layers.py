@@ -1,4 +1,4 @@
-"""Layers made again by their class and config, or by the arguments that their constructor was given."""
+"""Copies of layers made from their class and config, or from the arguments of their constructor."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from keras_ext.cloning.state import take_settings, take_vocabulary
 
 
 def remade(layer: Any, other_class: Any = None, **own: Any) -> Any:
-    """Returns a layer like the given one, without its weights, made of its config.
+    """Returns a layer like the given one, without its weights, made from its config.
 
-    One that has no config, or none that says all, is made of the arguments that its constructor was given.
+    A layer that has no config, or an incomplete one, is made from the arguments that its constructor was given.
 
     Args:
-        layer: one of Keras', or one that holds what cannot be copied.
-        other_class: of the new layer, which takes the config of this one.
-        **own: what that takes beside it.
+        layer: one of Keras' layers, or one that holds something that cannot be copied.
+        other_class: the class of the new layer, which takes the config of `layer`.
+        **own: further arguments of that class.
 
     Raises:
-        ValueError: neither can be done.
+        ValueError: the layer can be made in neither way.
     """
     new = _remade(layer) if other_class is None else _of_config(layer, other_class, own)
     for one, other in pairs(layer, new):
@@ -35,7 +35,7 @@ def remade(layer: Any, other_class: Any = None, **own: Any) -> Any:
 
 def _remade(layer: Any) -> Any:
     if type(layer) is keras.layers.Lambda:
-        # From a config Keras makes them of functions that are in files only.
+        # `from_config` takes a Lambda's functions only in the form that they have in files.
         config = {name: value for name, value in _config_of(layer).items() if name in ("name", "trainable", "dtype")}
         given = {"output_shape": layer._output_shape, "mask": layer.mask, "arguments": layer.arguments}
         return keras.layers.Lambda(layer.function, **given, **config)
@@ -43,7 +43,7 @@ def _remade(layer: Any) -> Any:
         return _text_vectorization(layer)
     try:
         return _of_config(layer, type(layer), {})
-    # Constructors, and from_config of a user's own, may raise anything.
+    # A user's constructor or `from_config` may raise anything.
     except Exception as error:
         reason = error
     with contextlib.suppress(Exception):
@@ -57,24 +57,24 @@ def _remade(layer: Any) -> Any:
 
 
 def _of_config(layer: Any, cls: Any, own: dict[str, Any]) -> Any:
-    """As from a file, but that neither classes nor functions need be registered."""
+    """Returns a layer made as from a file, but neither classes nor functions need be registered."""
     known: dict[str, Any] = {}
     for inner in layer._flatten_layers():
         known |= {function.__name__: function for function in _own_functions(inner).values()}
         if type(inner).__module__.partition(".")[0] != "keras":
-            # Its own name: split layers are named as the plain ones, which are themselves in configs.
+            # `__qualname__`: the `__name__` of a split layer is that of the plain class, which configs contain as well.
             known[type(inner).__qualname__.rpartition(".")[2]] = type(inner)
     functions = _own_functions(layer)
     with keras.saving.CustomObjectScope(known):
         if functions:
-            # From a config Keras makes lambdas of files only; layers of its own take functions themselves, too.
+            # `from_config` takes lambdas only as in files, but Keras' own layers also take the functions themselves.
             with contextlib.suppress(Exception):
                 return cls.from_config(_config_of(layer) | functions | own)
         return cls.from_config(_config_of(layer) | own)
 
 
 def _of_arguments(layer: Any) -> Any:
-    """As the program made it, if Keras has kept the arguments, which it does with plain values."""
+    """Returns a layer made from the constructor's arguments, which Keras keeps if they are plain values."""
     given = getattr(getattr(layer, "_auto_config", None), "config", None)
     if given is None:
         raise ValueError(f"{type(layer).__name__} was given other than plain values.")
@@ -89,7 +89,7 @@ def _of_arguments(layer: Any) -> Any:
 
 def _config_of(layer: Any) -> dict[str, Any]:
     with warnings.catch_warnings():
-        # Of a lambda, that it is unsafe to read one from a file.
+        # The warning says that lambdas in files are unsafe.
         warnings.filterwarnings("ignore", message="The object being serialized includes a `lambda`")
         config = dict(layer.get_config())
     if getattr(layer, "lora_enabled", False):
@@ -99,7 +99,7 @@ def _config_of(layer: Any) -> dict[str, Any]:
 
 
 def _own_functions(layer: Any) -> dict[str, Any]:
-    """The arguments of a layer that are functions, and not Keras' own."""
+    """Returns the arguments of a layer that are functions, and not Keras' own."""
     values = {name: getattr(layer, name, None) for name in _config_of(layer)}
     return {
         name: value
@@ -109,7 +109,7 @@ def _own_functions(layer: Any) -> dict[str, Any]:
 
 
 def _text_vectorization(layer: Any) -> Any:
-    """Copies a layer whose functions of a user's own Keras can make of files only."""
+    """Copies a TextVectorization, whose `from_config` takes a user's functions only as they are in files."""
     config = layer.get_config()
     own = {name: config.pop(name) for name in ("standardize", "split") if callable(config[name])}
     new = keras.layers.TextVectorization.from_config({"standardize": None, "split": None, **config})

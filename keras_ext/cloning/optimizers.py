@@ -1,4 +1,4 @@
-"""Optimizers of a model, made again for its copy: with the same settings and slots, for the copy's weights."""
+"""Copies of a model's optimizers for the weights of the model's copy, with the same settings and slots."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from keras_ext.cloning.counterparts import Counterparts
 from keras_ext.cloning.state import copy_values
 from strategies import layer_api
 
-# Of the exclusion from weight decay, which is in no config. Copies of weights are known by the ids of the old ones.
+# The exclusions from weight decay, which are in no config. The ids in them also match the copies of these weights.
 _EXCLUDED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
 
 
 class OptimizerCopies:
-    """Makes optimizers again, each once: what was one object is one.
+    """Copies optimizers, each once: an optimizer that is used twice has one copy.
 
     Args:
-        counterparts: of the model that they train.
+        counterparts: maps the weights of the trained model to those of its copy.
     """
 
     def __init__(self, counterparts: Counterparts) -> None:
         self._counterparts = counterparts
-        # With the old ones, so that no other object gets their id.
+        # Holds the old objects as well, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
 
     def copied(self, optimizer: Any) -> Any:
-        """Returns the copy of an optimizer, not built; anything else as it is."""
+        """Returns the copy of an optimizer, not built; returns anything else unchanged."""
         if not isinstance(optimizer, keras.Optimizer):
             return optimizer
         if id(optimizer) not in self._made:
@@ -39,7 +39,7 @@ class OptimizerCopies:
         return self._made[id(optimizer)][1]
 
     def _chooser(self, optimizer: Any) -> Any:
-        """One that chooses among others by the variable. Its config has a function by name only."""
+        """Copies an optimizer that chooses another one for each variable. Its config has functions by name only."""
         chosen = optimizer._optimizer_map
         if hasattr(chosen, "_optimizer_map"):
             copied = type(chosen)(self.copied(chosen.default_optimizer))
@@ -50,7 +50,7 @@ class OptimizerCopies:
         return type(optimizer)(copied, loss_scale_factor=optimizer.loss_scale_factor, name=optimizer.name)
 
     def finish(self, old: Any, new: Any) -> None:
-        """Builds a copy for the counterparts of what the old one was built for, and gives it the slots.
+        """Builds a copy for the counterparts of the variables that `old` was built for, and copies the slots.
 
         All processes call this.
         """
@@ -59,13 +59,13 @@ class OptimizerCopies:
         if not new.built:
             new.build(self._counterparts.variables_of(_built_for(old)))
         _copy_slots(old, new)
-        # As its weights, which need not be the same on all processes.
+        # Like the model's weights, the old slots may differ between processes.
         layer_api.agree_on(new.variables)
 
 
 def again(each: Any) -> Any:
     """Returns an optimizer or a metric like another one, without its state."""
-    # Its config has these by name only: the function of a metric, the schedule of a learning rate.
+    # The config has these by name only: the function of a metric, the schedule of a learning rate.
     parts = [getattr(each, "_fn", None), getattr(each, "_learning_rate", None), getattr(each, "inner_optimizer", None)]
     parts += [getattr(part, "_learning_rate", None) for part in parts]
     named = [part if isinstance(part, types.FunctionType) else type(part) for part in parts if part is not None]
@@ -75,7 +75,7 @@ def again(each: Any) -> Any:
         except TypeError:
             if isinstance(each, keras.Optimizer):
                 raise
-            # A metric that does not take what is in its config. `fit` resets its state when an epoch begins.
+            # A metric whose constructor does not take its config is shared: `fit` resets its state in every epoch.
             return each
 
 
@@ -88,7 +88,7 @@ def _exclude_alike(old: Any, new: Any) -> None:
 
 
 def _built_for(optimizer: Any) -> list[Any]:
-    """Returns the variables of the model for which an optimizer was built, which may be slices or split weights."""
+    """Returns the model's variables for which an optimizer was built. It may hold slices or split weights of them."""
     known = [(each, getattr(each, "variable", None)) for each in optimizer._trainable_variables]
     return list({id(v): v for v in (each if variable is None else variable for each, variable in known)}.values())
 

@@ -1,4 +1,4 @@
-"""The layers of a model and of its copy, paired by their place."""
+"""Pairs the layers of a model with those of its copy, by position."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from keras_ext.tensor.layer import SplitLayer
 
 
 def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
-    """Each layer of a layer or model, itself first, with the one in its place in a copy.
+    """Returns each layer of a layer or model, itself first, with the one at the same position in a copy.
 
-    What is inside of a layer in whose place is one of another class is left out, unless that is the same layer, split.
+    Where the copy has a layer of another class, or with another number of inner layers, inner layers are left out; but
+    those of a split copy are paired by their attributes' names.
     """
     found: dict[int, tuple[Any, Any]] = {}
 
@@ -27,7 +28,7 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
         if type(one) is type(other) or isinstance(other, GatheredWeights):
             walk_all(_layers_beside(one), _layers_beside(other))
         elif isinstance(other, SplitLayer):
-            # It holds the plain one's layers under the same names, but for those that it does without.
+            # A split layer holds the plain layer's inner layers under the same names, except those it does not need.
             for name, inner in vars(one).items():
                 its = vars(other).get(name)
                 if isinstance(inner, keras.Layer) and isinstance(its, keras.Layer):
@@ -42,6 +43,6 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
 
 
 def _layers_beside(layer: Any) -> list[Any]:
-    """The layers inside that are in no graph, in the order in which they were made attributes."""
+    """Returns the inner layers that are in no graph, in the order in which they were made attributes."""
     of_graph = {id(inner) for inner in layer.layers} if is_graph(layer) else set()
     return [inner for inner in layer._layers if id(inner) not in of_graph]

@@ -1,4 +1,4 @@
-"""The state of a layer, handed to its copy: weights, states of random draws, settings and vocabularies."""
+"""Copies the state of a layer to its copy: weights, random states, settings and vocabularies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from strategies import layer_api
 
 
 def copy_state(old: Any, new: Any) -> None:
-    """Gives a copy, which is built, the weights of a layer or model, the states of its draws, and what it has learnt.
+    """Copies the weights, random states and other learnt state of a layer or model to its built copy.
 
-    Variables are then what rank 0 has: the model that is copied need not be the same on all processes, as it may be
-    made outside of the strategy's scope. All processes call this.
+    Then all processes take the values of rank 0: the model that is copied may differ between processes, since it may
+    have been made outside of the strategy's scope. All processes call this.
 
     Raises:
-        ValueError: the weights of a layer are not those of the one in its place.
+        ValueError: the weights of a layer differ from those of its copy in number or shape.
     """
     alike = pairs(old, new)
     for one, other in alike:
@@ -45,12 +45,12 @@ def copy_state(old: Any, new: Any) -> None:
     layer_api.agree_on(new.variables)
     for _, other in alike:
         if isinstance(other, keras.layers.Normalization):
-            # The state that it makes of its weights beforehand.
+            # Recomputes the tensors that a Normalization derives from its weights.
             other.finalize_state()
 
 
 def take_settings(old: Any, new: Any) -> None:
-    """Gives a layer what can be set from outside, and is in no config of what is around it."""
+    """Copies the settings that a program can change on a layer, and that an outer layer's config does not contain."""
     if new.name != old.name:
         new.name = old.name
     if new.trainable != old.trainable:
@@ -60,7 +60,7 @@ def take_settings(old: Any, new: Any) -> None:
 
 
 def take_form(old: Any, new: Any) -> None:
-    """Gives a layer, which is built, the weights that `quantize` and `enable_lora` give one after it was built."""
+    """Adds to a built copy the weights that `quantize` and `enable_lora` have added to the built layer."""
     if not (old.built and new.built):
         return
     mode = getattr(old, "quantization_mode", None)
@@ -69,12 +69,12 @@ def take_form(old: Any, new: Any) -> None:
     if getattr(old, "lora_enabled", False):
         if not new.lora_enabled:
             new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
-        # Some of Keras' layers take another one from the same config.
+        # Some of Keras' layers get another alpha from the same config.
         new.lora_rank, new.lora_alpha = old.lora_rank, old.lora_alpha
 
 
 def take_vocabulary(old: Any, new: Any) -> None:
-    """Gives a layer a vocabulary that was learnt, or set, and so is in no config."""
+    """Copies a vocabulary that was adapted or set, and is therefore in no config."""
     if not isinstance(old, (keras.layers.StringLookup, keras.layers.IntegerLookup)):
         return
     words = old.get_vocabulary()
@@ -85,28 +85,28 @@ def take_vocabulary(old: Any, new: Any) -> None:
 
 
 def own_variables(layer: Any) -> list[Any]:
-    """Returns the variables that a layer itself holds, and none of the layers inside of it."""
+    """Returns the variables that a layer holds itself, without those of inner layers."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def copy_weights(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Gives weights of a layer the values of others, and all else that can be set on them. All processes call this.
+    """Copies to weights the values of others, and all else that can be set on these. All processes call this.
 
     Raises:
-        ValueError: there are not as many, or they have other shapes.
+        ValueError: the weights differ in number or shape.
     """
     copy_values(old, new)
-    # Replicas may hold a shard each of a variable, which is one to a program.
+    # A variable that is sharded over the replicas is still one variable to a program, so only split weights are joined.
     weights, copies = layer_api.joined(old, only_split=True), layer_api.joined(new, only_split=True)
     for weight, its_copy in zip(weights, copies, strict=True):
         take_attributes(weight, its_copy)
 
 
 def copy_values(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Gives variables the values of others, one weight after the other. All processes call this.
+    """Copies to variables the values of others, one weight after the other. All processes call this.
 
     Raises:
-        ValueError: there are not as many, or they have other shapes.
+        ValueError: the weights differ in number or shape.
     """
     weights, copies = layer_api.joined(old), layer_api.joined(new)
     if [tuple(weight.shape) for weight in weights] != [tuple(weight.shape) for weight in copies]:

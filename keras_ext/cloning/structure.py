@@ -1,7 +1,7 @@
-"""Layers of other classes than Keras' own, copied attribute by attribute.
+"""Copies layers of other classes than Keras' own, attribute by attribute.
 
-Their constructors and configs are not asked: many leave out arguments, or make something else of them. What a layer
-holds is the same in the copy, but for layers, variables and seed generators, of which the copy has its own.
+Their constructors and configs are not used: many configs leave out arguments, or change them. A copy holds the same
+objects as the layer, except for layers, variables and seed generators, of which it has its own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from keras_ext.tensor.layer import SplitLayer
 from strategies import layer_api
 from strategies.evenly import even_sizes
 
-#: Given a layer inside of one that is copied: its counterpart in the copy.
+#: Maps an inner layer of a copied layer to its counterpart in the copy.
 Make = Callable[[Any], Any]
 
-# Of a layer, which a new one makes for itself: its lists of parts, its calls, and its methods as Keras wraps them.
+# Attributes that every layer makes for itself: lists of its parts, records of its calls, and methods wrapped by Keras.
 _STORES = ("trainable_variables", "non_trainable_variables", "layers", "metrics", "seed_generators")
 _OWN = {"_tracker", "_tracked", "_inbound_nodes", "_outbound_nodes", "build", "quantize", *(f"_{s}" for s in _STORES)}
-# Of a call, or an export, that has been.
+# Attributes left by an earlier call or export.
 _OF_CALLS = {"_losses", "_loss_ids", "_losses_override", "_saved_model_inputs_spec", "_saved_model_arg_spec"}
-# Of a model, which `compile` and training make.
+# Attributes of a model that `compile` and training make.
 _OF_TRAINING = {"optimizer", "_compile_config", "history", "stop_training", "_eval_epoch_iterator"}
 
 
@@ -39,21 +39,22 @@ class CannotCopyError(ValueError):
 
 
 class Attributes:
-    """Copies of what layers hold, each made once: what two layers share is shared by their copies.
+    """Copies what layers hold, each object once: what two layers share is shared by their copies.
 
     Args:
-        make: called for each layer that is held, every time.
-        dims: of the weights that are to be cut into shards, by their id, the dim along which.
+        make: returns the counterpart of a held layer; called each time that a layer is met.
+        dims: the dim along which a weight is to be cut into shards, by the weight's id.
+        rows_of_experts: the ids of experts' weights, which are distributed over the mesh axis "expert".
     """
 
     def __init__(self, make: Make, dims: Mapping[int, int], rows_of_experts: Collection[int]) -> None:
         self._make, self._dims, self._rows_of_experts = make, dims, rows_of_experts
-        # With the old ones, so that no other object gets their id.
+        # Holds the old objects as well, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._looked_into: set[int] = set()
 
     def blank(self, layer: Any) -> Any:
-        """Returns a layer of the same class that holds nothing yet; one that gathers weights, if some are to be cut."""
+        """Returns an empty layer of the same class, or of its `gathered_class` if weights are to be cut."""
         cls: Any = type(layer)
         if any(id(variable) in self._dims for variable in _variables_of(layer)):
             cls = gathered_class(cls)
@@ -67,10 +68,10 @@ class Attributes:
         return new
 
     def fill(self, new: Any, layer: Any) -> None:
-        """Gives a blank layer all that `layer` holds."""
+        """Copies all that `layer` holds to a blank layer."""
         if isinstance(new, SplitLayer):
             new.place_shards()
-            # Keras looks at some of these when a weight is added.
+            # Keras reads some of these when a weight is added.
             plain = (str, int, float, type(None), keras.DTypePolicy)
             early = {name: value for name, value in vars(layer).items() if isinstance(value, plain)}
             new.__dict__.update({name: value for name, value in early.items() if name not in _OWN | OF_TENSORFLOW})
@@ -84,7 +85,7 @@ class Attributes:
             new._lock_state()
 
     def count(self, new: Any, layer: Any, stores: Iterable[str]) -> None:
-        """Has a copy count its parts of some kinds in the order of `layer`, and those that are no attribute, too."""
+        """Makes a copy track its parts of some kinds in the order of `layer`, with those that are no attribute."""
         for store in stores:
             _, held = new._tracker.config[store]
             held.clear()
@@ -95,12 +96,12 @@ class Attributes:
                     new._tracker.add_to_store(store, each)
 
     def take(self, new: Any, layer: Any, but: set[str]) -> None:
-        """Sets attributes as those of `layer`, except some, and those of TensorFlow's tracking and of training."""
+        """Copies the attributes of `layer` except those in `but` and those of TensorFlow's tracking and of training."""
         left_out = but | OF_TENSORFLOW | (_OF_TRAINING if isinstance(layer, keras.Model) else set())
         for name, value in list(vars(layer).items()):
             if name in left_out:
                 continue
-            # Models make these when they are first needed, and `compile` drops them: for training, generating and such.
+            # Models make functions for training, generation etc. when first needed; `compile` drops them.
             is_made_late = isinstance(layer, keras.Model) and name.endswith("_function")
             if is_made_late and self._is_compiled_for_another(value):
                 setattr(new, name, None)
@@ -109,7 +110,7 @@ class Attributes:
 
     @staticmethod
     def _own_container(value: Any, made: Any) -> Any:
-        """The value for a copy: lists and dictionaries of its own, of which Keras makes the kinds that it tracks."""
+        """Returns the value for a copy, with a list, dict or set of its own, which Keras wraps to track its items."""
         if made is not value or not isinstance(value, (list, dict, set)):
             return made
         return next(kind(value) for kind in (list, dict, set) if isinstance(value, kind))
@@ -118,7 +119,7 @@ class Attributes:
         """Returns the counterpart of what a layer holds; the same object if nothing in it belongs to the layer.
 
         Raises:
-            CannotCopyError: something of TensorFlow's that Keras does not track.
+            CannotCopyError: the value is, or holds, an object of TensorFlow that Keras does not track.
         """
         if value is None or isinstance(value, (str, bytes, bool, int, float)):
             return value
@@ -133,7 +134,7 @@ class Attributes:
         if isinstance(value, keras.metrics.Metric):
             return self._once(value, lambda: type(value).from_config(value.get_config()))
         if isinstance(value, keras.Optimizer):
-            # `copy_training` makes it again, when the weights of the copy are there.
+            # `copy_training` copies it when the copy has its weights.
             return value
         if isinstance(value, (list, tuple, set, dict)):
             return self._of_container(value)
@@ -155,7 +156,7 @@ class Attributes:
         return self._made[id(value)][1]
 
     def _of_weight(self, new: Any, weight: Any, *, trainable: bool) -> None:
-        """Makes a weight of a layer's copy, a variable or in shards."""
+        """Adds a weight to a layer's copy, a variable or a `SplitWeight`."""
         if isinstance(weight, layer_api.SplitWeight):
             like, dim = weight.shards[0], weight.dim
         elif id(weight) in self._dims:
@@ -165,7 +166,7 @@ class Attributes:
             return
 
         def made() -> Any:
-            # Of its path, what is before the layer's name.
+            # The part of the path before the layer's name.
             new._parent_path = like.path.rpartition("/")[0].rpartition("/")[0]
             split = new.add_split_weight(
                 weight.name,
@@ -184,7 +185,7 @@ class Attributes:
 
     def _of_variable(self, variable: Any, *, trainable: bool) -> Any:
         def made() -> Any:
-            # "data" for rows that lie on replicas already, along whichever axis.
+            # With "data", rows that are already sharded over replicas, along either axis, stay sharded.
             spread: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if layer_api.lie_on_replicas([variable]):
                 spread = layer_api.sharded_rows("data")
@@ -221,7 +222,7 @@ class Attributes:
             return function
         self._looked_into.add(id(function))
         try:
-            # A cell may be empty yet.
+            # A cell may still be empty.
             held = [cell.cell_contents for cell in cells]
             made = [self.of(value) for value in held]
         except ValueError as error:
@@ -248,7 +249,7 @@ class Attributes:
             raise CannotCopyError(f"It holds {value!r}.")
         if not _is_plain_object(value):
             return value
-        # Before it is looked into: what it holds may hold it.
+        # Noted before its attributes are copied: they may refer back to it.
         new = self._once(value, lambda: copy.copy(value))
         made = {name: self.of(held) for name, held in vars(value).items()}
         if all(made[name] is held for name, held in vars(value).items()):
@@ -256,13 +257,13 @@ class Attributes:
             return value
         new.__dict__.update(made)
         for name, held in vars(value).items():
-            # Of those that layers hold, this comes with the layer's weights.
+            # States of seed generators that layers hold are copied with the layers' weights.
             if isinstance(held, keras.random.SeedGenerator) and made[name] is not held:
                 layer_api.copy_value(held.state, made[name].state)
         return new
 
     def _is_compiled_for_another(self, value: Any) -> bool:
-        """True for a `tf.function` that computes with what is copied."""
+        """True for a `tf.function` that uses something that is copied."""
         function = getattr(value, "python_function", None)
         return function is not None and self.of(function) is not function
 
@@ -272,7 +273,7 @@ def _variables_of(layer: Any) -> list[Any]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """True for an object of a user's own class, in which layers may be."""
+    """True for an object of a user's own class, which may hold layers."""
     libraries = {"builtins", "functools", "typing", "keras", "tensorflow", "numpy", "google", "tokenizers"}
     libraries |= {"strategies", "keras_ext"}
     is_data = not isinstance(value, (type, types.ModuleType)) and not callable(getattr(value, "__get__", None))
@@ -281,7 +282,7 @@ def _is_plain_object(value: Any) -> bool:
 
 @contextlib.contextmanager
 def scopes_of(path: str) -> Iterator[None]:
-    """Inside, what is named like the last part of a path has this path."""
+    """Runs the block with name scopes in which an object named like the last part of `path` has this path."""
     with contextlib.ExitStack() as scopes:
         for name in (path or "").split("/")[:-1]:
             if name:

@@ -1,4 +1,4 @@
-"""The optimizer, loss and metrics of a model, handed to its copy."""
+"""Copies the optimizer, loss and metrics of a model to its copy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from strategies import layer_api
 
 
 def copy_training(old: Any, new: Any) -> None:
-    """Compiles a copy as a model was, with all slots of its optimizers; nothing if it was not.
+    """Compiles a copy like the model, with all slots of its optimizers; does nothing if the model is not compiled.
 
-    A class with a `compile` of its own keeps what it needs in attributes, which the copy has, and hands the rest to
-    Keras' `compile`. That is called again with what it was given, and not the class' own, whose arguments are not kept.
+    A class with a `compile` of its own keeps what it needs in attributes, which the copy has, and passes the rest to
+    Keras' `compile`. Only Keras' `compile` is called again, since the arguments of the class' own are not kept.
 
     All processes call this.
 
@@ -41,7 +41,7 @@ def copy_training(old: Any, new: Any) -> None:
         return
     keras.Model.compile(new, **given)
     if not old.optimizer.built:
-        # Counted in the order of the weights, and saved as when a file is opened.
+        # Slots in the order of the weights, as in a model that is loaded from a file.
         new.optimizer.build(new.trainable_variables)
         layer_api.agree_on(new.optimizer.variables)
     for one, other in {id(one): (one, other) for one, other in [(old.optimizer, new.optimizer), *held]}.values():
@@ -49,7 +49,7 @@ def copy_training(old: Any, new: Any) -> None:
 
 
 def _take_optimizers(new: Any, optimizers: OptimizerCopies) -> list[tuple[Any, Any]]:
-    """Gives a copy its own optimizers in the place of those that it has in attributes, and returns both of each."""
+    """Replaces optimizers in a copy's attributes by copies of them, and returns the pairs (original, copy)."""
     found: list[tuple[Any, Any]] = []
 
     def made(value: Any) -> Any:
@@ -72,15 +72,15 @@ def _items(value: Any) -> list[Any]:
 
 
 def _arguments(model: Any, counterparts: Counterparts, optimizers: OptimizerCopies) -> dict[str, Any]:
-    """Returns the arguments with which Keras compiled a model; what has state is made again, without it.
+    """Returns the arguments with which Keras compiled a model; objects with state are copied without it.
 
     Raises:
-        CannotCopyError: a function compiled by TensorFlow works with the model.
+        CannotCopyError: a function compiled by TensorFlow uses the model.
     """
-    # Not `get_compile_config`, which knows functions and classes by name, and only registered ones.
+    # Not `get_compile_config`, which has functions and classes by name, and only registered ones.
     scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     given = {**model._compile_config.config, "auto_scale_loss": scales}
-    # Not the name that `compile` may have got: settings, such as the learning rate, may have changed since.
+    # The optimizer itself, not a name that `compile` may have got: settings such as the learning rate may have changed.
     given["optimizer"] = optimizers.copied(model.optimizer)
     given["loss"] = counterparts.of(given["loss"])
     for name in ("metrics", "weighted_metrics"):

@@ -1,8 +1,9 @@
-"""Mixtures of experts: feed-forward networks of which each token takes a few.
+"""Mixtures of experts: each token is routed to a few of many feed-forward networks.
 
-`MixtureOfExperts` is the layer, `replace_experts` puts sparse computation in the place of dense banks of other models,
-`track_expert_load` a metric of loads in the logs, `ExpertLoadHistory` the load of each expert for TensorBoard.
-In files both are plain Keras, or what the model's own library makes. The guide is README.md beside this file.
+`MixtureOfExperts` is the layer. `replace_experts` replaces the dense expert computation of other models by a sparse
+one. `track_expert_load` adds a load metric to the logs, and `ExpertLoadHistory` writes the load of each expert to
+TensorBoard. Saved models contain plain Keras layers, or those of the model's own library. The guide is README.md beside
+this file.
 """
 
 from keras_ext.expert.layer import MixtureOfExperts

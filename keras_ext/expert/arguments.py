@@ -1,4 +1,4 @@
-"""The arguments of a mixture of experts: checked, and as a config."""
+"""Checks the arguments of a mixture of experts, and converts them to a config."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PLAIN = (
 
 
 def check(layer: Any) -> None:
-    """Refuses arguments of which no layer can be made.
+    """Refuses invalid arguments of a layer.
 
     Raises:
-        ValueError: there is one.
+        ValueError: an argument is invalid.
     """
     _positive(layer, ("num_experts", "hidden_dim", "top_k"))
     _positive(layer, [name for name in ("shared_hidden_dim", "capacity_factor") if getattr(layer, name) is not None])
@@ -58,7 +58,7 @@ def config_of(layer: Any) -> dict[str, Any]:
 
 
 def refuse_quantized(layers: Sequence[Any], name: str) -> None:
-    """Refuses banks of integers, which the products of single experts do not take.
+    """Refuses quantized layers: the matrix products of single experts do not take integer banks.
 
     Raises:
         ValueError: a layer is quantized.

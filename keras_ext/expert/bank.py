@@ -1,4 +1,4 @@
-"""The feed-forward networks of experts, each of which computes its own tokens only."""
+"""The feed-forward networks of experts; each expert computes only the tokens routed to it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from keras_ext.expert.split_bank import summed_over_shards
 from keras_ext.tensor.mappings import Shards
 from strategies import layer_api
 
-#: Computes tokens of one expert, `[tokens, features]`, with that expert's matrices and biases.
+#: Computes the tokens of one expert, `[tokens, features]`, with that expert's matrices and biases.
 FeedForward = Callable[..., Any]
 
 
 def compute_experts(
     tokens: Any, counts: Any, banks: Sequence[Any], feed_forward: FeedForward, shards: Shards | None = None
 ) -> Any:
-    """Returns what each expert makes of its tokens, `[slots, features]`: one matrix product per expert and bank.
+    """Returns the experts' outputs for their tokens, `[slots, features]`, by one matrix product per expert and bank.
 
-    Along the mesh axis "expert" tokens go to the replicas that have their experts, and what these make comes back.
-    Along "tensor" each shard makes a part of a sum.
+    Along the mesh axis "expert", tokens are sent to the replicas that hold their experts, and the outputs are sent
+    back. Along "tensor", each shard computes one term of a sum.
 
     Args:
         tokens: sorted by expert, `[slots, features]`.
-        counts: of the tokens of each expert, int32, `[num_experts]`; they add up to the slots.
-        banks: weights of all experts, Keras variables of shape `[num_experts, ...]`, or `SplitWeight` of such.
-        feed_forward: takes an expert's tokens, of which there may be none, and its part of each bank.
-        shards: of the banks that are cut; None if none is.
+        counts: the number of tokens of each expert, int32, `[num_experts]`; they add up to the number of slots.
+        banks: the weights of all experts: Keras variables of shape `[num_experts, ...]`, or their `SplitWeight`.
+        feed_forward: takes an expert's tokens, possibly none, and the expert's part of each bank.
+        shards: the shards of the banks that are split along "tensor"; None if no bank is split.
     """
     exchange = _exchange_of(banks)
     value_of = _as_it_is if exchange is None else exchange.own
@@ -45,7 +45,7 @@ def compute_experts(
 
 
 def _exchange_of(banks: Sequence[Any]) -> layer_api.RowExchange | None:
-    """Returns what takes tokens to the experts of banks; None where the running replica has all experts."""
+    """Returns the exchange that sends tokens to the experts of `banks`; None if this replica holds all experts."""
     exchange = layer_api.row_exchange("expert")
     variables = [
         each for bank in banks for each in (bank.shards if isinstance(bank, layer_api.SplitWeight) else [bank])
@@ -58,10 +58,11 @@ def _as_it_is(bank: Any) -> Any:
 
 
 def check_banks(num_experts: int, regularizers: Sequence[Any], name: str) -> None:
-    """Refuses banks that cannot lie on the replicas along the mesh axis "expert".
+    """Refuses banks that cannot be partitioned over the replicas along the mesh axis "expert".
 
     Raises:
-        ValueError: experts cannot be dealt out evenly, or there is a regularizer, which reads all of them.
+        ValueError: the number of experts is not divisible by the size of the axis, or a bank has a regularizer, which
+            would have to read all experts.
     """
     exchange = layer_api.row_exchange("expert")
     if exchange is None:
@@ -81,7 +82,7 @@ def check_banks(num_experts: int, regularizers: Sequence[Any], name: str) -> Non
 
 def _computed_with(feed_forward: FeedForward, banks: Sequence[Any], tokens: Any, counts: Any) -> Any:
     num_experts = int(banks[0].shape[0])
-    # Unstacked: the gradient of a bank is then one stack, and not a sum of as many banks as there are experts.
+    # With unstack, the gradient of a bank is one stack; with indexing, it would be a sum of `num_experts` full banks.
     parts = [ops.unstack(ops.cast(bank, tokens.dtype), num_experts, axis=0) for bank in banks]
     groups = groups_of(tokens, counts, num_experts)
     outputs = [feed_forward(group, *own) for group, *own in zip(groups, *parts, strict=True)]
@@ -97,16 +98,17 @@ def weighted_sum_over_experts(
     is_kept: Any = None,
     shards: Shards | None = None,
 ) -> Any:
-    """Returns for each token the weighted sum of what its experts make of it, `[tokens, features]`.
+    """Returns for each token the weighted sum of its experts' outputs, `[tokens, features]`.
 
     Args:
         tokens: `[tokens, features]`.
-        experts: those that each token has chosen, int32, `[tokens, choices]`.
-        weights: of the choices, in the tokens' dtype, `[tokens, choices]`.
-        banks: as `compute_experts` takes them.
-        feed_forward: likewise; as many features come out as go in.
-        is_kept: bool, `[tokens, choices]`: the others are not computed, and add nothing. None to compute all.
-        shards: as `compute_experts` takes them.
+        experts: the experts that each token has chosen, int32, `[tokens, choices]`.
+        weights: the weights of the choices, in the tokens' dtype, `[tokens, choices]`.
+        banks: see `compute_experts`.
+        feed_forward: see `compute_experts`; its output has as many features as its input.
+        is_kept: bool, `[tokens, choices]`; choices that are False are not computed and add nothing. None to compute
+            all.
+        shards: see `compute_experts`.
     """
     num_experts = int(banks[0].shape[0])
     if shards is None or _exchange_of(banks) is not None:
@@ -116,7 +118,8 @@ def weighted_sum_over_experts(
 
         return _weighted_sum(compute, num_experts, tokens, weights, experts, is_kept)
 
-    # Each shard sorts the tokens and adds up by itself: what they sum is of the size of tokens, and not of choices.
+    # Each shard sorts the tokens and sums over choices itself, so the all_reduce has the size of the tokens and not of
+    # the choices.
     def of_shard(own: Sequence[Any], tokens: Any, weights: Any, experts: Any, is_kept: Any = None) -> Any:
         compute = functools.partial(_computed_with, feed_forward, own)
         return _weighted_sum(compute, num_experts, tokens, weights, experts, is_kept)
@@ -132,7 +135,7 @@ def _weighted_sum(
         grouping = Grouping.of(experts, num_experts)
         outputs = compute(grouping.sorted(tokens), grouping.counts)
     else:
-        # As choices of one expert more, behind all others, which makes zeros.
+        # Dropped choices are sorted to one additional last expert, whose outputs are zeros.
         grouping = Grouping.of(ops.where(is_kept, experts, num_experts), num_experts + 1)
         counts = grouping.counts[:num_experts]
         kept, rest = groups_of(grouping.sorted(tokens), ops.stack([ops.sum(counts), grouping.counts[-1]]), 2)

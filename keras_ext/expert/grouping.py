@@ -1,4 +1,4 @@
-"""Tokens in the order of the experts that compute them, and back."""
+"""Sorts tokens by the experts that compute them, and restores their order."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Grouping:
     A token has a slot for each of its choices. Choices of one expert stay in the order of the tokens.
 
     Attributes:
-        counts: of the choices of each expert, int32, `[num_experts]`.
-        slots: of each choice, int32, `[tokens, choices]`.
-        choices: of each slot, counted through the tokens, int32, `[tokens * choices]`.
-        tokens: of each slot, int32, `[tokens * choices]`.
+        counts: the number of choices of each expert, int32, `[num_experts]`.
+        slots: the slot of each choice, int32, `[tokens, choices]`.
+        choices: the choice in each slot, as an index into the flattened choices, int32, `[tokens * choices]`.
+        tokens: the index of the token in each slot, int32, `[tokens * choices]`.
     """
 
     counts: Any
@@ -29,22 +29,22 @@ class Grouping:
 
     @classmethod
     def of(cls, experts: Any, num_experts: int) -> Grouping:
-        """Returns the grouping of choices.
+        """Returns the grouping of choices by expert.
 
         Args:
             experts: the expert of each choice, int32, `[tokens, choices]`.
-            num_experts: number of experts, those without tokens included.
+            num_experts: number of experts, including those without tokens.
         """
         num_choices = int(experts.shape[1])
         flat = ops.reshape(experts, (-1,))
-        # Counted, not sorted by comparison: one pass. In float32, which GPUs can accumulate, and which is exact here.
+        # A counting sort takes one pass. It counts in float32, which GPUs can accumulate and which is exact here.
         is_of = ops.one_hot(flat, num_experts, dtype="float32")
         counts = ops.sum(is_of, axis=0)
         first = ops.cumsum(counts) - counts
         slots = ops.cast(ops.sum(is_of * (ops.cumsum(is_of, axis=0) - 1.0 + first), axis=-1), "int32")
         total = ops.shape(flat)[0]
         own = ops.arange(total, dtype="int32")
-        # Not divided out of the choices: a constant that happens to be the number of rows says that there is a mean.
+        # Not `own // num_choices`: a constant divisor that equals the number of rows would be taken for a mean.
         of_tokens = ops.repeat(ops.arange(ops.shape(experts)[0], dtype="int32"), num_choices)
         choices, tokens = (ops.scatter(slots[:, None], each, (total,)) for each in (own, of_tokens))
         return cls(ops.cast(counts, "int32"), ops.reshape(slots, (-1, num_choices)), choices, tokens)
@@ -52,8 +52,8 @@ class Grouping:
     def sorted(self, tokens: Any) -> Any:
         """Returns the token of each slot, `[slots, features]`, of tokens `[tokens, features]`."""
 
-        # Both gathers are permutations with repetitions: their gradients are gathers, too. TensorFlow's own gradient
-        # would scatter, row by row, and in no fixed order on a GPU.
+        # Both gathers are permutations with repetitions, so their gradients are gathers, too. TensorFlow's own gradient
+        # would scatter row by row, in no fixed order on a GPU.
         @ops.custom_gradient
         def gather(values: Any) -> Any:
             def backward(*upstream: Any) -> Any:
@@ -65,7 +65,7 @@ class Grouping:
         return gather(tokens)
 
     def of_choices(self, rows: Any) -> Any:
-        """Returns what each choice of a token gave, `[tokens, choices, features]`, of what is in the slots."""
+        """Returns the row of each choice of a token, `[tokens, choices, features]`, of rows `[slots, features]`."""
 
         @ops.custom_gradient
         def gather(values: Any) -> Any:
@@ -80,16 +80,16 @@ class Grouping:
 
 
 def groups_of(rows: Any, counts: Any, num_groups: int) -> Sequence[Any]:
-    """Returns sorted rows as one tensor for each expert, some of which may be empty.
+    """Splits sorted rows into one tensor per expert; some may be empty.
 
     Args:
         rows: `[slots, features]`.
-        counts: of the rows of each expert, int32, `[num_groups]`; they add up to the slots.
+        counts: the number of rows of each expert, int32, `[num_groups]`; they add up to the number of slots.
         num_groups: number of experts.
     """
     bounds = ops.cumsum(counts)
 
-    # The gradient of a slice is as large as what it was cut from: of one for each expert, `num_groups` times.
+    # TensorFlow's gradient of a slice has the size of the sliced tensor: all slices would need it `num_groups` times.
     @ops.custom_gradient
     def cut(values: Any) -> Any:
         def backward(*upstream: Any) -> Any:

@@ -1,8 +1,8 @@
-"""KerasHub's mixtures of experts, computed sparsely: each class replaces `call` of one of theirs, and nothing else.
+"""Sparse versions of KerasHub's mixtures of experts: each class replaces only `call` of one KerasHub class.
 
-What goes in and comes out is KerasHub's, the order of operations as well; what differs is that experts compute their
-own tokens only, and that the load-balancing loss is one of the global batch. The classes are found by their names, so
-that nothing of KerasHub is imported, and are checked against each release by tests.
+Inputs, outputs and the order of operations are KerasHub's. The differences: experts compute only their own tokens, and
+the load-balancing loss is that of the global batch. KerasHub's classes are found by name, so that KerasHub is not
+imported; tests check them against each release.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from strategies import layer_api
 
 
 class _Block:
-    """The base of the mix-ins. What they read is the plain class'."""
+    """The base of the mix-ins, which read attributes of the plain class."""
 
-    #: The attribute that has the weights of experts, and nothing else.
+    #: The name of the attribute that has the weights of the experts, and no other weights.
     bank_attribute = "expert_bank"
-    #: The attribute that has the factor of the load-balancing loss.
+    #: The name of the attribute that has the factor of the load-balancing loss.
     factor_attribute: str | None = None
 
     @property
     def synchronized(self) -> bool:
-        """True if replicas sum over the global batch while this layer computes, as those of a batch normalization."""
+        """True if this layer runs a collective over replicas while it computes, as a synchronized batch norm does."""
         own: Any = self
         return self._has_loss or layer_api.lie_on_replicas(own.variables)
 
@@ -38,11 +38,11 @@ class _Block:
 
     def _weighted_sum(self, tokens: Any, experts: Any, weights: Any, banks: Sequence[Any], feed_forward: Any) -> Any:
         experts, weights = ops.cast(experts, "int32"), ops.cast(weights, tokens.dtype)
-        # Tokens are sorted by experts and back: each gets its own.
+        # The sort by experts is undone, so row i of the output belongs to token i; the ops do not show it.
         return layer_api.as_rows(weighted_sum_over_experts(tokens, experts, weights, banks, feed_forward), tokens)
 
     def _balance(self, probabilities: Any, experts: Any, mask: Any) -> None:
-        """Adds the load-balancing loss; `mask` has a number for each token."""
+        """Adds the load-balancing loss; `mask` is None or has one value per token, 0 for padding."""
         own: Any = self
         if not self._has_loss:
             return
@@ -53,7 +53,7 @@ class _Block:
 
 
 class MixtralBlock(_Block):
-    """Of Mixtral: router logits are returned, and padding does not count for the load."""
+    """The block of Mixtral. It returns router logits, and padding does not count for the load."""
 
     factor_attribute = "router_aux_loss_coef"
 
@@ -61,7 +61,7 @@ class MixtralBlock(_Block):
         """Returns the outputs and the router's logits."""
         own: Any = self
         if training and own.router_jitter_noise > 0:
-            # The experts see other tokens then, too; KerasHub's own draws have no seed.
+            # With jitter, the experts' inputs change, too, and KerasHub draws it without a seed.
             return super().call(hidden_states, attention_mask=attention_mask, training=training)  # type: ignore[misc]
         shape = ops.shape(hidden_states)
         tokens = ops.reshape(hidden_states, (-1, own.hidden_dim))
@@ -87,10 +87,10 @@ class MixtralBlock(_Block):
 
 
 class QwenBlock(_Block):
-    """Of Qwen-MoE, Qwen3-MoE and Qwen3.5-MoE: gate and up are one bank, some have a shared expert."""
+    """The block of Qwen-MoE, Qwen3-MoE and Qwen3.5-MoE. Gate and up are one bank; some models have a shared expert."""
 
     factor_attribute = "router_aux_loss_coefficient"
-    #: Attributes: of the router, of the shared expert and of its gate, None where there is none.
+    #: The names of attributes: of the router, and of the shared expert and its gate (None without a shared expert).
     router = "_sparse_feedforward_gate_dense"
     shared: tuple[str, str] | None = None
 
@@ -109,7 +109,7 @@ class QwenBlock(_Block):
 
         def feed_forward(x: Any, gate_up: Any, output: Any) -> Any:
             gate, up = ops.split(ops.matmul(x, gate_up), 2, axis=-1)
-            # Qwen3.5's experts have no argument for it.
+            # The experts of Qwen3.5 have no activation argument.
             gate = bank.activation(gate) if hasattr(bank, "activation") else _in_float32(ops.silu, gate)
             return ops.matmul(up * gate, output)
 
@@ -120,27 +120,27 @@ class QwenBlock(_Block):
         if training:
             mask = attention_mask
             if mask is not None and len(mask.shape) == 3:
-                # Of each token, which tokens it sees: none if it is padding.
+                # An attention mask, `[batch, tokens, tokens]`: padding attends to no token.
                 mask = ops.any(mask, axis=-1)
             self._balance(probabilities, experts, mask)
         return ops.reshape(outputs, shape), logits
 
 
 class QwenMoeBlock(QwenBlock):
-    """Of Qwen-MoE."""
+    """The block of Qwen-MoE."""
 
     shared = "shared_expert_dense", "shared_expert_gate_dense"
 
 
 class Qwen35Block(QwenBlock):
-    """Of Qwen3.5-MoE."""
+    """The block of Qwen3.5-MoE."""
 
     router = "_router_gate"
     shared = "shared_expert", "_shared_expert_gate"
 
 
 class GptOssBlock(_Block):
-    """Of GPT-OSS: experts with biases, whose activations are clipped; no load-balancing loss."""
+    """The block of GPT-OSS: experts with biases and clipped activations, no load-balancing loss."""
 
     bank_attribute = "experts"
 
@@ -150,7 +150,7 @@ class GptOssBlock(_Block):
         shape = ops.shape(hidden_states)
         tokens = ops.reshape(hidden_states, (-1, own.hidden_dim))
         scores = own.router(tokens)
-        # The others' scores are zeros.
+        # Experts that are not chosen have zero scores.
         weights, experts = ops.top_k(scores, k=own.top_k)
         bank = own.experts
         banks = bank.gate_up_proj, bank.gate_up_proj_bias, bank.down_proj, bank.down_proj_bias
@@ -164,7 +164,7 @@ class GptOssBlock(_Block):
         return ops.reshape(self._weighted_sum(tokens, experts, weights, banks, feed_forward), shape), scores
 
 
-#: By module, below keras_hub.src.models, and name of KerasHub's class.
+#: The mix-ins by the module (below keras_hub.src.models) and the name of KerasHub's class.
 BLOCKS: Mapping[tuple[str, str], type[_Block]] = {
     ("mixtral.mixtral_decoder", "MixtralSparseMoeBlock"): MixtralBlock,
     ("qwen_moe.qwen_moe_decoder", "QwenSparseMoeBlock"): QwenMoeBlock,
@@ -175,26 +175,26 @@ BLOCKS: Mapping[tuple[str, str], type[_Block]] = {
 
 
 def is_dense_block(layer: Any) -> bool:
-    """True if a layer is one of KerasHub's that compute all experts."""
+    """Returns True if a layer is one of KerasHub's blocks that compute all experts for every token."""
     return _key(type(layer)) in BLOCKS
 
 
 def bank_of(block: Any) -> list[Any]:
-    """Returns the weights of the experts of one of KerasHub's blocks, variables of shape `[num_experts, ...]`."""
+    """Returns the expert weights of a KerasHub block: variables of shape `[num_experts, ...]`."""
     return list(getattr(block, BLOCKS[_key(type(block))].bank_attribute).variables)
 
 
 def make_sparse(block: Any) -> None:
-    """Has one of KerasHub's blocks compute its experts sparsely from now on: it becomes one of a subclass."""
+    """Makes a KerasHub block compute its experts sparsely, by changing its class to a subclass."""
     cls: Any = type(block)
     block.__class__ = sparse_class(cls)
-    # The sizes of matrices depend on values.
+    # The shapes of matrices depend on values, which XLA cannot compile.
     block.supports_jit = False
 
 
 @functools.cache
 def sparse_class(plain_class: Any) -> Any:
-    """Returns the subclass of one of KerasHub's classes that computes sparsely."""
+    """Returns the sparse subclass of one of KerasHub's classes."""
     names = {"__module__": plain_class.__module__, "__qualname__": f"Sparse{plain_class.__qualname__}"}
     return type(plain_class.__name__, (BLOCKS[_key(plain_class)], plain_class), names)
 

@@ -1,4 +1,4 @@
-"""A feed-forward layer of many experts, of which each token takes a few."""
+"""A mixture-of-experts feed-forward layer: each token is routed to its top-k experts."""
 
 from __future__ import annotations
 
@@ -20,56 +20,59 @@ from strategies import layer_api
 
 @layer_api.saved_as(keras.Model)
 class MixtureOfExperts(keras.Layer):
-    """A mixture of experts: a router chooses for each token `top_k` of many feed-forward networks, and weighs them.
+    """A mixture of experts: a router sends each token to `top_k` of many feed-forward networks and weights their sum.
 
-    Tokens are sorted by expert, and each expert computes its own only: `top_k / num_experts` of the work of all. No
-    token is dropped, unless there is a `capacity_factor`. Under data parallelism, all that is made of a batch is made
-    of the global batch: the losses, what is dropped, and the bias of the router are those of one device. In a pipeline
-    with several micro-batches the batch is a micro-batch: the backward pass of the first one begins before the
-    router has seen the last one.
+    Tokens are sorted by expert, and each expert computes only its own tokens: `top_k / num_experts` of the work of all.
+    No token is dropped unless `capacity_factor` is set. Under data parallelism, losses, dropped choices and updates of
+    the router bias are computed from the global batch, so they equal those of one device. In a pipeline with several
+    micro-batches, they are computed from each micro-batch, because the backward pass of the first micro-batch begins
+    before the router has seen the last one.
 
-    Input and output are `(batch, ..., features)`. A mask is passed on; tokens that it leaves out are computed, but
-    count neither for losses nor for the router's bias, and are the first to be dropped.
+    Input and output are `(batch, ..., features)`. A mask is passed on. Masked tokens are computed, but count neither
+    for losses nor for the router bias; with a `capacity_factor`, training drops all their choices.
 
-    Files have a model of Keras' own layers in the place of this one, which computes all experts for every token and
-    opens without this package; `keras_ext.replace_experts` makes this layer of it again. Plain Keras predicts the same
-    with it, but trains it without losses, bias updates, jitter and capacity, and lets masks end there.
+    A saved file contains a model of plain Keras layers in place of this layer. It computes all experts for every token
+    and opens without this package; `keras_ext.replace_experts` converts it back to this layer. In plain Keras, its
+    predictions are the same, but it trains without losses, bias updates, jitter and capacity, and does not pass masks
+    on.
 
-    Along the mesh axis "expert" replicas have some of the experts each; along "tensor" each expert is cut along
-    `hidden_dim` over the devices of a replica.
+    Along the mesh axis "expert", the experts are partitioned over the replicas; along "tensor", each expert is split
+    along `hidden_dim` over the devices of a replica.
 
-    XLA cannot compile it, as the sizes of matrices depend on the router: Keras warns of ``jit_compile=True`` and goes
-    on without.
+    XLA cannot compile this layer, because the shapes of matrices depend on the router. With ``jit_compile=True`` Keras
+    warns and continues without XLA.
 
     Args:
         num_experts: number of experts.
-        hidden_dim: of each expert, the size between its two projections; the mesh axis "tensor" divides it.
+        hidden_dim: the hidden size of each expert; divisible by the size of the mesh axis "tensor".
         top_k: number of experts that each token takes.
-        activation: of the experts, in the first projection; with the mesh axis "tensor" one of Keras' functions of
-            single numbers.
+        activation: the activation of the experts' first projection; with the mesh axis "tensor", it must be an
+            elementwise Keras activation.
         gated: experts with a third matrix, ``down(activation(gate(x)) * up(x))``; else ``down(activation(up(x)))``.
         router_activation: ``"softmax"`` or ``"sigmoid"``. The router computes in float32.
         normalize_top_k: divide the weights of a token's choices by their sum.
-        router_bias: step by which a bias of each expert grows behind a training step in which it has less than the mean
-            load, and falls if more. It decides which experts are chosen, and is in no weight. None for no bias.
+        router_bias: the update step of a bias per expert: after a training step, the bias grows by it if the expert had
+            less than the mean load, and falls by it if more. The bias affects which experts are chosen, but not the
+            weights of their outputs. None for no bias.
         router_jitter: in training, the router sees inputs times random numbers in ``1 - jitter .. 1 + jitter``.
-        shared_hidden_dim: of one more expert, which computes every token, with weight 1. None for none.
+        shared_hidden_dim: the hidden size of an additional expert that computes every token, with weight 1. None for no
+            shared expert.
         load_balancing_loss: factor of the loss ``num_experts * sum(f * P)`` that is added in training, where f is an
             expert's share of the choices, P its mean probability.
-        z_loss: factor of the mean squared log-sum-exp of the router's logits, likewise.
+        z_loss: factor of the mean squared log-sum-exp of the router's logits, also added in training.
         capacity_factor: in training, an expert takes ``ceil(tokens * top_k * capacity_factor / num_experts)`` choices
             of the global batch, first choices before second ones, in the order of the batch; others add nothing.
-        use_bias: experts and the shared one have biases. The router's projection has none.
-        kernel_initializer: of all matrices.
-        bias_initializer: of biases.
-        kernel_regularizer: of all matrices, the router's included.
-        bias_regularizer: of biases.
-        kernel_constraint: of the experts' matrices.
-        bias_constraint: of the experts' biases.
-        **kwargs: of every layer, `activity_regularizer` included.
+        use_bias: whether the experts and the shared expert have biases. The router's projection has none.
+        kernel_initializer: initializer of all matrices.
+        bias_initializer: initializer of biases.
+        kernel_regularizer: regularizer of all matrices, including the router's.
+        bias_regularizer: regularizer of biases.
+        kernel_constraint: constraint of the experts' matrices.
+        bias_constraint: constraint of the experts' biases.
+        **kwargs: the base layer's arguments, such as `name`, `dtype` and `activity_regularizer`.
 
     Raises:
-        ValueError: an argument is not as above.
+        ValueError: an argument is invalid.
 
     Example:
 
@@ -128,24 +131,24 @@ class MixtureOfExperts(keras.Layer):
         self.bias_constraint = keras.constraints.get(bias_constraint)
         arguments.check(self)
         self.supports_masking = True
-        # The sizes of matrices depend on values.
+        # The shapes of matrices depend on values, which XLA cannot compile.
         self.supports_jit = False
         self.seed_generator = keras.random.SeedGenerator() if router_jitter else None
-        # Inside of something that Keras does not look into: the metric is in no file.
+        # In a namespace, which Keras does not track: the metric is not saved with the model.
         self._load_metric = types.SimpleNamespace(value=None)
 
     @property
     def metrics(self) -> list[Any]:
-        """Those of every layer, and that of `track_expert_load`."""
+        """The layer's metrics, including that of `track_expert_load`."""
         return [*super().metrics, *([] if self._load_metric.value is None else [self._load_metric.value])]
 
     def track_load(self, metric: Any) -> None:
-        """Has each call add the choices of each expert, in the global batch, to a metric; unless it has one already."""
+        """Sets the metric to which each call adds the global batch's choices of each expert; keeps an existing one."""
         self._load_metric.value = self._load_metric.value or metric
 
     @property
     def synchronized(self) -> bool:
-        """True if replicas sum over the global batch while this layer computes, as those of a batch normalization."""
+        """True if this layer runs a collective over replicas while it computes, as a synchronized batch norm does."""
         return self._looks_at_load or layer_api.lie_on_replicas(self.variables)
 
     @property
@@ -154,13 +157,14 @@ class MixtureOfExperts(keras.Layer):
         return any(makes) or self._load_metric.value is not None
 
     def build(self, input_shape: Sequence[Any]) -> None:
-        """Makes the layers whose weights this one computes with, of Keras' own classes, in the order of files."""
-        # Draws without seeds are refused, and files have the plain form, also where there is no strategy.
+        """Creates the Keras layers that hold the weights, in the order in which files have them."""
+        # Installs the Keras hooks, also without a strategy: saving as the plain form, and the refusal of unseeded
+        # random draws.
         layer_api.replica_parts()
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: input_shape[-1]})
         self.num_dims = len(input_shape)
         inner = plain_form.inner_layers(self, int(input_shape[-1]))
-        #: As a Functional model has them, for the paths of weights in files.
+        #: Named as in a Functional model, so that weights have the same paths in files.
         self.layers = list(inner.values())
         check_banks(self.num_experts, (self.kernel_regularizer, self.bias_regularizer), self.name)
         for layer, shape in plain_form.shapes_of_inputs(self, inner, tuple(input_shape)):
@@ -170,11 +174,11 @@ class MixtureOfExperts(keras.Layer):
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Returns the weighted sum of the chosen experts for each token, and what the shared expert makes.
+        """Returns for each token the weighted sum of its experts' outputs, plus the shared expert's output.
 
         Args:
             inputs: `(batch, ..., features)`.
-            training: losses are added, and jitter, capacity and updates of the bias are on.
+            training: if True, losses are added, and jitter, capacity and updates of the bias are active.
             mask: bool, `(batch, ...)`.
         """
         inner = self.by_name()
@@ -189,18 +193,18 @@ class MixtureOfExperts(keras.Layer):
         counted = _counted(mask, shape)
         is_kept = self._learn_of_load(logits, scores, routes.experts, counted, training=bool(training))
         banks, feed_forward = self._experts()
-        # Of banks that are cut.
+        # None if the banks are not split.
         shards = getattr(inner["down"], "shards", None)
         outputs = weighted_sum_over_experts(
             tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept, shards
         )
-        # Tokens are sorted by experts and back: each gets its own.
+        # The sort by experts is undone, so row i of the output belongs to row i of the input; the ops do not show it.
         outputs = layer_api.as_rows(ops.reshape(outputs, shape), inputs)
         return outputs if self.shared_hidden_dim is None else outputs + plain_form.shared_output(inner, inputs)
 
     def by_name(self) -> dict[str, Any]:
         """Returns the layers that hold the weights: "router", "up", "down", ..."""
-        # No attribute: Keras would count it, and look for weights there before it looks into `layers`.
+        # Not stored as an attribute: Keras would track it, and look for weights there before it looks into `layers`.
         return {layer.name: layer for layer in self.layers}
 
     def _jittered(self, inputs: Any) -> Any:
@@ -212,7 +216,11 @@ class MixtureOfExperts(keras.Layer):
         )
 
     def _learn_of_load(self, logits: Any, scores: Any, experts: Any, counted: Any, *, training: bool) -> Any:
-        """In training, adds losses, and moves the bias; returns which choices are kept, None if all are."""
+        """Updates the load metric; in training, adds losses and updates the bias.
+
+        Returns:
+            A mask of the choices that are kept, bool, `[tokens, choices]`; None if all are kept.
+        """
         if not (self._looks_at_load if training else self._load_metric.value is not None):
             return None
         load = Load.of(experts, self.num_experts, counted)
@@ -241,12 +249,12 @@ class MixtureOfExperts(keras.Layer):
         return banks, functools.partial(_feed_forward, self.activation, len(layers))
 
     def compute_output_shape(self, input_shape: Sequence[Any]) -> tuple[Any, ...]:
-        """The input's."""
+        """Returns the shape of the input."""
         return tuple(input_shape)
 
     @classmethod
     def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config of the model in files.
+        """Returns the config of the model that is saved in place of the layer.
 
         Raises:
             ValueError: the layer is not built.
@@ -260,16 +268,16 @@ class MixtureOfExperts(keras.Layer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Makes a layer of the same arguments, not built."""
+        """Creates a layer with the same arguments, not built."""
         return super().from_config({name: value for name, value in config.items() if name != "model"})
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, and under "model" the config of what the layer is in files, if it is built."""
+        """Returns the arguments, and under "model" the config of the saved model, None if the layer is not built."""
         config: dict[str, Any] = {**super().get_config(), **arguments.config_of(self)}
         return {**config, "model": plain_form.model_of(self).get_config() if self.built else None}
 
     def __repr__(self) -> str:
-        # Keras' own has the name of the plain class.
+        # Keras' own repr would show the name of the plain class.
         return f"<MixtureOfExperts name={self.name}, built={self.built}>"
 
 
@@ -287,9 +295,10 @@ def _feed_forward(activation: Any, num_layers: int, tokens: Any, *parts: Any) ->
 
 
 def _counted(mask: Any, shape: Any) -> Any:
-    """Returns 1 for each token that a mask leaves in, 0 for others, float32, `[tokens]`."""
+    """Returns 1 for each token that a mask keeps, 0 for others, float32, `[tokens]`; None without a mask."""
     if mask is None:
         return None
-    # A mask may have fewer dims: of a sequence, whose steps are grids of tokens.
+    # A mask may have fewer dims than the tokens: for example one entry per time step, where each step is a grid of
+    # tokens.
     mask = ops.reshape(ops.cast(mask, "float32"), (*ops.shape(mask), *[1] * (len(shape) - 1 - len(mask.shape))))
     return ops.reshape(ops.broadcast_to(mask, shape[:-1]), (-1,))

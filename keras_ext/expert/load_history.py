@@ -1,4 +1,4 @@
-"""The load of each expert, for TensorBoard and for programs."""
+"""A callback that records the load of each expert, for TensorBoard and for programs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from strategies import layer_api
 
 
 class ExpertLoadHistory(keras.callbacks.Callback):
-    """Writes each expert's share of the choices to TensorBoard, and keeps them by epoch, as ``History`` keeps logs.
+    """Writes each expert's share of the choices to TensorBoard, and keeps the shares of each epoch in `history`.
 
-    For each layer of which `track_expert_load` keeps the load, the shares of the choices of an epoch, over all
-    replicas and batches, add up to 1. TensorBoard has them as ``expert_load/<layer>/<expert>``, beside the metrics of
-    the epoch, for training and for validation. The logs, and with them the progress bar, have each layer's largest load
-    only.
+    For each layer tracked by `track_expert_load`, the shares of an epoch, over all replicas and batches, add up to 1.
+    TensorBoard shows them as ``expert_load/<layer>/<expert>``, beside the metrics of the epoch, for training and for
+    validation. The logs, and so the progress bar, have only each layer's largest load.
 
-    Of several processes all have both callbacks, as they read the loads together; rank 0 writes. Callbacks that
-    evaluate the model at the end of an epoch come behind this one: an evaluation counts anew.
+    With several processes, each passes both callbacks to `fit`, because reading the loads is a collective; rank 0
+    writes. Callbacks that evaluate the model at the end of an epoch must come after this one, because an evaluation
+    resets the counts.
 
     Args:
-        tensorboard: the callback that is given to `fit` as well, in whose files the shares are written. None to keep
-            them in `history` only.
+        tensorboard: the TensorBoard callback that is also passed to `fit`; the shares are written to its files. None to
+            keep them in `history` only.
 
     Attributes:
-        history: by the name of the layer, an array of one share for each expert for each epoch since `fit` began, and
-            by ``val_<name>`` one for each epoch that was validated.
+        history: lists of arrays with one share per expert: by layer name, one array for each epoch since `fit` began;
+            by ``val_<name>``, one for each epoch that was validated.
 
     Raises:
-        ValueError: `track_expert_load` has not been called, two mixtures have one name, or `fit` has not been given the
-            other callback.
+        ValueError: `track_expert_load` has not been called, two mixtures have the same name, or `tensorboard` has not
+            been passed to `fit`.
 
     Example:
 
@@ -52,20 +52,20 @@ class ExpertLoadHistory(keras.callbacks.Callback):
         self.history: dict[str, list[np.ndarray]] = {}
         self._board = tensorboard
         self._metrics: dict[str, ExpertLoad] = {}
-        # Those of training, while those of validation are counted by the same metrics; None outside of epochs.
+        # The training shares of this epoch once validation has begun, because it counts in the same metrics; else None.
         self._trained: dict[str, np.ndarray] | None = None
         self._validated: dict[str, np.ndarray] = {}
         self._in_epoch = False
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Finds the layers."""
+        """Finds the tracked layers of the model."""
         self.history, self._metrics = {}, metrics_of(self.model)
         if not self._metrics:
             raise ValueError(
                 "Nothing keeps the load of experts: call keras_ext.track_expert_load(model) before `fit`. Received: "
                 f"{self.model.name!r}."
             )
-        # On rank 0 only: the others' `fit` leaves callbacks out that write files.
+        # Checked on rank 0 only: on other ranks, `fit` leaves out callbacks that write files.
         if self._writes and getattr(self._board, "model", None) is not self.model:
             raise ValueError(
                 "The TensorBoard that shares of experts are written to is to be a callback of the same `fit`, as in "
@@ -73,11 +73,11 @@ class ExpertLoadHistory(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Begins anew."""
+        """Drops the shares of the epoch before."""
         self._trained, self._validated, self._in_epoch = None, {}, True
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Keeps the shares of training: validation counts from 0."""
+        """Keeps the shares of training, before validation resets the counts."""
         if self._in_epoch and self._trained is None:
             self._trained = self._shares()
 
@@ -87,7 +87,7 @@ class ExpertLoadHistory(keras.callbacks.Callback):
             self._validated = self._shares()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Keeps and writes the shares of this epoch."""
+        """Appends the shares of this epoch to `history`, and writes them to TensorBoard."""
         self._in_epoch = False
         trained = self._shares() if self._trained is None else self._trained
         for prefix, found in (("", trained), ("val_", self._validated)):
@@ -107,13 +107,17 @@ class ExpertLoadHistory(keras.callbacks.Callback):
         return self._board is not None and bool(getattr(strategy, "is_chief", True))
 
     def _shares(self) -> dict[str, np.ndarray]:
-        """Returns what the metrics have counted, by the name of the layer. All processes call this together."""
+        """Returns the shares that the metrics have counted, by layer name. All processes call it together."""
         counts = layer_api.values_of(self.model, [metric.counts for metric in self._metrics.values()])
         return {name: own / max(own.sum(), 1.0) for name, own in zip(self._metrics, counts, strict=True)}
 
 
 def metrics_of(model: Any) -> dict[str, ExpertLoad]:
-    """Returns the metric of each layer of which `track_expert_load` keeps the load, by the name of the layer."""
+    """Returns the metric of each layer that `track_expert_load` tracks, by layer name.
+
+    Raises:
+        ValueError: two mixtures have the same name.
+    """
     mixtures = [layer for layer in model._flatten_layers() if isinstance(layer, MixtureOfExperts)]
     names = [layer.name for layer in mixtures]
     if len(set(names)) < len(names):

@@ -1,4 +1,4 @@
-"""The load of experts over the global batch, and the losses that are made of it."""
+"""The load of experts over the global batch, and the losses that depend on it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from strategies import layer_api
 
 @dataclass(frozen=True)
 class Load:
-    """The choices of the tokens that count, over all replicas of a step.
+    """The choices of the tokens that are counted, over all replicas of a step.
 
-    Numbers are float32, without gradient, and the same on all replicas.
+    Tensors are float32, without gradient, and the same on all replicas.
 
     Attributes:
-        counts: of each expert's choices, `[num_experts]`.
-        num_counted: tokens that count, which a mask does not leave out; scalar.
-        num_tokens: all tokens; scalar.
+        counts: the number of choices of each expert, `[num_experts]`.
+        num_counted: the number of tokens that a mask keeps; scalar.
+        num_tokens: the number of all tokens; scalar.
         top_k: number of choices of a token.
     """
 
@@ -30,12 +30,12 @@ class Load:
 
     @classmethod
     def of(cls, experts: Any, num_experts: int, counted: Any = None) -> Load:
-        """Returns the load of all replicas, which call this together.
+        """Returns the load over all replicas. It runs a collective, so all replicas call it.
 
         Args:
-            experts: those that each token of this replica has chosen, int32, `[tokens, choices]`.
+            experts: the experts that each token of this replica has chosen, int32, `[tokens, choices]`.
             num_experts: number of experts.
-            counted: 1 for tokens that count, 0 for others, float32, `[tokens]`; None if all do.
+            counted: 1 for tokens that count, 0 for others, float32, `[tokens]`; None if all count.
         """
         is_of = ops.sum(ops.one_hot(experts, num_experts, dtype="float32"), axis=1)
         ones = ops.ones_like(is_of[:, 0])
@@ -51,13 +51,13 @@ class Load:
         return self.counts / ops.maximum(self.num_counted * self.top_k, 1e-9)
 
     def mean(self, values: Any, counted: Any = None) -> Any:
-        """Returns the mean of this replica's tokens as a term of the mean over all tokens that count.
+        """Returns this replica's term of the mean over all tokens that count.
 
-        Weighed by the replicas' rows, as losses are, the terms add up to that mean.
+        Weighted by the replicas' numbers of rows, as losses are, the terms add up to that mean.
 
         Args:
             values: float32, `[tokens, ...]`.
-            counted: as `Load.of` takes it.
+            counted: see `Load.of`.
         """
         if counted is None:
             return ops.mean(values, axis=0)
@@ -69,12 +69,12 @@ def load_balancing_loss(load: Load, probabilities: Any, counted: Any = None) -> 
     """Returns the load-balancing loss ``num_experts * sum(f * P)`` of this replica.
 
     ``f`` is each expert's share of the choices in the global batch, ``P`` the mean of its probability over this
-    replica's tokens: the mean of the replicas' losses, weighed by rows, is the loss of one device.
+    replica's tokens: the mean of the replicas' losses, weighted by rows, is the loss of one device.
 
     Args:
-        load: of all replicas.
-        probabilities: of the router, float32, `[tokens, num_experts]`.
-        counted: as `Load.of` takes it.
+        load: the load over all replicas.
+        probabilities: the router's probabilities, float32, `[tokens, num_experts]`.
+        counted: see `Load.of`.
 
     Source: Fedus et al., arXiv:2101.03961, equations 4 to 6.
     """
@@ -90,17 +90,17 @@ def z_loss(load: Load, logits: Any, counted: Any = None) -> Any:
 
 
 def kept_choices(load: Load, experts: Any, num_experts: int, factor: float, counted: Any = None) -> Any:
-    """Returns which choices fit into the experts' capacity, bool, `[tokens, choices]`.
+    """Returns a mask of the choices that fit into the experts' capacity, bool, `[tokens, choices]`.
 
     Each expert takes ``ceil(tokens * choices * factor / num_experts)`` choices of the global batch: first choices
     before second ones, and of these the ones that come first in the batch. Tokens that do not count are left out.
 
     Args:
-        load: of all replicas, which call this together.
-        experts: as `Load.of` takes them.
+        load: the load over all replicas, all of which call this: it runs collectives.
+        experts: see `Load.of`.
         num_experts: number of experts.
-        factor: 1 for experts that have room for an even load only.
-        counted: as `Load.of` takes it.
+        factor: the capacity relative to an even load.
+        counted: see `Load.of`.
     """
     parts = layer_api.replica_parts()
     # [choices, tokens, experts]
@@ -111,7 +111,7 @@ def kept_choices(load: Load, experts: Any, num_experts: int, factor: float, coun
     of_all = parts.sum_over_rows(own)
     before = ops.cumsum(of_all, axis=0) - of_all + parts.sum_over_rows_before(own)
     position = ops.sum(is_of * (ops.cumsum(is_of, axis=1) - 1.0 + before[:, None, :]), axis=-1)
-    # Half a choice beyond a whole number is no rounding error.
+    # A rounding error above a whole number must not add one choice; fractions larger than 1e-3 still round up.
     capacity = ops.ceil(load.num_counted * (load.top_k * factor / num_experts) - 1e-3)
     fits = ops.logical_and(position < capacity, ops.any(is_of > 0, axis=-1))
     return ops.transpose(fits)

@@ -1,11 +1,11 @@
-"""A mixture of experts as a Functional model of Keras' own layers, which computes all experts for every token.
+"""The plain form of a mixture of experts: a Functional Keras model that computes all experts for every token.
 
         inputs ──┬── router ── softmax ─┬─ (selection) ── top_k ── one_hot ─┐
                  │                      └───────────── weights ─────────────┤
                  └── gate, up ── activation ── down ── outputs of all ──────┴── weighted sum (+ shared expert)
 
-Its banks are `EinsumDense` layers with kernels `[experts, in, out]`. Arguments that are in no layer of it are in the
-name of its input.
+Its banks are `EinsumDense` layers with kernels `[experts, in, out]`. Arguments of the mixture that none of its layers
+has are stored in the name of its input.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from keras import ops
 from keras_ext.expert.split_bank import bank_class
 from strategies import layer_api
 
-#: The name of the input begins so.
+#: The beginning of the input's name.
 TITLE = "keras_ext.MixtureOfExperts"
-#: The arguments behind it: those of the layer that the model's layers do not tell.
+#: The mixture's arguments that follow `TITLE` in the name, because the model's layers do not have them.
 NOTED = (
     "top_k",
     "router_activation",
@@ -35,22 +35,22 @@ NOTED = (
 
 
 def inner_layers(layer: Any, features: int) -> dict[str, Any]:
-    """Returns the layers of a mixture's parts by their names, not built, in the order in which the model has them.
+    """Returns the inner layers of a mixture by name, not built, in the order in which the model has them.
 
     Args:
         layer: the mixture.
-        features: of its inputs.
+        features: the number of features of its inputs.
 
     Raises:
-        ValueError: the banks cannot be cut along the mesh axis "tensor".
+        ValueError: the banks cannot be split along the mesh axis "tensor".
     """
     kernel = {"kernel_regularizer": layer.kernel_regularizer, "kernel_initializer": layer.kernel_initializer}
     bias = {"bias_regularizer": layer.bias_regularizer, "bias_initializer": layer.bias_initializer}
     constraints = {"kernel_constraint": layer.kernel_constraint, "bias_constraint": layer.bias_constraint}
     common = {**kernel, **bias, **constraints, "dtype": layer.dtype_policy}
 
-    # A letter for each dim. With "...", TensorFlow 2.21 makes a kernel's gradient for each token, which fits in no
-    # memory, and adds up then; and on CPUs, in float16, "...i,eio->...eo" returns numbers that are no product.
+    # One letter per dim instead of "...": with "...", TensorFlow 2.21 computes a kernel gradient for each token before
+    # it adds them up, which exhausts memory; and on CPUs, in float16, "...i,eio->...eo" returns wrong products.
     dims = "abcdfghjklmn"[: layer.num_dims - 1]
     of_tokens, of_experts = f"{dims}i,eio->{dims}eo", f"{dims}ei,eio->{dims}eo"
 
@@ -74,7 +74,7 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
     router = keras.layers.Dense(layer.num_experts, use_bias=False, dtype="float32", name="router", **_fresh(kernel))
     made = {"router": router}
     if layer.router_bias is not None:
-        # The scores plus the bias: a layer of Keras that adds something has a kernel, too.
+        # Adds the bias to the scores. Keras has no layer with a bias and without a kernel, so the kernel is all ones.
         made["selection"] = keras.layers.EinsumDense(
             "...e,e->...e",
             (layer.num_experts,),
@@ -97,12 +97,12 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
 
 
 def shapes_of_inputs(layer: Any, inner: Mapping[str, Any], shape: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
-    """Yields each inner layer with the shape of its input, in the order in which they are made.
+    """Yields each inner layer with the shape of its input, in the order of `inner`.
 
     Args:
         layer: the mixture.
-        inner: its layers.
-        shape: of its inputs.
+        inner: its inner layers by name.
+        shape: the shape of the mixture's inputs.
     """
     of_inputs = {
         "selection": (*shape[:-1], layer.num_experts),
@@ -114,7 +114,7 @@ def shapes_of_inputs(layer: Any, inner: Mapping[str, Any], shape: tuple[Any, ...
 
 
 def shared_output(inner: Mapping[str, Any], inputs: Any) -> Any:
-    """Returns what the shared expert makes of the inputs."""
+    """Returns the output of the shared expert."""
     hidden = inner["shared_up"](inputs)
     if "shared_gate" in inner:
         hidden = inner["shared_gate"](inputs) * hidden
@@ -122,7 +122,7 @@ def shared_output(inner: Mapping[str, Any], inputs: Any) -> Any:
 
 
 def model_of(layer: Any) -> Any:
-    """Returns the Functional model of a mixture that is built: of its own layers, so without further weights."""
+    """Returns the Functional model of a built mixture, which shares the mixture's layers and so adds no weights."""
     inner = layer.by_name()
     features = int(inner["router"].kernel.shape[0])
     with layer_api.global_state_kept():
@@ -152,12 +152,12 @@ def _outputs(layer: Any, inner: Mapping[str, Any], inputs: Any) -> Any:
 
 
 def _noted(layer: Any) -> str:
-    """The name of the model's input, with the arguments that its layers do not tell."""
+    """Returns the name of the model's input, which contains the arguments in `NOTED`."""
     return " ".join([TITLE, *(f"{name}={getattr(layer, name)}" for name in NOTED)])
 
 
 def noted(name: str) -> dict[str, Any] | None:
-    """Returns the arguments in the name of a model's input; None if it is not that of a mixture of experts."""
+    """Parses the arguments in the name of a model's input; returns None if the model is not a mixture of experts."""
     title, *rest = name.split(" ")
     if title != TITLE:
         return None
@@ -178,7 +178,7 @@ def _read(text: str) -> Any:
 
 
 def _fresh(common: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of a layer with initializers of its own: one that draws would draw the same again."""
+    """Returns arguments with cloned initializers, because a shared random initializer would draw the same values."""
     return {
         name: value.clone() if isinstance(value, keras.initializers.Initializer) else value
         for name, value in common.items()

@@ -1,4 +1,4 @@
-"""Sparse computation in the place of dense banks of experts."""
+"""Replaces dense expert computation in a model by sparse computation."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from strategies import layer_api
 
 
 def replace_experts(model: Any) -> Any:
-    """Returns the model with each expert computing its own tokens only, where it computed all tokens before.
+    """Returns a copy of the model in which each expert computes only its own tokens instead of all tokens.
 
     Weights, outputs and losses are the same. Under data parallelism, the load-balancing loss becomes that of the global
-    batch. The blocks of KerasHub's Mixtral, Qwen-MoE, Qwen3-MoE, Qwen3.5-MoE and GPT-OSS are known; files of the new
-    model are KerasHub's, and open without this package. So is what a `keras_ext.MixtureOfExperts` is in files, which
-    becomes that layer again. Mixtral's blocks with a jitter train as they are.
+    batch. Supported are the blocks of KerasHub's Mixtral, Qwen-MoE, Qwen3-MoE, Qwen3.5-MoE and GPT-OSS; files of the
+    new model are KerasHub's, and open without this package. The saved form of a `keras_ext.MixtureOfExperts` is
+    supported, too, and becomes that layer again. Mixtral's blocks with jitter still train with dense computation.
 
-    The new model has the old one's weights, and, if it was compiled, its optimizer with all slots, loss and metrics.
-    The old one is left as it is; drop it to free its memory.
+    The new model has copies of the old model's weights, and, if that was compiled, of its optimizer with all slots,
+    loss and metrics. The old model is unchanged; drop it to free its memory.
 
     Args:
         model: a Sequential or Functional model, built, such as a backbone or a task of KerasHub.
 
     Raises:
-        ValueError: the model has no graph, or nothing of it is known.
+        ValueError: the model has no graph, or contains no supported layer.
 
     Example:
 
@@ -69,14 +69,14 @@ def replace_experts(model: Any) -> Any:
                 "and what a keras_ext.MixtureOfExperts is in files. Received: "
                 f"{model.name!r} with {sorted({type(layer).__qualname__ for layer in model._flatten_layers()})}."
             )
-        # Those that came from rank 0 before were the old model's.
+        # The strategy has broadcast only the old model's variables from rank 0.
         layer_api.agree_on(new.variables)
         copy_training(model, new)
     return new
 
 
 def _mixture_of(layer: Any) -> Any:
-    """Returns the sparse layer, not built, of what it is in files; None of anything else."""
+    """Returns the sparse layer, not built, for the saved form of a mixture; None for any other layer."""
     if not is_graph(layer) or isinstance(layer, keras.Sequential) or len(layer.inputs) != 1:
         return None
     noted = plain_form.noted(layer.inputs[0].name)

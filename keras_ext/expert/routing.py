@@ -1,4 +1,4 @@
-"""The router's choice of experts for each token, and the weights of what these make."""
+"""The router's choice of experts for each token, and the weights of their outputs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ RouterActivation = Literal["softmax", "sigmoid"]
 
 
 class Routes(NamedTuple):
-    """The choices of tokens.
+    """The chosen experts of each token, and their weights.
 
     Attributes:
-        experts: int32, `[tokens, choices]`.
-        weights: of the choices, in the scores' dtype, `[tokens, choices]`.
+        experts: the numbers of the experts, int32, `[tokens, choices]`.
+        weights: the weights of the choices, in the scores' dtype, `[tokens, choices]`.
     """
 
     experts: Any
@@ -22,25 +22,26 @@ class Routes(NamedTuple):
 
 
 def scores_of(logits: Any, activation: RouterActivation) -> Any:
-    """Returns the router's scores, of the shape of its logits, `[..., num_experts]`."""
+    """Returns the router's scores, with the shape of its logits, `[..., num_experts]`."""
     return ops.softmax(logits, axis=-1) if activation == "softmax" else ops.sigmoid(logits)
 
 
 def probabilities_of(scores: Any, activation: RouterActivation) -> Any:
-    """Returns scores that add up to 1 for each token."""
+    """Returns the scores, normalized to add up to 1 for each token."""
     if activation == "softmax":
         return scores
     return scores / (ops.sum(scores, axis=-1, keepdims=True) + 1e-20)
 
 
 def choose(scores: Any, selection: Any, top_k: int, *, normalize: bool) -> Routes:
-    """Returns the experts that are chosen, and their scores as weights.
+    """Returns the chosen experts, and their scores as weights.
 
     Args:
         scores: `[tokens, num_experts]`.
-        selection: the highest of these are chosen; the scores, or the scores plus a bias.
+        selection: the values whose `top_k` highest are chosen, `[tokens, num_experts]`: the scores, or the scores plus
+            a bias.
         top_k: number of experts that each token takes.
-        normalize: divide weights by their sum.
+        normalize: divide the weights by their sum.
     """
     weights, experts = ops.top_k(selection, top_k)
     if selection is not scores:

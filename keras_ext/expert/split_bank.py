@@ -1,10 +1,10 @@
-"""Banks of experts cut along `hidden_dim` over the mesh axis "tensor", and what their shards compute together.
+"""Expert banks that are split along `hidden_dim` over the mesh axis "tensor", and the computation with their shards.
 
     tokens ── to all shards ── columns of gate and up ── activation ── rows of down ── all_reduce ── outputs
 
 Each shard has a part of every expert. The pair of projections needs one all_reduce forward, and one backward.
 
-Source: Shoeybi et al., arXiv:1909.08053, section 3, here for each expert; beside experts on several replicas: Singh et
+Source: Shoeybi et al., arXiv:1909.08053, section 3, applied to each expert; combined with expert parallelism: Singh et
 al., arXiv:2303.06318.
 """
 
@@ -22,22 +22,22 @@ from keras_ext.tensor.layer import SplitLayer, equal_sizes
 from keras_ext.tensor.mappings import Shards
 from strategies import layer_api
 
-#: The dims along which banks are cut, by the names of their layers and weights. The bias of "down" is whole.
+#: The dims along which banks are split, by the names of layer and weight. The bias of "down" is not split.
 DIMS = {("gate", "kernel"): 2, ("up", "kernel"): 2, ("down", "kernel"): 1, ("gate", "bias"): 1, ("up", "bias"): 1}
 
 
 @layer_api.saved_as(keras.layers.EinsumDense)
 class SplitBank(SplitLayer, keras.layers.EinsumDense):
-    """The kernels and biases of all experts in shards. The mixture of experts computes with them."""
+    """Holds sharded kernels and biases of all experts; the mixture of experts computes with them."""
 
     def build(self, input_shape: Any) -> None:
-        """Makes the shards."""
+        """Creates the shards."""
         self.place_shards()
-        # The plain layer's own, which knows the sizes, and what an initializer has to know of them.
+        # The plain layer's `build` knows the shapes of the weights, and the dims that an initializer needs.
         super().build(input_shape)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
-        """Adds a weight, in shards if it is one that is cut."""
+        """Adds a weight, sharded if `DIMS` has a dim for it."""
         dim = DIMS.get((self.name, kwargs.get("name", "")))
         if dim is None:
             return super().add_weight(*args, **kwargs)
@@ -47,10 +47,10 @@ class SplitBank(SplitLayer, keras.layers.EinsumDense):
 
 
 def bank_class(layer: Any) -> Any:
-    """Returns the class of the layers that hold the banks of a mixture of experts which is built here.
+    """Returns the layer class for the banks of a mixture of experts, built under the current strategy.
 
     Raises:
-        ValueError: as of :func:`check_split`.
+        ValueError: see :func:`check_split`.
     """
     count = Shards.present().count
     check_split(layer, count)
@@ -58,14 +58,14 @@ def bank_class(layer: Any) -> Any:
 
 
 def check_split(layer: Any, num_shards: int) -> None:
-    """Refuses experts that cannot be cut along `hidden_dim`.
+    """Refuses experts that cannot be split along `hidden_dim`.
 
     Args:
         layer: the mixture.
         num_shards: size of the mesh axis "tensor".
 
     Raises:
-        ValueError: the shards cannot have equal parts of it, or the activation has to see all of it.
+        ValueError: `hidden_dim` is not divisible by the number of shards, or the activation is not elementwise.
     """
     if num_shards == 1:
         return
@@ -80,22 +80,22 @@ def summed_over_shards(
     function: Callable[..., Any],
     *inputs: Any,
 ) -> Any:
-    """Returns the sum of what the shards make of tensors, each with its part of the banks.
+    """Computes a function on each shard, with the shard's part of the banks, and returns the all-reduced sum.
 
     Args:
-        shards: of the banks.
-        banks: `SplitWeight`, or variables that are not cut: biases of the sum, which only the first shard adds.
-        value_of: gives the value of a variable where it is, or the variable.
+        shards: the shards of the banks.
+        banks: `SplitWeight`, or variables that are not split: biases of the sum, which only the first shard adds.
+        value_of: returns the local value of a variable, or the variable itself.
         function: takes the banks of a shard as a list, and the inputs.
-        *inputs: tensors; those of floating point have gradients.
+        *inputs: tensors; floating-point ones have gradients.
     """
     are_cut = [isinstance(bank, layer_api.SplitWeight) for bank in banks]
     whole = [shards.copy(value_of(bank)) for bank, is_cut in zip(banks, are_cut, strict=True) if not is_cut]
     copies = [shards.copy(each) for each in inputs]
 
     def of_shard(index: int, *tensors: Any) -> Any:
-        # Times 0, and not left out: the order of collectives in the backward pass follows the operations here, those
-        # that give no gradient included, and must be that of all processes.
+        # Other shards multiply by 0 instead of leaving the bias out: the order of collectives in the backward pass
+        # follows these ops, even ones without a gradient, and must be the same on all processes.
         factor = 1.0 if index == 0 else 0.0
         rest = iter(tensors)
         own = [next(rest) if is_cut else ops.multiply(next(rest), factor) for is_cut in are_cut]

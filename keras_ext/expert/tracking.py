@@ -1,4 +1,4 @@
-"""The load of experts as a metric in the logs."""
+"""A metric of the load of experts, for the logs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from keras_ext.expert.layer import MixtureOfExperts
 
 
 class ExpertLoad(keras.metrics.Metric):
-    """The largest number of choices of an expert over that of an even load: from 1 to the number of experts.
+    """The load of the most chosen expert relative to an even load: from 1 to the number of experts.
 
-    Every replica adds the counts of all of them, which a quotient of sums does not show.
+    Every replica adds the counts of the global batch; the number of replicas cancels out in the result.
 
     Args:
         num_experts: number of experts.
-        name: of the metric.
+        name: the name of the metric.
     """
 
     def __init__(self, num_experts: int, name: str) -> None:
@@ -29,29 +29,29 @@ class ExpertLoad(keras.metrics.Metric):
         self.counts.assign_add(ops.cast(counts, self.dtype))
 
     def result(self) -> Any:
-        """Returns the load; 0 before the first batch."""
+        """Returns the relative load; 0 before the first batch."""
         return self.counts.shape[0] * ops.max(self.counts) / ops.maximum(ops.sum(self.counts), 1.0)
 
 
 def track_expert_load(model: Any) -> None:
-    """Adds to the logs of a model how unevenly each `MixtureOfExperts` of it is used, as ``<name of layer>_load``.
+    """Adds a metric ``<layer name>_load`` to a model's logs for each `MixtureOfExperts`: how uneven its load is.
 
-    It is the number of choices of the most chosen expert over that of an even load, over all replicas and all batches
-    since the epoch began: 1 if all experts have as many tokens, ``num_experts / top_k`` if all tokens take the same.
-    Progress bar, ``History``, ``CSVLogger`` and ``TensorBoard`` have it as any metric, and ``val_<name>_load`` is that
-    of validation. Tokens that a mask leaves out do not count; those that a capacity drops do. The share of each expert
-    is what `keras_ext.ExpertLoadHistory` keeps and writes.
+    The metric is the load of the most chosen expert relative to an even load, over all replicas and all batches since
+    the epoch began: 1 if all experts have the same number of tokens, ``num_experts / top_k`` if all tokens choose the
+    same experts. It is in the progress bar, ``History``, ``CSVLogger`` and ``TensorBoard`` like any metric, with
+    ``val_<layer name>_load`` for validation. Masked tokens do not count; choices that a capacity drops do.
+    `keras_ext.ExpertLoadHistory` records the share of each expert.
 
-    Each layer then sums as many numbers as it has experts over the replicas in each step; where it has a loss or a
-    bias, it does so anyway. Call it in the strategy's scope, before a checkpoint is restored and before `fit`; of a
-    model that is made of another, such as by `parallelize`, on the new one. A pipeline over several processes refuses
-    layers with metrics.
+    In each step, each layer all-reduces one number per expert over the replicas; a layer with a loss, a router bias or
+    a capacity does so anyway. Call this function in the strategy's scope, before a checkpoint is restored and before
+    `fit`. If a model is converted, as by `parallelize`, call it on the new model. A pipeline over several processes
+    refuses layers with metrics.
 
     Args:
-        model: with a `MixtureOfExperts` in it; of one that is not built yet, call it afterwards.
+        model: a built model that contains a `MixtureOfExperts`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the model contains none.
 
     Example:
 
@@ -69,5 +69,5 @@ def track_expert_load(model: Any) -> None:
         )
     for layer in mixtures:
         layer.track_load(ExpertLoad(layer.num_experts, f"{layer.name}_load"))
-    # Steps that have been traced know nothing of it.
+    # Functions that have already been traced do not update the new metric.
     model.train_function = model.test_function = model.predict_function = None

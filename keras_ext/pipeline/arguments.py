@@ -1,4 +1,4 @@
-"""The arguments of a `PipelineModel`, checked and made into what they mean. Tested with the model."""
+"""Checks the arguments of a `PipelineModel` and resolves their defaults. Tested with the model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from keras_ext.pipeline.schedules import SCHEDULES
 
 
 def check(schedule: str, **numbers: int | None) -> None:
-    """Refuses schedules that there are not, and numbers that are none.
+    """Refuses unknown schedules, and numbers that are not positive integers.
 
     Raises:
-        ValueError: an argument is not as `PipelineModel` says.
+        ValueError: an argument is invalid.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule is one of {list(SCHEDULES)}. Received: schedule={schedule!r}.")
@@ -22,7 +22,11 @@ def check(schedule: str, **numbers: int | None) -> None:
 
 
 def checked_num_stages(wanted: int | None, said: int | None, num_devices: int, schedule: str) -> int:
-    """Returns the number of stages to make; `said` is the number that the model's `PipelineStage` layers give."""
+    """Returns the number of stages; `said` is the number that the model's `PipelineStage` layers define, or None.
+
+    Raises:
+        ValueError: `wanted` differs from `said`, or the number does not suit the devices and the schedule.
+    """
     several = schedule == "interleaved_1f1b"
     number = said or (2 if several else 1) * num_devices
     number = number if wanted is None else wanted
@@ -37,7 +41,11 @@ def checked_num_stages(wanted: int | None, said: int | None, num_devices: int, s
 
 
 def recomputed_stages(wanted: str | Sequence[int] | None, num_stages: int) -> frozenset[int]:
-    """The stages that are computed again."""
+    """Returns the stages that recompute their forward pass for the backward pass.
+
+    Raises:
+        ValueError: `wanted` is invalid.
+    """
     if wanted is None:
         return frozenset()
     if wanted in ("all", "all_but_last"):
@@ -51,8 +59,8 @@ def recomputed_stages(wanted: str | Sequence[int] | None, num_stages: int) -> fr
 
 
 def schedule_table(name: str, num_devices: int, num_stages: int, num_microbatches: int) -> Schedule:
-    """Returns the schedule of a name for so many devices, stages and micro-batches."""
+    """Returns the schedule with a name for the given numbers of devices, stages and micro-batches."""
     if name == "interleaved_1f1b":
         return SCHEDULES[name](num_devices, num_microbatches, num_stages // num_devices)
-    # On one device, several stages: as on several, in turn.
+    # Several stages on one device are scheduled as if each had its own device.
     return SCHEDULES[name](num_stages, num_microbatches)

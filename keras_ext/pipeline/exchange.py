@@ -1,8 +1,8 @@
-"""The messages between the processes that hold the stages of a pipeline, at their places in the order of its schedule.
+"""Sends and receives messages between the processes that hold the stages of a pipeline.
 
-All processes go through all actions in one order. The process that holds the stage of an action computes it and sends;
-those that take what it makes receive it at the same place. So both ends of each message, and all messages between two
-processes, are traced in one order, as collectives between GPUs need it.
+All processes iterate over all actions in the same order. The process that holds the stage of an action computes it and
+sends its results; the processes that use them receive at the same point of the order. So both ends of each message, and
+all messages between two processes, are traced in the same order, as collectives between GPUs require.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from keras_ext.pipeline.schedule import Action, Kind
 from keras_ext.tensor_metadata import MASK, metadata_of, set_metadata
 from strategies import layer_api
 
-#: Something that a stage has made of a micro-batch: "outputs", "masks", "logits" or "added", and its number.
+#: A value that a stage has computed from a micro-batch: "outputs", "masks", "logits" or "added", and its number.
 _Item = tuple[str, int]
-#: By process and key: values of which it gets gradients, each with the action that takes that, if there is one.
+#: The values whose gradients a process receives, by process and key, each with the action that uses it, or None.
 _Returned = dict[int, dict[Hashable, Action | None]]
 
 
 class Exchange:
-    """The messages of one batch. Make it where the function is traced.
+    """The messages of one batch. Create it where the function is traced.
 
     Args:
         placed: the stages.
-        ledger: has what is sent, and takes what is received.
-        gates: of the devices of this process.
-        outputs_to_all: whether the model's outputs go to all processes, or to that of the last stage.
-        training: as layers take it.
+        ledger: contains the values to send, and gets the received ones.
+        gates: the control dependencies of this process' devices.
+        outputs_to_all: True to send the model's outputs to all processes, False to send them to that of the last stage.
+        training: the `training` argument of layers.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Exchange:
         self._messages = layer_api.StageMessages(placed.parts)
         self._training = training
         self._inputs = [dict(own) for own in ledger.values]
-        # Micro-batches of one shape are computed alike: what is said of the first of them holds for all.
+        # Micro-batches of equal shapes have equal descriptions: only the first of them is described.
         inputs = [_shapes(own) for own in ledger.values]
         self._alike = [inputs.index(own) for own in inputs]
         self._said: dict[Hashable, Any] = {}
         self._penalties: dict[int, list[tuple[str, int, int]]] = {}
 
     def after(self, action: Action) -> None:
-        """Sends what an action has made to the processes that take it, or receives it."""
+        """Sends the results of an action to the processes that use them, or receives them."""
         if action.kind is Kind.FORWARD:
             self.forward(action)
         else:
@@ -69,7 +69,7 @@ class Exchange:
     # ---- forward
 
     def forward(self, action: Action) -> None:
-        """Sends what a stage has made of a micro-batch to the processes that take it, or receives it."""
+        """Sends the results of a stage's forward pass to the processes that use them, or receives them."""
         k, i = action.stage, action.microbatch
         source, own = self._traffic.process_of[k], self._messages.position
         described = self._described(action)
@@ -87,7 +87,7 @@ class Exchange:
                 self._take(k, i, dict(zip(items, received, strict=True)))
 
     def _takers(self, k: int, described: Collection[_Item]) -> list[int]:
-        """The processes that take something that a stage has made."""
+        """Returns the processes that use a result of a stage's forward pass."""
         takers = set(self._traffic.forward[k])
         if self._traffic.process_of[k] != self._traffic.last and any(name == "added" for name, _ in described):
             takers.add(self._traffic.last)
@@ -103,7 +103,7 @@ class Exchange:
         return name != "logits" or (process == self._traffic.last and tensor in self._outputs)
 
     def _first_taker(self, action: Action) -> Action:
-        """The first forward action of this process that takes something of what another one has made."""
+        """Returns the first forward action of this process that uses a result of `action`; else its last stage's."""
         sent = self._traffic.forward[action.stage].get(self._messages.position, ())
         stages = [
             stage.index
@@ -114,7 +114,7 @@ class Exchange:
         return Action(min(stages, default=max(own)), Kind.FORWARD, action.microbatch)
 
     def _described(self, action: Action) -> dict[_Item, layer_api.Description]:
-        """Returns the description of the values that a stage makes of a micro-batch, by the process that makes them."""
+        """Returns the descriptions of the results of a forward action, as its process broadcasts them."""
         k = action.stage
 
         def describe() -> list[Any]:
@@ -125,7 +125,7 @@ class Exchange:
         return {(name, n): layer_api.Description.said(each) for name, n, *each in said}
 
     def _multiples(self, k: int, item: _Item, value: Any) -> Multiples:
-        """Of each dimension how many times the rows of a micro-batch it is, as far as that is needed and known."""
+        """Returns each dimension's multiple of the number of rows; empty if it is not needed or unknown."""
         name, n = item
         if name == "added" or None not in value.shape:
             return ()
@@ -133,7 +133,7 @@ class Exchange:
         return found.get(("masks" if name == "masks" else "outputs", id(self._stages[k].outputs[n])), ())
 
     def _sizes(self, i: int, described: Sequence[layer_api.Description]) -> dict[tuple[int, int], Any]:
-        """The sizes that follow from the number of rows of a micro-batch, by tensor and dimension."""
+        """Returns the sizes that follow from the number of rows of a micro-batch, by tensor and dimension."""
         wanted = {
             (n, dim): multiple
             for n, each in enumerate(described)
@@ -146,7 +146,7 @@ class Exchange:
         return {place: rows * multiple for place, multiple in wanted.items()}
 
     def _made(self, k: int, i: int) -> dict[_Item, Any]:
-        """Returns the values that a stage of this process has made of a micro-batch."""
+        """Returns the values that a stage of this process has computed from a micro-batch."""
         tensors = [id(tensor) for tensor in self._stages[k].outputs]
         values = [self._ledger.values[i][tensor] for tensor in tensors]
         found = {
@@ -171,14 +171,14 @@ class Exchange:
     # ---- backward
 
     def backward(self, action: Action) -> None:
-        """Sends the gradients that a stage completes to the processes that made what they are of, or receives them."""
+        """Sends the gradients that a stage completes to the processes that computed the values, or receives them."""
         k, i = action.stage, action.microbatch
         returned = self._returned(k, i)
         if returned:
             self._exchange_gradients(self._key(action), k, returned)
 
     def _returned(self, k: int, i: int) -> _Returned:
-        """The values, by process and key, of which gradients are sent with a backward pass, and what takes each."""
+        """Returns the values whose gradients are sent after a backward pass, as `_Returned`."""
         found: dict[int, dict[Hashable, Action | None]] = {}
         last, source = self._traffic.last, self._traffic.process_of[k]
         for j, stage in enumerate(self._stages):
@@ -230,7 +230,7 @@ class Exchange:
             if present and source == own:
                 self._messages.send(part, process, [each for each in found[process] if each is not None], sizes)
             elif present and process == own:
-                # Stages go backward: that of the last one comes first.
+                # The backward pass runs from the last stage to the first, so the last of these stages comes first.
                 takers = [takes for _, takes, _ in present if takes is not None]
                 first = max(takers, key=lambda takes: takes.stage, default=None)
                 part, after = (part, ()) if first is None else (self._part(first.stage), self._gate_of(first))
@@ -241,7 +241,7 @@ class Exchange:
     def _sizes_of_gradients(
         self, gradients: Sequence[tuple[Hashable, layer_api.Description]]
     ) -> dict[tuple[int, int], Any]:
-        """The sizes that they have from the values of which they are, which both ends of a message have."""
+        """Returns gradient sizes, derived from the activations' shapes, which both ends know."""
         found = {}
         for n, (key, described) in enumerate(gradients):
             unknown = [dim for dim, size in enumerate(described.shape) if size is None]
@@ -276,7 +276,7 @@ class Exchange:
                     self._ledger.penalties.setdefault(k, []).append(value)
 
     def gradients_of_penalties(self) -> None:
-        """Sends them back."""
+        """Sends the gradients of penalties back to the processes of the weights, or receives them."""
         returned: _Returned = {source: dict.fromkeys(keys) for source, keys in self._penalties.items() if keys}
         if returned:
             self._exchange_gradients("penalties", len(self._stages) - 1, returned)
@@ -288,13 +288,13 @@ class Exchange:
         return action.stage, action.kind, self._alike[action.microbatch]
 
     def _agreed(self, key: Hashable, source: int, describe: Callable[[], Any]) -> Any:
-        """Returns what a process says under a key, once for all that have it."""
+        """Returns the value that process `source` broadcasts for a key; broadcasts once per key."""
         if key not in self._said:
             self._said[key] = self._messages.agreed(source, describe() if source == self._messages.position else None)
         return self._said[key]
 
     def _part(self, k: int) -> int:
-        """The part of a stage; if another process holds it, the first one of this process."""
+        """Returns the part of a stage; if another process holds it, the first part of this process."""
         part = self._placed.devices[k]
         return self._placed.parts.owned[0] if part is None else part
 

@@ -1,11 +1,11 @@
 """Runs stages in the order of a schedule, forward and backward.
 
-Everything becomes one graph, in which data says what can run, and control edges what is to run first on each device:
-an action starts when the one before it on its device has ended, the sums of its weights' gradients included. Without
-these edges TensorFlow would run what it can as soon as it can, hold the activations of all micro-batches, and lose what
-1F1B is for.
+All actions are traced into one graph. Data edges determine what can run, and control edges the order on each device: an
+action starts when the previous one on its device has ended, including the accumulation of its weights' gradients.
+Without these edges, TensorFlow would run each op as soon as possible and hold the activations of all micro-batches,
+which would defeat 1F1B.
 
-Where stages are in several processes, each process computes its own, and `exchange` sends and receives.
+If stages are in several processes, each process computes its own, and `exchange` sends and receives.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from keras_ext.pipeline.schedule import Action, Kind, Schedule
 from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
 from strategies import layer_api
 
-#: The loss of some micro-batches: takes their numbers, and for each the model's outputs, and the losses that layers
-#: add; returns a scalar.
+#: Computes the loss of some micro-batches: takes their numbers, the model's outputs for each, and the losses that
+#: layers add for each; returns a scalar.
 LossOf = Callable[[Sequence[int], Sequence[Sequence[Any]], Sequence[Sequence[Any]]], Any]
 
-#: Told of the start (False) and of the end (True) of an action, when it comes.
+#: Called at the start (False) and at the end (True) of each action.
 ActionCallback = Callable[[Action, bool], None]
 
 
-#: The largest number of forward passes of stages that are in line. With more, each stage is a function in the graph,
-#: traced once and not for each micro-batch: 16 of them through 4 stages of a small transformer are ready after 6 s, not
-#: 22. Steps take a few percent longer, so few passes, which need it less, are in line.
+#: The largest number of stages' forward passes that are traced in line. With more, each stage is a function in the
+#: graph, traced once and not for each micro-batch: 16 micro-batches through 4 stages of a small transformer are traced
+#: in 6 s instead of 22. Steps take a few percent longer, so a small number of passes is traced in line.
 MOST_CALLS_IN_LINE = 24
 
 
 class Run:
-    """One batch on its way through the pipeline.
+    """A run of one batch through the pipeline.
 
     Args:
         placed: the stages.
-        schedule: in whose order.
-        variables: of each stage: TensorFlow's, which it reads and which are trained.
-        penalties: for each stage a function that returns the penalties of its weights, which are variables of it.
-        inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
-        remat: stages that are computed again for their backward pass, and hold only their inputs until then.
-        reshard: weights that the strategy shards are gathered for each pass of a stage, once the one before it on its
-            device has ended, and dropped behind it.
+        schedule: the order of actions.
+        variables: for each stage, the trainable TensorFlow variables that it reads.
+        penalties: for each stage, a function that returns the penalties of its weights.
+        inputs: for each micro-batch, the model's inputs by the `id` of Keras' tensors.
+        remat: stages that hold only their inputs until their backward pass, and recompute the rest.
+        reshard: unshard the weights that the strategy shards for each pass of a stage, once the previous pass on its
+            device has ended, and reshard them after it.
         on_action: called when actions start and end, if given.
     """
 
@@ -71,11 +71,11 @@ class Run:
         self._remat = remat
         self._reshard = reshard
         self._on_action = on_action
-        #: Scalars, one for each call of `on_action`, that are ready when the call has returned.
+        #: One scalar for each call of `on_action`, ready when the call has returned.
         self.recorded: list[Any] = []
         self._from_outside = set(inputs[0])
         self._ledger = Ledger([dict(each) for each in inputs])
-        # Of each device, what its first action waits for.
+        # For each device, the control dependencies of its first action.
         self._first_gates: dict[int, list[Any]] = {}
         self._own_penalties = {
             k: self._penalties(part, penalties[k], variables[k])
@@ -89,22 +89,22 @@ class Run:
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
         self._gates = Gates(schedule.devices)
         self._exchange = Exchange(placed, self._ledger, self._gates) if placed.crosses else None
-        # True if the loss is computed once, from all micro-batches.
+        # True if the loss is computed once from all micro-batches.
         self._joins_losses = False
 
     @property
     def values(self) -> Sequence[Mapping[int, Any]]:
-        """For each micro-batch what was computed of it, by the `id` of Keras' tensors."""
+        """The computed values of each micro-batch, by the `id` of Keras' tensors."""
         return self._ledger.values
 
     def train(self, loss_of: LossOf | None) -> list[list[Any]]:
         """Computes outputs and gradients of all micro-batches.
 
         Args:
-            loss_of: gives each micro-batch's part of the loss; None in processes without the last stage.
+            loss_of: returns each micro-batch's term of the loss; None in processes without the last stage.
 
         Returns:
-            For each stage the gradient of each of its variables, of the sum of all parts of the loss, or None.
+            For each stage, the gradients of the summed loss with respect to its variables; None for no gradient.
         """
         if self._exchange is not None:
             self._exchange.penalties()
@@ -124,7 +124,7 @@ class Run:
         return self._totals
 
     def _penalties(self, part: int, penalties: Callable[[], list[Any]], variables: Sequence[Any]) -> tuple[Any, Any]:
-        """The penalties of a stage's weights, and what gives their gradients."""
+        """Returns the penalties of a stage's weights, and their vjp."""
         values, vjp = self._parts.passes(part, penalties, variables, reshard=self._reshard)(
             [], self._first_gates.get(part, ())
         )
@@ -163,12 +163,16 @@ class Run:
     def _passes_of(
         self, k: int, has_input: tuple[bool, ...], has_mask: tuple[bool, ...]
     ) -> tuple[Any, dict[str, list[bool]]]:
-        """The passes of a stage as a function of its inputs and their masks, and what that returns beside its outputs.
+        """Returns the passes of a stage, and for each of its outputs whether it has a mask and logits.
 
-        Optional inputs of a model, and masks, may not be there.
+        The function of the passes takes the inputs and masks that exist: a model's inputs may be optional. It returns
+        the outputs, then their masks, the logits of outputs that are a softmax or a sigmoid, and the losses that layers
+        add. Keras keeps these as attributes of tensors and layers, which are lost at the end of a function.
 
-        That is, in turn, the masks of outputs, what a softmax or a sigmoid among them was computed of, and what layers
-        add to the loss: Keras keeps them as attributes of tensors and layers, which end where a function does.
+        Args:
+            k: the stage.
+            has_input: for each input of the stage, whether it exists.
+            has_mask: for each input of the stage, whether it has a mask.
         """
         key = k, has_input, has_mask
         if key not in self._passes:
@@ -186,7 +190,7 @@ class Run:
                 return [*made, *not_none(masks), *not_none(logits), *added]
 
             def recompute(state: Sequence[Any], *tensors: Any) -> list[Any]:
-                # Draws what was drawn, and drops what it would change.
+                # Repeats the random draws of the first computation, and discards updates of the state.
                 changing = list(zip(stage.state_variables, state, strict=True))
                 with keras.StatelessScope(changing, collect_losses=True):
                     return compute(*tensors)
@@ -196,9 +200,9 @@ class Run:
                 compute,
                 self._variables[k],
                 recompute=(stage.state, recompute) if k in self._remat else None,
-                # In line, TensorFlow would find that the recomputation is the same computation, and run it once.
+                # In line, TensorFlow would merge the recomputation with the identical first computation.
                 in_line=(self._in_line or stage.sums_over_replicas) and k not in self._remat,
-                # A function cannot run its collective.
+                # Resharded passes are functions, which cannot run the layer's collective.
                 reshard=self._reshard and not stage.sums_over_replicas,
                 sums=True,
             )
@@ -206,9 +210,9 @@ class Run:
         return self._passes[key]
 
     def _forward_ended(self, i: int, loss_of: LossOf) -> None:
-        """Computes the loss of a micro-batch, or after the last one that of all, if it looks at all rows at once."""
+        """Computes the loss of a micro-batch; if the loss needs all rows at once, computes it after the last one."""
         number = self._schedule.num_microbatches
-        # Other schedules begin a backward pass before the last forward pass, so they compute each loss by itself.
+        # Other schedules begin a backward pass before the last forward pass, so they compute each loss separately.
         if i == 0 and number > 1 and self._schedule.runs_all_forward_first():
             try:
                 with layer_api.joinable_microbatches():
@@ -225,7 +229,7 @@ class Run:
         keys = [(i, id(tensor)) for i in microbatches for tensor in outputs]
         predicted = [self.values[i][tensor] for i, tensor in keys]
         masks = metadata_of(predicted, MASK)
-        # Of an output that is a softmax or a sigmoid Keras' losses take what that was computed of.
+        # Keras' losses read the logits from an attribute of a softmax' or sigmoid's output.
         logits = {key: ledger.logits[key] for key in keys if ledger.logits.get(key) is not None}
         added = {
             (i, "added", k, n): loss
@@ -273,7 +277,7 @@ class Run:
         upstream = [*of_outputs, *(self._gathered(part, (i, "added", k, n)) for n in range(num_added))]
         of_inputs, self._totals[k] = vjp(upstream, self._started(action, not_none(upstream)), self._totals[k])
         gate = []
-        # Behind those of inputs, those of masks.
+        # `of_inputs` also has gradients of masks, after those of inputs; they are not used.
         given = [tensor for tensor, is_there in zip(stage.inputs, has_input, strict=True) if is_there]
         for tensor, gradient in zip(given, of_inputs, strict=False):
             if gradient is not None and id(tensor) not in self._from_outside:
@@ -283,7 +287,7 @@ class Run:
         self._ended(action, gate or self._gates.last(part))
 
     def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:
-        """Returns the tensors that an action waits for, beside its inputs; its start is reported to `on_action`."""
+        """Returns the control dependencies of an action, and has its start reported to `on_action`."""
         part = self._placed.part(action.stage)
         gate = self._gates.last(part) or self._first_gates.get(part, [])
         if self._on_action is None:
@@ -297,14 +301,14 @@ class Run:
         part = self._placed.part(action.stage)
         if self._on_action is not None:
             on_action = self._on_action
-            # After the start at any rate: an action may have nothing to compute.
+            # Always after the start is recorded, because an action may have nothing to compute.
             after = [*gate, self.recorded[-1]]
             noted = self._parts.host_callback(part, lambda: on_action(action, True), after)
-            # The next action waits for it: else its start could be noted before the end of this one is.
+            # The next action waits for this, so that its start is not recorded before this action's end.
             gate = [noted]
             self.recorded.append(noted)
         self._gates.note(part, gate)
 
     def _gathered(self, part: int, key: Any) -> Any:
-        """The sum of the gradients that came for a tensor."""
+        """Returns the sum of the gradients received for a value; None if there are none."""
         return self._parts.added(part, self._ledger.upstream.pop(key, []))

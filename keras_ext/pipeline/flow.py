@@ -1,5 +1,7 @@
-"""The forward pass of a pipeline whose stages are in several processes: each computes its own, micro-batch by
-micro-batch, and sends on what others take."""
+"""The forward pass of a pipeline whose stages are in several processes.
+
+Each process computes its own stages, micro-batch by micro-batch, and sends the values that other processes use.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ class Flowed:
     """The result of a forward pass.
 
     Attributes:
-        values: for each micro-batch by the `id` of Keras' tensors; the model's outputs where they were sent to.
-        added: for each micro-batch what layers have added to the loss: all in the process of the last stage.
-        penalties: of weights: all in the process of the last stage.
+        values: for each micro-batch, values by the `id` of Keras' tensors; they include the model's outputs in the
+            processes to which these were sent.
+        added: for each micro-batch, the losses that layers have added; complete in the process of the last stage.
+        penalties: the penalties of weights; complete in the process of the last stage.
     """
 
     values: Sequence[Mapping[int, Any]]
@@ -42,18 +45,18 @@ def flowed(
     training: bool | None,
     outputs_to_all: bool,
 ) -> Flowed:
-    """Computes the stages of this process.
+    """Computes the stages of this process for all micro-batches.
 
     Args:
         placed: the stages.
-        penalties: of weights, by stage.
-        inputs: for each micro-batch the model's inputs, by the `id` of Keras' tensors.
-        training: as layers take it.
-        outputs_to_all: whether the model's outputs go to all processes, or to that of the last stage.
+        penalties: for each stage, a function that returns the penalties of its weights.
+        inputs: for each micro-batch, the model's inputs by the `id` of Keras' tensors.
+        training: the `training` argument of layers.
+        outputs_to_all: True to send the model's outputs to all processes, False to send them to that of the last stage.
     """
     stages, devices, parts = placed.stages, placed.devices, placed.parts
     ledger = Ledger([dict(each) for each in inputs])
-    # Devices compute at the same time: at each tick the next micro-batch in each stage.
+    # Devices compute at the same time: at each tick, each stage computes its next micro-batch.
     ticks = range(len(stages) + len(inputs) - 1)
     order = [Action(k, Kind.FORWARD, t - k) for t in ticks for k in range(len(stages)) if 0 <= t - k < len(inputs)]
     gates = Gates([[action for action in order if devices[action.stage] == part] for part in parts.owned])
@@ -89,15 +92,15 @@ def across(
     training: bool | None,
     outputs_to_all: bool,
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Returns the outputs of a batch, their masks, and the losses that layers add, penalties of weights included.
+    """Returns the outputs of a batch, their masks, and the losses that layers add, including penalties of weights.
 
     Args:
         placed: the stages.
-        inputs: of the model, Keras' tensors.
+        inputs: the model's inputs, Keras' tensors.
         flat: the batch.
-        num_microbatches: into which it is cut.
-        training: as layers take it.
-        outputs_to_all: see `flowed`; elsewhere nothing is returned then.
+        num_microbatches: the number of micro-batches.
+        training: the `training` argument of layers.
+        outputs_to_all: see `flowed`. If False, processes without the last stage return empty lists.
     """
     cut_up, pieces = _cut(inputs, flat, num_microbatches)
     parts = placed.parts
@@ -111,13 +114,13 @@ def across(
 
 
 def refused_gradients(name: str, tensors: Sequence[Any], flat: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Returns outputs of stages in several processes, whose gradients are refused on all of them: no message has one.
+    """Returns `tensors`, with gradients refused on all processes: outside of `train_step`, no message sends gradients.
 
     Args:
-        name: of the model.
-        tensors: that it has made.
+        name: the name of the model.
+        tensors: tensors that the model has computed.
         flat: the batch.
-        variables: of the model that are trained.
+        variables: the model's trainable variables.
     """
     return layer_api.refuse_gradients(
         tensors,
@@ -138,21 +141,21 @@ def masks_across(
     computed: Callable[[Sequence[Any], bool], Sequence[Any]],
     num_microbatches: int,
 ) -> list[Any]:
-    """Returns the masks of the outputs of a batch where the last stage is; elsewhere, perhaps, none.
+    """Returns the masks of a batch's outputs; without the last stage, a process may return None for each.
 
     Args:
         placed: the stages.
-        inputs: of the model, Keras' tensors.
+        inputs: the model's inputs, Keras' tensors.
         flat: the batch, which all processes have.
-        computed: computes all stages, takes a batch and whether it is training.
-        num_microbatches: into which the batch is cut if what others compute is needed.
+        computed: computes all stages; takes a batch and the `training` argument.
+        num_microbatches: the number of micro-batches, used if the masks depend on computations of other processes.
     """
 
     def masks(*flat: Any) -> list[Any]:
         with keras.StatelessScope():
             return metadata_of(computed(flat, False), MASK)
 
-    # Nearly always they follow from the inputs, without the weights of any stage.
+    # Nearly always, masks follow from the inputs without any weights.
     found = layer_api.of_inputs_only(masks, flat)
     if found is None:
         cut_up, pieces = _cut(inputs, flat, num_microbatches)
@@ -164,7 +167,7 @@ def masks_across(
 
 
 def weighed_sums(losses: Sequence[Sequence[Any]], shares: Sequence[Any]) -> list[Any]:
-    """Returns of each loss of a layer the mean over micro-batches, weighed by their shares of the rows."""
+    """Returns the mean of each added loss over micro-batches, weighted by their shares of the rows."""
     weighed = [[each * ops.cast(w, each.dtype) for each in own] for own, w in zip(losses, shares, strict=True)]
     return [sum(each[1:], each[0]) for each in zip(*weighed, strict=True)]
 

@@ -1,4 +1,4 @@
-"""The forward passes of a model in stages, outside of its training step. Tested with the model."""
+"""The forward passes of a pipeline model outside of its training step. Tested with the model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _Made = tuple[list[Any], list[Any]]
 
 
 class ForwardPasses:
-    """The ways in which the stages of a model compute its outputs.
+    """Computes a model's outputs through its stages, in several ways.
 
     Args:
         placed: the stages.
-        inputs: of the model, Keras' tensors.
+        inputs: the model's inputs, Keras' tensors.
     """
 
     def __init__(self, placed: PlacedStages, inputs: Sequence[Any]) -> None:
@@ -36,17 +36,17 @@ class ForwardPasses:
         self._local = threading.local()
 
     def computed(self, flat: Sequence[Any], training: bool | None) -> list[Any]:
-        """Returns the outputs; one stage computes after the other."""
+        """Returns the outputs for a whole batch."""
         values = dict(zip(map(id, self._inputs), flat, strict=True))
         for stage, part in zip(self._placed.stages, self._placed.devices, strict=True):
-            # Stages of other processes are traced for their shapes.
+            # A stage of another process has no part here: it is traced only for its shapes.
             with contextlib.nullcontext() if part is None else self._parts.on(part):
                 made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training)
             values.update(zip(map(id, stage.outputs), made, strict=True))
         return [values[id(tensor)] for tensor in self._placed.outputs]
 
     def computed_with_losses(self, flat: Sequence[Any]) -> _Made:
-        """Returns the outputs, and what layers add to the loss, penalties of weights included."""
+        """Returns the outputs, and the losses that layers add, including penalties of weights."""
         with keras.StatelessScope(collect_losses=True):
             outputs = self.computed(flat, training=False)
             added = self._take_added_losses()
@@ -54,7 +54,7 @@ class ForwardPasses:
         return outputs, [*added, *penalties]
 
     def flowing(self, flat: Sequence[Any], num_microbatches: int) -> _Made:
-        """As :meth:`computed`, micro-batch by micro-batch: devices compute at the same time."""
+        """Returns the outputs and added losses, computed in micro-batches, so that devices compute at the same time."""
         cut_up = Microbatches.of(flat, num_microbatches)
         made, added = [], []
         shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
@@ -66,13 +66,14 @@ class ForwardPasses:
     def across(
         self, flat: Sequence[Any], num_microbatches: int, training: bool | None, outputs_to_all: bool = True
     ) -> _Made:
-        """As :meth:`flowing`, of stages in several processes, all of which call this.
+        """Returns the outputs and added losses of stages in several processes, all of which call this.
 
         Args:
             flat: the batch.
-            num_microbatches: into which it is cut, unless in training.
-            training: as layers take it.
-            outputs_to_all: whether all get the outputs, or that of the last stage.
+            num_microbatches: the number of micro-batches; ignored if `training` is true, which computes the whole
+                batch.
+            training: the `training` argument of layers.
+            outputs_to_all: True to send the outputs to all processes, False to send them to that of the last stage.
         """
         functions = self._local.__dict__.setdefault("functions", {})
         key = training, outputs_to_all
@@ -88,14 +89,14 @@ class ForwardPasses:
     def called_across(
         self, flat: Sequence[Any], num_microbatches: int, training: bool | None, name: str, variables: Sequence[Any]
     ) -> _Made:
-        """As :meth:`across`; gradients of what it returns are refused.
+        """Returns the same as :meth:`across`, but with gradients refused.
 
         Args:
             flat: the batch.
-            num_microbatches: into which it is cut, unless in training.
-            training: as layers take it.
-            name: of the model.
-            variables: of the model that are trained.
+            num_microbatches: see :meth:`across`.
+            training: the `training` argument of layers.
+            name: the name of the model.
+            variables: the model's trainable variables.
         """
         with layer_api.unrecorded():
             outputs, added = self.across(flat, num_microbatches, training)
@@ -106,8 +107,8 @@ class ForwardPasses:
     def masks(self, flat: Sequence[Any], num_microbatches: int) -> list[Any] | None:
         """Returns the masks of the outputs of the whole batch; None if there are none.
 
-        A loss is a mean over what is not masked in all of the batch, so that is counted before the first micro-batch
-        has gone through. Of this forward pass a graph keeps what masks are computed of, which is next to nothing.
+        A loss is a mean over the unmasked entries of the whole batch, so they are counted before the first micro-batch
+        is computed. In a graph, only the ops that the masks need run in this forward pass, which are few.
         """
         if all(mask is None for mask in metadata_of(self._placed.outputs, MASK)):
             return None

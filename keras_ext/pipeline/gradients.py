@@ -1,7 +1,8 @@
-"""The gradients of a model's variables, of those that its stages found. Tested with the model.
+"""Combines the gradients that stages computed into those of a model's variables. Tested with the model.
 
-A layer that is called in stages of several processes has a copy in each of them. Each adds up what its own stages
-found, all of them exchange these sums, and add them in one order, so that the copies stay alike to the bit.
+A layer that is called in stages of several processes has a copy in each of them. Each process adds up the gradients of
+its own stages; then the processes exchange these sums and add them in the same order, so that the copies stay
+bit-identical.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ def whole_gradients(
     weights: Sequence[Sequence[Any]],
     gradients: Sequence[Sequence[Any]],
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields gradient and variable, where a layer is in several stages added up at the first of them.
+    """Yields (gradient, variable); if a layer is in several stages, gradients are summed on the device of the first.
 
-    A variable that only other processes have comes with None.
+    For a variable that only other processes have, the gradient is None.
 
     Args:
         placed: the stages.
-        variables: of the model, in the order to yield.
-        weights: of each stage, variables.
-        gradients: of each stage, of its weights.
+        variables: the model's variables, in the order to yield.
+        weights: for each stage, its variables.
+        gradients: for each stage, the gradients of its variables.
     """
     found: dict[int, list[Any]] = {}
     first: dict[int, int] = {}
-    # The processes that have a variable, in the order of the first of their stages that do.
+    # The processes that have each variable, in the order of their first stages that use it.
     owners: dict[int, list[int]] = {}
     for k, (own, of_own) in enumerate(zip(weights, gradients, strict=True)):
         process, part = placed.process_of[k], placed.devices[k]
@@ -49,7 +50,7 @@ def whole_gradients(
             terms = of_all.get(id(variable), found[id(variable)])
             yield placed.parts.added(first[id(variable)], terms), variable
         else:
-            # Held by others. Optimizers count, clip and are built with all variables.
+            # Other processes own the variable. It is yielded because optimizers count, clip and are built with all.
             yield None, variable
 
 
@@ -60,7 +61,7 @@ def _exchanged(
     found: dict[int, list[Any]],
     first: dict[int, int],
 ) -> dict[int, list[Any]]:
-    """Returns for each variable of several processes the sums of all that have it, in one order."""
+    """Returns, for each shared variable that this process has, the sums of all its owners, in the order of `owners`."""
     messages = layer_api.StageMessages(placed.parts)
     sums: dict[tuple[int, int], Any] = {}
     for source in sorted({process for variable in shared for process in owners[id(variable)]}):

@@ -1,4 +1,4 @@
-"""Partitions of a model's graph into stages: as the user states them, or by the cost of its layers."""
+"""Partitions a model's graph into stages, as the user specifies them or by the cost of its layers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from keras_ext.pipeline.stage import nodes_of
 from keras_ext.pipeline.stage_layer import PipelineStage
 from strategies import layer_api
 
-#: Tensors of a weight's size that a stage holds: the weight, its gradient, and two slots of an optimizer such as Adam.
+#: The number of tensors of a weight's size that a stage holds: the weight, its gradient, and two optimizer slots, as of
+#: Adam.
 NUM_HELD_OF_WEIGHTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class PartitionByTime:
-    """Stages of which the slowest is as fast as can be: the forward and backward pass of each layer is timed.
+    """A partition whose slowest stage is as fast as possible, by timing the forward and backward pass of each layer.
 
-    Where the model is when it is made into a pipeline: build it on devices such as it will run on. What is timed is one
-    traced function for each layer, as in training; layers that are alike are timed once. A layer that cannot be traced
-    is timed as its ops run one by one.
+    Layers are timed on the devices that hold the model when the pipeline is created: build it on devices like those it
+    will run on. For each layer, one traced function is timed, as in training; identical layers are timed once. A layer
+    that cannot be traced is timed with its ops run one by one.
 
     Attributes:
-        sample_input: a micro-batch as the model takes it, arrays or tensors. If left out, zeros, or empty strings, and
-            words of its vocabulary for a lookup that takes no others.
-        num_rows: of a micro-batch, if `sample_input` is left out. Other sizes that are not known are 16,
-            or 4 or 1 where a layer takes no more.
-        max_stage_bytes: of the weights of a stage, their gradients and two slots of an optimizer for each, and the
-            activations of as many micro-batches as the schedule has it hold. For each stage, or for all alike.
+        sample_input: a micro-batch as the model takes it, arrays or tensors. If left out, zeros or empty strings are
+            used, and words of its vocabulary for a lookup that refuses others.
+        num_rows: the number of rows of a micro-batch, used if `sample_input` is left out. Other unknown sizes are 16,
+            or 4 or 1 if a layer refuses more.
+        max_stage_bytes: the limit for a stage's weights, their gradients, two optimizer slots for each, and the
+            activations of the micro-batches that the schedule makes it hold. One limit for all stages, or one per
+            stage.
 
     Example:
 
@@ -47,27 +49,27 @@ class PartitionByTime:
     max_stage_bytes: float | Sequence[float] | None = None
 
 
-#: The values that a model's `partition` can have.
+#: The values of the argument `partition` of `PipelineModel`.
 Wanted = str | Sequence[str] | PartitionByTime
 
 
 def num_stages_of(graph: Any) -> int | None:
-    """The number of stages that a graph of `PipelineStage` layers says; None if it has no such layers."""
+    """Returns the number of stages that the `PipelineStage` layers of a graph define; None without such layers."""
     stages = [node.operation.stage for node in nodes_of(graph) if isinstance(node.operation, PipelineStage)]
     return max(stages) + 1 if stages else None
 
 
 def partition_of(graph: Any, num_stages: int, wanted: Wanted, num_held: Callable[[int], int]) -> Partition:
-    """Cuts a graph.
+    """Partitions a graph into stages.
 
     Args:
         graph: a Functional model.
-        num_stages: to make.
-        wanted: see `PipelineModel`.
-        num_held: by stage, of how many micro-batches it holds activations.
+        num_stages: number of stages.
+        wanted: the argument `partition` of `PipelineModel`.
+        num_held: returns for a stage the number of micro-batches whose activations it holds.
 
     Raises:
-        ValueError: it cannot be cut like this.
+        ValueError: the partition is not possible.
     """
     nodes = nodes_of(graph)
     links, seen = [], set()
@@ -97,7 +99,7 @@ def partition_of(graph: Any, num_stages: int, wanted: Wanted, num_held: Callable
 
 
 def _as_said(nodes: Sequence[Any], links: Sequence[Cost], num_stages: int) -> Partition:
-    """Cuts before the first layer of each next stage; what is no stage belongs to the one before."""
+    """Cuts before the first `PipelineStage` of each stage; other layers belong to the stage before them."""
     starts, said = [0], []
     for place, node in enumerate(nodes):
         if isinstance(node.operation, PipelineStage):
@@ -116,7 +118,7 @@ def _by_time(
     graph: Any, links: Sequence[Cost], num_stages: int, wanted: PartitionByTime, num_held: Callable[[int], int]
 ) -> Partition:
     costs = costs_of(graph, wanted.sample_input, wanted.num_rows)
-    # Each process finds other times. Cut in different places, they would wait for each other for ever.
+    # Each process measures different times. With different cuts, processes would wait for each other forever.
     [agreed] = layer_api.replica_parts().from_rank_0([np.array(costs, "float64").reshape(-1, 2)])
     timed = [
         dataclasses.replace(link, seconds=float(seconds), activation_bytes=int(held))

@@ -1,7 +1,7 @@
-"""The cost of each layer of a graph: the seconds of its forward and backward pass, measured, and the bytes it holds.
+"""Measures the cost of each layer of a graph: the seconds of its forward and backward pass, and the bytes it holds.
 
-Both passes of a layer are timed as one traced function. Called op by op, small ones would take the time that Python
-needs to launch their ops, which on a GPU is more than they compute.
+Both passes of a layer are timed as one traced function. If small layers ran op by op, the time that Python needs to
+launch ops would be measured, which on a GPU is longer than the computation.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from strategies import layer_api
 
 _logger = logging.getLogger(__name__)
 
-#: Passes that are timed of each layer, after a first one.
+#: The number of timed passes of each layer, after one that is not timed.
 NUM_TIMED = 3
 
-#: What sizes are that a model leaves open, such as the length of a sequence: the first that all layers take.
+#: Candidates for sizes that a model leaves open, such as a sequence length; the first that all layers accept is used.
 OPEN_SIZES = (16, 4, 1)
 
-#: Seconds, forward and backward, and the bytes that are held in between.
+#: Seconds of the forward and backward pass, and the bytes that are held in between.
 LayerCost = tuple[float, int]
 
 
@@ -41,11 +41,11 @@ def costs_of(graph: Any, sample_input: Any, num_rows: int) -> list[LayerCost]:
 
     Args:
         graph: a Functional model.
-        sample_input: see `PartitionByTime`, as for `num_rows`.
-        num_rows: of a micro-batch of zeros, if `sample_input` is None.
+        sample_input: see `PartitionByTime`.
+        num_rows: the number of rows of a micro-batch of zeros, used if `sample_input` is None.
 
     Raises:
-        ValueError: a layer refuses what the input has become there.
+        ValueError: a layer refuses the values that the sample becomes at the layer's inputs.
     """
     has_open_sizes = any(None in tensor.shape[1:] for tensor in graph.inputs)
     refusals: list[ValueError] = []
@@ -83,25 +83,25 @@ class _Call:
     """A call of one layer.
 
     Attributes:
-        stage: holds it alone.
-        sample: of what its inputs were made, in words.
+        stage: a stage that contains only this call.
+        sample: describes the sample from which its inputs were computed, for error messages.
     """
 
     stage: Stage
     sample: str
 
     def measured(self, given: Sequence[Any]) -> tuple[LayerCost, list[Any]]:
-        """Returns the cost, and the outputs."""
+        """Returns the cost and the outputs."""
         try:
             return self._measured(given, layer_api.replica_parts().traced)
-        # Whatever of it cannot be part of a graph. If it was the layer that refused, it will do so again.
+        # Any error of a layer that cannot be traced. If the layer refuses its inputs, the second try raises again.
         except Exception as error:
             layer = self.stage.nodes[0].operation
             _logger.info("The passes of %r cannot be traced: its ops are timed one by one. %s", layer.name, error)
             return self._measured(given, None)
 
     def outputs(self, given: Sequence[Any]) -> list[Any]:
-        """Returns the outputs alone."""
+        """Returns the outputs without measuring."""
         with self._alone(), self._refusals_named():
             return self.stage.compute(given, training=True)
 
@@ -126,7 +126,7 @@ class _Call:
                 start = time.perf_counter()
                 with self._refusals_named():
                     outputs, marks = function(*given)
-                # Returns when devices that work behind have computed it.
+                # Waits for devices that compute asynchronously.
                 np.asarray(marks)
                 seconds.append(time.perf_counter() - start)
             held = passes.held_bytes(given) if traced else sum(np.asarray(value).nbytes for value in outputs)
@@ -134,10 +134,10 @@ class _Call:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Inside, nothing of the model changes.
+        """Runs the block without changing the model.
 
-        Updates that layers make when they are called, such as those of statistics, go to the scope. Weights that are
-        still to be drawn are so afterwards: another process may be the one that will hold them.
+        Updates that layers make when they are called, such as those of statistics, go to the scope. Deferred weights
+        are drawn for the block and stay deferred afterwards, because another process may own them.
         """
         variables = [variable for layer in self.stage.layers for variable in layer.variables]
         try:
@@ -156,7 +156,7 @@ class _Call:
         layer = node.operation
         try:
             yield
-        # Whatever a layer checks of its inputs.
+        # Layers raise any exception type when they check their inputs.
         except Exception as error:
             raise ValueError(
                 f"The passes of {layer.name!r}, a {type(layer).__name__}, cannot be timed: it refuses what "
@@ -167,14 +167,14 @@ class _Call:
 
 
 def _kind(node: Any, given: Sequence[Any]) -> Any:
-    """Returns what calls that cost the same have in common; None if the call cannot be compared with others."""
+    """Returns a key that is equal for calls with equal costs; None if the call cannot be compared with others."""
     layer = node.operation
     if not isinstance(layer, keras.Layer):
         return None
     try:
         config = {name: value for name, value in layer.get_config().items() if name != "name"}
         said = json.dumps(keras.saving.serialize_keras_object(config), sort_keys=True)
-    # A layer without a config, or with one that is no JSON.
+    # The layer has no config, or its config is not JSON.
     except Exception:
         return None
     arguments = keras.tree.map_structure(
@@ -186,8 +186,8 @@ def _kind(node: Any, given: Sequence[Any]) -> Any:
 
 
 def _marks(values: Sequence[Any]) -> Any:
-    """Returns a number that is there when all tensors are; strings are there in any case."""
-    # A value of each. Slices of rows stay slices.
+    """Returns a scalar that depends on all numeric tensors, so that it is ready when they are; strings are left out."""
+    # Reads one value of each tensor. IndexedSlices are read by their values, not converted to dense tensors.
     tensors = [getattr(value, "values", value) for value in values if value is not None]
     numbers = [value for value in tensors if keras.backend.standardize_dtype(value.dtype) != "string"]
     total = ops.zeros((), "float32")
@@ -197,7 +197,11 @@ def _marks(values: Sequence[Any]) -> Any:
 
 
 def _words_for(node: Any, tensor: Any) -> Sequence[Any]:
-    """The vocabulary of a lookup that refuses other words, and takes a tensor at a node, or first in a model there."""
+    """Returns the words that a tensor must consist of at a node; empty if there is no such restriction.
+
+    They are the vocabulary of a lookup layer that refuses unknown words. If the node calls a model, they are those of
+    the first such layer in it that takes the tensor directly.
+    """
     layer = node.operation
     if isinstance(layer, (keras.layers.StringLookup, keras.layers.IntegerLookup)):
         is_strict = layer.num_oov_indices == 0 and not layer.invert
@@ -214,7 +218,7 @@ def _words_for(node: Any, tensor: Any) -> Sequence[Any]:
 
 
 def _as_words(value: Any, words: Sequence[Any]) -> Any:
-    """A tensor of the same shape and dtype, of words; as it is if there are none."""
+    """Returns a tensor of the same shape and dtype, filled with the words; the value itself if there are none."""
     if not len(words):
         return value
     return ops.cast(ops.convert_to_tensor(np.resize(words, value.shape)), value.dtype)

@@ -1,4 +1,4 @@
-"""The values and gradients of the micro-batches of one batch, and what passes on a device wait for."""
+"""The values and gradients of the micro-batches of one batch, and the tensors that passes on a device wait for."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from keras_ext.pipeline.schedule import Action
 
 @dataclass
 class Ledger:
-    """The values and gradients of the micro-batches of one batch, as far as this process has them.
+    """The values and gradients of the micro-batches of one batch that this process has.
 
     Attributes:
-        values: for each micro-batch by the `id` of Keras' tensors.
-        logits: of which an output was computed, by micro-batch and the `id` of its Keras tensor.
+        values: for each micro-batch, values by the `id` of Keras' tensors.
+        logits: the logits of outputs, by micro-batch and the `id` of the output's Keras tensor.
         added: losses that layers added, by stage and micro-batch.
-        penalties: of weights, by stage.
-        upstream: gradients that came for a value, by its key: micro-batch and `id` of a Keras tensor, with "logits"
-            behind for its logits; ``(i, "added", k, n)``; ``("penalty", k, n)``.
+        penalties: penalties of weights, by stage.
+        upstream: the gradients received for each value, by its key: ``(i, id)`` for the Keras tensor ``id`` of
+            micro-batch i, ``(i, id, "logits")`` for its logits, ``(i, "added", k, n)`` for added loss n of stage k,
+            ``("penalty", k, n)`` for penalty n of stage k.
     """
 
     values: list[dict[int, Any]]
@@ -29,7 +30,7 @@ class Ledger:
     upstream: dict[Hashable, list[Any]] = field(default_factory=dict)
 
     def value(self, key: Any) -> Any:
-        """Returns the value of which a key of `upstream` names the gradient."""
+        """Returns the value to which a key of `upstream` belongs."""
         if key[0] == "penalty":
             return self.penalties[key[1]][key[2]]
         i, name, *rest = key
@@ -39,16 +40,16 @@ class Ledger:
         return self.logits[i, name] if rest else self.values[i][name]
 
     def note(self, key: Hashable, gradient: Any) -> None:
-        """Notes a gradient, or none, that comes for a value."""
+        """Adds a gradient to those received for a value; None is ignored."""
         if gradient is not None:
             self.upstream.setdefault(key, []).append(gradient)
 
 
 class Gates:
-    """The outputs of the actions of each device, for which later ones wait.
+    """The outputs of the actions of each device, used as control dependencies of later actions.
 
     Args:
-        actions: of each device, in its order.
+        actions: for each device, its actions in order.
     """
 
     def __init__(self, actions: Iterable[Sequence[Action]]) -> None:
@@ -56,17 +57,18 @@ class Gates:
         self._noted: dict[int, list[list[Any]]] = {}
 
     def note(self, part: int, outputs: Sequence[Any]) -> None:
-        """Notes what the next action of a device has made."""
+        """Records the outputs of the next action of a device."""
         self._noted.setdefault(part, []).append(list(outputs))
 
     def last(self, part: int) -> list[Any]:
-        """Returns the outputs of the last action of a device; none before the first."""
+        """Returns the outputs of the last recorded action of a device; empty before the first."""
         return self._noted[part][-1] if part in self._noted else []
 
     def of_receive(self, part: int, action: Action) -> list[Any]:
-        """Returns the outputs that are to be there before memory is set aside for a message that an action takes.
+        """Returns the tensors that must be ready before memory is allocated for a message that an action uses.
 
-        They are those of the action two before it, or of the last one on its device, where the sender is far ahead.
+        They are the outputs of the action two positions earlier on the device, or of the last recorded action if the
+        sender is far ahead.
         """
         noted = self._noted.get(part, [])
         place = min(self._places[action] - 2, len(noted) - 1)

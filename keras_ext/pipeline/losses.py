@@ -1,4 +1,4 @@
-"""The losses of micro-batches, of which those of the batch are made."""
+"""Computes the losses of micro-batches, and those of the batch from them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from strategies import layer_api
 
 
 class BatchLoss:
-    """The loss of a batch that goes through the stages of a model micro-batch by micro-batch.
+    """The loss of a batch that is computed in micro-batches.
 
     Args:
         model: a `PipelineModel`, compiled, and built.
-        parts: of the replica.
+        parts: the parts of the replica.
         cut_up: the micro-batches.
-        batch: inputs, labels, and weights of rows or None.
+        batch: inputs, labels, and sample weights or None.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class BatchLoss:
         self._losses: list[Any] = []
 
     def begin(self, masks: Any) -> None:
-        """Takes the masks of the model's outputs, for the whole batch, in their structure, or None."""
+        """Sets the masks of the model's outputs for the whole batch, in the outputs' structure, or None."""
         self._masks = masks
         self._of_batch = self._cut_into(self._shares)
 
     def of(
         self, microbatches: Sequence[int], predicted: Sequence[Sequence[Any]], added: Sequence[Sequence[Any]]
     ) -> Any:
-        """Returns the part of the loss that one micro-batch has; of several, which are all, the loss.
+        """Returns one micro-batch's term of the loss, or the loss of the whole batch if given all micro-batches.
 
         Args:
-            microbatches: their numbers.
-            predicted: for each the model's outputs.
-            added: for each the losses that layers add.
+            microbatches: the numbers of the micro-batches: one, or all.
+            predicted: for each micro-batch, the model's outputs.
+            added: for each micro-batch, the losses that layers add.
 
         Raises:
-            ValueError: the model's loss is no number.
+            ValueError: the model's loss is not a scalar.
         """
         outputs = [self._model._packed(each) for each in predicted]
         if len(microbatches) == 1:
@@ -83,31 +83,31 @@ class BatchLoss:
         return MicrobatchLosses(self._model, self._parts, labels, self._masks, sample_weight, shares)
 
     def update(self) -> None:
-        """Updates the means of losses that the model shows with those of the batch."""
+        """Updates the model's loss trackers with the losses of the batch."""
         self._of_batch.update(self._num_rows)
         total = self._parts.as_mean_over_rows(sum(self._losses[1:], self._losses[0]))
         self._model._loss_tracker.update_state(total, sample_weight=self._num_rows)
 
 
 def check_on_all_ranks(model: Any, batch: tuple[Any, Any, Any], training: bool) -> None:
-    """Computes loss and metrics of a batch for their shapes, where the process of the last stage only computes them.
+    """Computes only the shapes of a batch's loss and metrics, on processes with and without the last stage.
 
-    So errors in labels, weights of rows, losses and metrics come up in all processes, before any waits for another.
+    So errors in labels, sample weights, losses and metrics are raised in all processes, before one waits for another.
 
     Args:
         model: a `PipelineModel`, compiled.
-        batch: inputs, labels, and weights of rows or None; tensors, or TensorFlow's specs of them.
-        training: whether the loss is to be differentiated.
+        batch: inputs, labels, and sample weights or None; tensors, or TensorFlow's specs of them.
+        training: whether the loss will be differentiated.
 
     Raises:
-        ValueError: the model's loss is no number, in training. Other errors are those of the loss and the metrics.
+        ValueError: the model's loss is not a scalar, in training. Other errors are those of the loss and the metrics.
     """
     added: list[Any] = []
     flat = layer_api.shapes_of(model._standardize_inputs, batch[0])
     if model._compile_loss is None:
         predicted, added = layer_api.shapes_of(model.computed_with_losses, flat)
     else:
-        # By the layers' own account of their shapes, as when the model was made.
+        # Uses the layers' own shape inference, as when the model was created.
         predicted = model.compute_output_spec(keras.tree.pack_sequence_as(model.input, flat))
 
     def loss_of(batch: tuple[Any, Any, Any], predicted: Any, added: list[Any]) -> Any:
@@ -134,36 +134,36 @@ def _check_is_number(loss: Any) -> None:
 
 
 class MicrobatchLosses:
-    """Computes losses of micro-batches such that, weighed by their rows, they add up to those of the batch.
+    """Computes losses of micro-batches that, weighted by their rows, add up to the losses of the batch.
 
-    Means over rows do so as they are. Sums do not, nor do means over what is not masked, or over weights of rows: they
-    are divided by what the batch, and not the micro-batch, has of these.
+    Means over rows already do so. Sums do not, and neither do means over unmasked entries or over sample weights: these
+    means are computed as sums, divided by the count or total weight of the batch, and not of the micro-batch.
 
     Args:
-        model: compiled, and built.
-        parts: of the replica.
-        y: the batch's labels, as they are given to the model.
-        masks: of the model's outputs, for the whole batch, in their structure, or None.
-        sample_weight: as it is given to the model, or None.
-        shares: of each micro-batch in the rows of the batch.
+        model: a compiled and built model.
+        parts: the parts of the replica.
+        y: the batch's labels, as given to the model.
+        masks: the masks of the model's outputs for the whole batch, in the outputs' structure, or None.
+        sample_weight: the sample weights as given to the model, or None.
+        shares: each micro-batch's share of the batch's rows.
     """
 
     def __init__(
         self, model: Any, parts: layer_api.ReplicaParts, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]
     ) -> None:
-        #: Of each micro-batch in the rows of the batch.
+        #: Each micro-batch's share of the batch's rows.
         self.shares = shares
         self._compiled = compiled = getattr(model, "_compile_loss", None)
-        # Keras' own list of what it is to compute, and what each of them is divided by.
+        # Keras' own list of the losses to compute; `_of_batch` has the divisor of each.
         self._flat: list[Any] = [] if compiled is None else compiled._flat_losses or []
         labels = keras.tree.flatten(y)
-        # Labels in another structure than losses are no help; Keras says what is wrong with them.
+        # Labels whose structure does not match the losses are ignored here; Keras raises an error for them.
         labels = labels if len(labels) == len(self._flat) else [None] * len(self._flat)
         self._of_batch = [
             self._divisor(entry, parts, own, masks, sample_weight)
             for entry, own in zip(self._flat, labels, strict=True)
         ]
-        # The means of losses, one for each output of several, with what each was seen of each micro-batch.
+        # Keras' trackers of losses, one per output if there are several, each with its values of all micro-batches.
         self._seen: list[tuple[Any, list[Any]]] = [(metric, []) for metric in compiled.metrics] if compiled else []
 
     def _divisor(self, entry: Any, parts: layer_api.ReplicaParts, labels: Any, masks: Any, sample_weight: Any) -> Any:
@@ -172,7 +172,7 @@ class MicrobatchLosses:
         if reduction == "sum":
             return 1.0
         if reduction in (None, "none"):
-            # Computed as it is, and refused unless it is a number.
+            # Computed unchanged; the caller refuses a result that is not a scalar.
             return None
         ignored = getattr(entry.loss, "ignore_class", None)
         weight = _at(sample_weight, entry.path) if keras.tree.is_nested(sample_weight) else sample_weight
@@ -186,7 +186,7 @@ class MicrobatchLosses:
             return None
         product = numbers[0]
         for each in numbers[1:]:
-            # Keras lets a last dimension of 1 be there, or not.
+            # Keras allows a last dimension of 1 to be left out.
             while len(each.shape) > len(product.shape):
                 each = ops.squeeze(each, -1)
             while len(each.shape) < len(product.shape):
@@ -195,9 +195,9 @@ class MicrobatchLosses:
         return parts.sum_over_replicas(ops.sum(product))
 
     def of(self, i: int) -> Any:
-        """Returns what the model is to compute the losses of micro-batch `i` with: it updates no metric.
+        """Returns a copy of Keras' compiled loss for micro-batch `i`, which updates no metric.
 
-        A copy of Keras' object: other replicas compute with theirs before this one has ended, in a thread of their own.
+        It is a copy because other replicas, in their own threads, use theirs at the same time.
         """
         if self._compiled is None:
             return None
@@ -210,10 +210,11 @@ class MicrobatchLosses:
         return own
 
     def update(self, num_rows: Any) -> None:
-        """Updates the means of losses with those of the batch.
+        """Updates Keras' trackers of losses with the losses of the batch.
 
         Args:
-            num_rows: of the batch; int, or a tensor where it is not known beforehand: Keras weighs by it only if it is.
+            num_rows: the number of rows of the batch; int, or a tensor if it is not known at tracing. As in Keras, only
+                an int is used as a weight.
         """
         for metric, seen in self._seen:
             total = sum(value * ops.cast(share, value.dtype) for value, share in zip(seen, self.shares, strict=True))
@@ -221,7 +222,7 @@ class MicrobatchLosses:
 
 
 class _Seen:
-    """Stands in for the mean of a loss that a model shows: keeps what it is updated with."""
+    """A placeholder for Keras' tracker of a loss, which appends the values it is updated with to a list."""
 
     def __init__(self, values: list[Any]) -> None:
         self._values = values
@@ -232,7 +233,10 @@ class _Seen:
 
 
 def _divided(loss: Any, divisor: Any, share: Any) -> Callable[..., Any]:
-    """A loss that is a sum, divided, and by its micro-batch's share of the rows, by which the caller multiplies it."""
+    """Returns the loss as a sum over the micro-batch, divided by `divisor` and by the micro-batch's share of the rows.
+
+    The caller multiplies by the share again.
+    """
     summed = _shallow_copy(loss)
     summed.reduction = "sum"
 
@@ -244,7 +248,7 @@ def _divided(loss: Any, divisor: Any, share: Any) -> Callable[..., Any]:
 
 
 def _shallow_copy(made: Any) -> Any:
-    """Returns another object of the same class with the same attributes: `copy.copy` would have Keras save it."""
+    """Returns a new object with the same class and attributes; `copy.copy` would serialize it through Keras."""
     own = object.__new__(type(made))
     own.__dict__.update(made.__dict__)
     return own

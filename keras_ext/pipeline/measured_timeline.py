@@ -1,4 +1,4 @@
-"""A training step of a pipeline, with the time of each pass of each stage."""
+"""Measures a training step of a pipeline: the time of each pass of each stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from keras_ext.pipeline.schedule import Action, Kind
 from keras_ext.pipeline.timeline import Timeline
 from strategies import layer_api
 
-#: Steps that are measured. Of those with the most micro-batches, without the first, the one in the middle is drawn.
+#: The number of steps that are run. Among those with the most micro-batches, without the first of them, the one of
+#: median length is returned.
 NUM_STEPS = 6
 
 #: The times at which actions began (False) and ended (True).
@@ -29,7 +30,7 @@ class _Recorder(keras.callbacks.Callback):
         self._now: _Times = {}
 
     def note(self, action: Action, has_ended: bool) -> None:
-        """Notes the time; any thread may call this."""
+        """Records the time; any thread may call this."""
         self._now[action, has_ended] = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -38,14 +39,17 @@ class _Recorder(keras.callbacks.Callback):
 
 
 def measured_timeline(model: Any, dataset: Any) -> Timeline:
-    """Trains a `PipelineModel` for some steps, undoes them, and returns one of them. See its `pipeline_timeline`."""
+    """Runs some training steps of a `PipelineModel`, restores its state, and returns the timeline of one step.
+
+    See `PipelineModel.pipeline_timeline`.
+    """
     if not model.compiled:
         raise ValueError("A timeline is that of training steps: compile the model first. Received: no optimizer.")
     state = [*layer_api.state_of(model), *model.metrics_variables]
     variables = [variable for variable in state if not layer_api.is_remote(variable)]
     before = [np.array(variable) for variable in variables]
     steps_per_execution, history = model.steps_per_execution, getattr(model, "history", None)
-    # A `fit` that is on its way, as when a callback asks, goes on with the step that it has.
+    # If this is called during `fit`, as by a callback, that `fit` continues with its own traced step.
     train_function = model.train_function
     recorder = _Recorder()
     model._on_action, model.train_function, model.steps_per_execution = recorder.note, None, 1
@@ -56,7 +60,7 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
         model.history = history
         known = {id(variable): value for variable, value in zip(variables, before, strict=True)}
         for variable in (*model.variables, *model.optimizer.variables, *model.metrics_variables):
-            # Variables that the first step has made, which are metrics, begin with zeros.
+            # Variables that the first step has created are metrics, which begin with zeros.
             if not layer_api.is_remote(variable):
                 variable.assign(known.get(id(variable), np.zeros(variable.shape, variable.dtype)))
     if not recorder.steps:
@@ -73,7 +77,7 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
 
 
 def _of_all_processes(model: Any, steps: list[_Times]) -> tuple[list[_Times], float]:
-    """Returns the steps with what all processes of this replica noted, by the clock of rank 0; the largest error."""
+    """Returns the steps with the times of all processes of this replica, by rank 0's clock, and the largest error."""
     parts = model._parts
     if not parts.crosses("pipe"):
         return steps, 0.0
@@ -97,7 +101,7 @@ def _of_all_processes(model: Any, steps: list[_Times]) -> tuple[list[_Times], fl
 
 
 def _num_steps(dataset: Any) -> int:
-    """As many as there are, if fewer than wanted: Keras warns of a data set that ends early."""
+    """Returns `NUM_STEPS`, or the size of the data set if it is smaller: Keras warns if data ends early."""
     count = getattr(dataset, "num_batches", None)
     try:
         count = len(dataset) if count is None else count

@@ -1,4 +1,4 @@
-"""The messages between devices, written into a schedule. Pure: tables in, tables out."""
+"""Adds the messages between devices to a schedule. Pure: tables in, tables out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from keras_ext.pipeline.schedule import Action, Kind, Schedule
 
 
 def with_messages(schedule: Schedule) -> Schedule:
-    """Returns a table of computations with what is sent and received between devices.
+    """Returns a table of computations with the sends and receives between devices added.
 
-    A device sends at once what it has made for another one, and receives just before it needs it. Neighbours on one
-    device need no message.
+    A device sends a result to another device right after it computes it, and receives a value right before it uses it.
+    Neighbouring stages on one device need no messages.
     """
     devices = []
     for k, actions in enumerate(schedule.devices):
@@ -36,14 +36,14 @@ def with_messages(schedule: Schedule) -> Schedule:
 class Traffic:
     """The values that processes send each other for each micro-batch, by the stage after whose passes they are sent.
 
-    Each value goes from the stage that makes it straight to the processes that take it, once to each, and one gradient
-    of it comes back from each.
+    Each value is sent once from the stage that computes it to each process that uses it, and each of these processes
+    sends one gradient back.
 
     Attributes:
         process_of: the process that holds each stage.
-        forward: for each stage, by process: values made there that are sent when they are made.
-        backward: for each stage, by process: values made there, whose gradients are complete in this process, and sent
-            back, with the backward pass of the stage.
+        forward: for each stage, by receiving process: the values that are sent after the stage's forward pass.
+        backward: for each stage, by receiving process: the values of that process whose gradients are complete, and
+            sent back, after the stage's backward pass.
     """
 
     process_of: tuple[int, ...]
@@ -67,15 +67,15 @@ class Traffic:
         """Returns the traffic between stages.
 
         Args:
-            made: by each stage, values that other stages take, or that are outputs.
-            taken: by each stage, values of earlier stages, and others that all processes have.
-            outputs: of the last stage or of earlier ones.
+            made: for each stage, the values that it computes and that other stages use, or that are outputs.
+            taken: for each stage, the values of earlier stages that it uses, and others that all processes have.
+            outputs: the model's outputs, of the last stage or of earlier ones.
             process_of: the process that holds each stage.
-            outputs_to: processes that take the outputs, behind the last stage.
+            outputs_to: processes that use the outputs, after the last stage.
         """
         origin = {value: k for k, own in enumerate(made) for value in own}
-        # For each value the processes that take it, each with the first of its stages that does: the last one that
-        # gives a gradient of it.
+        # For each value, the processes that use it, each with the first of its stages that does. In the backward pass
+        # this stage is the last one, so the process' gradient of the value is complete after it.
         takers: dict[Hashable, dict[int, int]] = {value: {} for value in origin}
         for k, own in enumerate(taken):
             for value in own:

@@ -1,4 +1,4 @@
-"""A batch, cut into micro-batches."""
+"""Cuts batches into micro-batches, and joins these again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from strategies.evenly import even_bounds, even_sizes
 
 @dataclass(frozen=True)
 class Microbatches:
-    """The micro-batches of a batch, as equal in size as can be, the larger ones first.
+    """The micro-batches of a batch, of sizes as equal as possible, the larger ones first.
 
-    A batch whose number of rows is not known beforehand may have fewer rows than micro-batches. Those that get none
-    hold the last row, and weigh nothing.
+    A batch whose number of rows is not known at tracing may have fewer rows than micro-batches. A micro-batch without
+    rows then has a copy of the last row as a dummy row, with weight 0.
 
     Attributes:
-        number: of micro-batches.
-        num_rows: of the batch; int, or int32 scalar where it is not known beforehand.
+        number: the number of micro-batches.
+        num_rows: the number of rows of the batch; int, or int32 scalar if it is not known at tracing.
     """
 
     number: int
@@ -32,10 +32,14 @@ class Microbatches:
 
     @classmethod
     def of(cls, structure: Any, number: int) -> Microbatches:
-        """Those of a batch: a nest of tensors ``(rows, ...)`` and None.
+        """Returns the micro-batches of a batch.
+
+        Args:
+            structure: the batch, a nest of tensors ``(rows, ...)`` and None.
+            number: the number of micro-batches; fewer are made of a batch that is known to have fewer rows.
 
         Raises:
-            ValueError: there is no tensor in it that has rows.
+            ValueError: the batch has no tensor with rows.
         """
         first = next((leaf for leaf in keras.tree.flatten(structure) if leaf is not None and len(leaf.shape)), None)
         if first is None:
@@ -46,7 +50,7 @@ class Microbatches:
         return cls(max(1, min(number, rows)), rows)
 
     def split(self, structure: Any) -> list[Any]:
-        """Returns a structure like the given one for each micro-batch; masks of tensors go with them."""
+        """Returns a structure like the given one for each micro-batch; masks of tensors are split, too."""
         if self.number == 1:
             return [structure]
         leaves = keras.tree.flatten(structure)
@@ -71,9 +75,9 @@ class Microbatches:
         return pieces
 
     def weights(self) -> list[Any]:
-        """Returns each micro-batch's weight in a mean over the batch's rows: its share of the rows; they add up to 1.
+        """Returns each micro-batch's share of the rows, its weight in a mean over the batch; the shares add up to 1.
 
-        Floats, or float32 scalars.
+        They are floats, or float32 scalars if the number of rows is not known at tracing.
         """
         sizes = [end - start for start, end in itertools.pairwise(even_bounds(self.num_rows, self.number, ops.minimum))]
         if isinstance(self.num_rows, int):
@@ -82,11 +86,11 @@ class Microbatches:
 
     @property
     def sizes(self) -> frozenset[int]:
-        """The numbers of rows that micro-batches have, if they are known beforehand; else none."""
+        """The numbers of rows of the micro-batches; empty if they are not known at tracing."""
         return frozenset(even_sizes(self.num_rows, self.number)) if isinstance(self.num_rows, int) else frozenset()
 
     def join(self, structures: Sequence[Any]) -> Any:
-        """Returns the batch of what `split` made, or of what was computed of it, with all that hangs on tensors."""
+        """Joins micro-batches, or values computed from them, into a batch, together with masks and logits."""
         if self.number == 1:
             return structures[0]
 
@@ -105,8 +109,8 @@ class Microbatches:
     def _join_one(self, pieces: Sequence[Any]) -> Any:
         value = ops.concatenate(pieces, axis=0)
         if not isinstance(self.num_rows, int):
-            # Rows lent to micro-batches without any are at the end. If all have rows, none was lent: an output may have
-            # another number of rows than the batch.
+            # Dummy rows are at the end. Without dummy rows nothing is cut off, because an output may have another
+            # number of rows than the batch.
             value = value[: ops.where(self.num_rows < self.number, self.num_rows, ops.shape(value)[0])]
         layer_api.as_rows(value, list(pieces))
         return value

@@ -1,4 +1,4 @@
-"""A model in stages, through which micro-batches flow."""
+"""A Keras model that is cut into pipeline stages and computes batches in micro-batches."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ from strategies import layer_api
 
 @layer_api.saved_as(keras.Model)
 class PipelineModel(keras.Model):
-    """A Sequential or Functional model whose layers lie on the devices of the mesh axis "pipe", cut into stages.
+    """A Sequential or Functional model that is cut into stages on the devices of the mesh axis "pipe".
 
-    A batch is cut into micro-batches. Stage 0 computes the first, hands it to stage 1 and goes on with the second, and
-    so on; gradients come back the same way and are added up in the order of the micro-batches. ``compile``, ``fit`` and
-    all else are those of a plain model, and so are results: to the bit those of the plain model with the same
-    micro-batches accumulated, to float32 rounding those of the whole batch, unless a layer looks at several rows:
-    ``BatchNormalization`` normalises by the rows of a micro-batch, also with ``synchronized=True``, of which training
-    warns.
+    A batch is cut into micro-batches. Stage 0 computes the first, sends its output to stage 1, continues with the
+    second, and so on; gradients flow back the same way and are accumulated in the order of the micro-batches.
+    ``compile``, ``fit`` and all other methods are those of a plain model. Results are bit-identical to a plain model
+    that accumulates the gradients of the same micro-batches, and equal to those of the whole batch up to float32
+    rounding, unless a layer depends on several rows: ``BatchNormalization`` normalises by the rows of a micro-batch,
+    even with ``synchronized=True``, and training warns of it.
 
-    In files it is the plain model. Without a mesh that has the axis, all stages are on one device.
+    Saved files contain the plain model. Without the mesh axis "pipe", all stages are on one device.
 
     Args:
-        model: a Sequential or Functional model, built, or a list of layers that begins with a ``keras.Input``, in which
-            :class:`~keras_ext.PipelineStage` layers say where stages begin. It is copied with its weights, which stay
-            in the same order, and with what was learnt beside them, such as vocabularies.
+        model: a Sequential or Functional model, built, or a list of layers that begins with a ``keras.Input``;
+            :class:`~keras_ext.PipelineStage` layers in it define the stages. It is copied with its weights, which keep
+            their order, and with other learnt state, such as vocabularies.
         num_stages: a multiple of the size of "pipe"; that size if left out, twice that for ``"interleaved_1f1b"``.
-        num_microbatches: into how many a batch is cut. A batch that does not divide has larger ones first; one that has
-            fewer rows has fewer.
-        schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"``, for stages in several processes, or
+        num_microbatches: the number of micro-batches of a batch. If it does not divide the number of rows, the first
+            micro-batches are larger; a batch with fewer rows has fewer micro-batches.
+        schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"`` (for stages in several processes) or
             ``"interleaved_1f1b"``.
-        partition: ``"time"``, stages that take equally long, where each layer's passes are timed with zeros, or
-            words that it knows; ``"parameters"``, as many weights; ``"uniform"``, as many layers; the names of the
-            layers at which stages begin, the first one's left out; or a :class:`~keras_ext.PartitionByTime`, with a
-            sample of one's own, or a limit of memory. Without meaning where stages are given.
-        remat: stages that hold only their inputs for the backward pass, and compute the rest again: ``"all"``,
-            ``"all_but_last"``, or their numbers. Single layers can be made under a ``keras.RematScope`` instead.
-        reshard_after_pass: under a strategy with ``shard="weights"``, a stage's weights are gathered for each pass of a
-            micro-batch, forward and backward, and dropped behind it: a device with several stages holds one of them
-            whole at a time, for as many more messages. Else they are gathered once a step, and stay to its end, as
-            do those of a stage with a layer that runs a collective over replicas (``synchronized=True``) at any rate.
-        name: of the model.
+        partition: ``"time"``: stages take equally long, where each layer's passes are timed with zeros, or with words
+            of its vocabulary; ``"parameters"``: equal numbers of weights; ``"uniform"``: equal numbers of layers; the
+            names of the layers at which stages begin, without the first stage's; or a
+            :class:`~keras_ext.PartitionByTime`, with your own sample or a memory limit. Ignored if the layers define
+            the stages.
+        remat: stages that hold only their inputs for the backward pass, and recompute the rest: ``"all"``,
+            ``"all_but_last"``, or their numbers. For single layers, use a ``keras.RematScope`` instead.
+        reshard_after_pass: under a strategy with ``shard="weights"``, unshard a stage's weights for each forward and
+            backward pass of a micro-batch and reshard them after it. A device with several stages then holds only one
+            of them unsharded at a time, but gathers more often. Otherwise weights are unsharded once per step until its
+            end; so are, in any case, those of a stage with a layer that runs a collective over replicas
+            (``synchronized=True``).
+        name: the name of the model.
 
     Example:
 
@@ -72,7 +74,7 @@ class PipelineModel(keras.Model):
         print(model.partition)
 
     Raises:
-        ValueError: the model has no graph, fewer layers than stages, or an argument is not as above.
+        ValueError: the model has no graph, has fewer layers than stages, or an argument is invalid.
 
     Source: Huang et al., arXiv:1811.06965; Narayanan et al., arXiv:2104.04473.
     """
@@ -128,7 +130,7 @@ class PipelineModel(keras.Model):
 
     @property
     def _compile_loss(self) -> Any:
-        """Keras' object for the losses given to `compile`; while a replica computes losses, the replica's own copy."""
+        """Keras' object for the losses given to `compile`; while a replica computes its losses, the replica's copy."""
         own = getattr(self.__dict__.get("_local"), "compile_loss", None)
         return self.__dict__.get("_compile_loss") if own is None else own
 
@@ -138,11 +140,11 @@ class PipelineModel(keras.Model):
 
     @classmethod
     def plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """The config of the plain model, for files."""
+        """Returns the config of the plain model, for saved files."""
         return dict(config["model"])
 
     def get_config(self) -> dict[str, Any]:
-        """The config of the plain model, and what it is made into a pipeline with; cuts by their names."""
+        """Returns the config of the plain model and the pipeline's arguments, with the cuts as names of layers."""
         return {
             "name": self.name,
             "model": keras.Model(self.input, self.output, name=self.name).get_config(),
@@ -156,32 +158,32 @@ class PipelineModel(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PipelineModel:
-        """Makes a pipeline of as many stages, cut at the same layers, with weights of its own."""
+        """Creates a pipeline with the same number of stages, cut at the same layers, with its own weights."""
         return cls(**{**config, "model": keras.Model.from_config(config["model"], custom_objects)})
 
     def schedule(self, num_microbatches: int | None = None) -> Schedule:
-        """Returns what each device does with a batch, in which order; prints as a clock grid.
+        """Returns the actions of each device for a batch, in order; prints as a clock grid.
 
         Args:
-            num_microbatches: of the batch; the model's if left out.
+            num_microbatches: the number of micro-batches of the batch; the model's if left out.
         """
         number = self.num_microbatches if num_microbatches is None else num_microbatches
         return arguments.schedule_table(self._schedule_name, self._num_devices, len(self._stages), number)
 
     def pipeline_timeline(self, dataset: Any = None, path: Any = None) -> Timeline:
-        """Measures some training steps, and draws one: devices down, time across, and when each of them waits.
+        """Measures some training steps, and draws one: devices down, time across, and when each device waits.
 
-        Afterwards weights, optimizer and metrics are as before. Each pass is timed from when all that it takes is there
-        to when all that it makes is; that costs time itself, so that a measured step is a little longer than others.
-        Of several processes all call this; each measures its own first replica, and rank 0 writes. Stages in several
-        processes are in one picture, by the clock of rank 0: the clocks are compared by exchanges between all of them,
-        to half of the quickest round trip, which the legend of the picture says.
+        Weights, optimizer and metrics are restored afterwards. Each pass is timed from when its inputs are ready to
+        when its outputs are; measuring takes time itself, so a measured step is a little longer than others. All
+        processes call this; each measures its own first replica, and rank 0 writes the files. Stages in several
+        processes are in one picture, by the clock of rank 0: all processes compare their clocks by exchanging messages,
+        with an error of at most half of the quickest round trip, which the legend of the picture shows.
 
         Args:
-            dataset: what ``fit`` takes as its first argument, with labels; a few batches are enough. Without it, the
-                schedule is drawn, and nothing is run.
-            path: of the picture, which ends in ".svg". Beside it a file with the suffix ".json" is written, which
-                Perfetto and Chrome's about:tracing open. Nothing is written if left out.
+            dataset: a data set as ``fit`` takes it as its first argument, with labels; a few batches are enough. If
+                left out, the planned schedule is drawn, and nothing is run.
+            path: the path of the picture, which ends in ".svg". Beside it, a file with the suffix ".json" is written,
+                which Perfetto and Chrome's about:tracing open. Nothing is written if left out.
 
         Returns:
             The timeline; prints as a summary with the measured bubble beside that of the schedule.
@@ -189,7 +191,7 @@ class PipelineModel(keras.Model):
         Raises:
             ValueError: the model is not compiled, `path` does not end in ".svg", or `dataset` has no batch.
         """
-        # Refused before anything is measured.
+        # Refuses an invalid path before anything is measured.
         picture = None if path is None else picture_path(path)
         timeline = Timeline.planned(self.schedule()) if dataset is None else measured_timeline(self, dataset)
         if picture is not None and self._parts.rank == 0:
@@ -197,9 +199,10 @@ class PipelineModel(keras.Model):
         return timeline
 
     def device_names(self, schedule: Schedule) -> tuple[str, ...]:
-        """The devices of a schedule, of the first replica, such as "CPU:0"; "stage 0" where TensorFlow chooses.
+        """Returns the first replica's names of a schedule's devices, such as "CPU:0".
 
-        With their ranks, as "rank 1 CPU:0", if stages are in several processes.
+        If TensorFlow chooses the devices, names are "stage 0", "stage 1", ... If stages are in several processes, names
+        contain the rank, as in "rank 1 CPU:0".
         """
         along = self._parts.along("pipe")
         found = [self._parts.device_names[along[k % len(along)]] for k in range(schedule.num_devices)]
@@ -211,11 +214,11 @@ class PipelineModel(keras.Model):
         shown: list[Any] | None = getattr(self._local, "losses", None)
         if shown is not None:
             return shown
-        # Penalties of weights come with the losses that layers add where stages are in several processes.
+        # If stages are in several processes, the added losses already include the penalties of weights.
         return [*([] if self._placed.crosses else super().losses), *getattr(self._local, "added", ())]
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Computes the stages one after the other, each on its device."""
+        """Computes the stages, each on its device."""
         flat = self._standardize_inputs(inputs)
         if mask is not None:
             set_metadata(flat, MASK, keras.tree.flatten(mask))
@@ -224,7 +227,7 @@ class PipelineModel(keras.Model):
         return self._packed(outputs)
 
     def _outputs_and_losses(self, flat: Sequence[Any], training: bool | None) -> tuple[list[Any], list[Any]]:
-        """The outputs, and the losses that layers add beside those that stay with them."""
+        """Returns the outputs, and the added losses that the layers do not keep themselves."""
         forward, number = self._forward, self.num_microbatches
         flows = getattr(self._local, "flows", False)
         if self._placed.crosses and not layer_api.in_shapes_only():
@@ -238,21 +241,23 @@ class PipelineModel(keras.Model):
             return forward.flowing(flat, number)
 
     def computed_with_losses(self, flat: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Returns the outputs, and what layers add to the loss, penalties of weights included."""
+        """Returns the outputs, and the losses that layers add, including penalties of weights."""
         outputs, added = self._forward.computed_with_losses(flat)
         return self._packed(outputs), added
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Makes Keras' function, and warns of layers that see micro-batches where one device sees the batch."""
+        """Creates Keras' train function, and warns of layers that see micro-batches instead of the whole batch."""
         if force or self.train_function is None:
             layer_api.warn_of_norms(self)
         return super().make_train_function(force)
 
     def check_batch(self, data: Any) -> None:
-        """Refuses what the process of the last stage could not compute, on all of them, before a step is made for it.
+        """Refuses, on all processes, a batch whose loss or metrics the last stage could not compute.
+
+        It is called before a step is traced for the batch.
 
         Args:
-            data: as ``train_step`` takes it; specs of tensors will do.
+            data: a batch as ``train_step`` takes it, or specs of its tensors.
         """
         own = type(self)
         if self._placed.crosses and (own.train_step, own.test_step) == (
@@ -262,7 +267,7 @@ class PipelineModel(keras.Model):
             check_on_all_ranks(self, keras.utils.unpack_x_y_sample_weight(data), training=False)
 
     def test_step(self, data: Any) -> Any:
-        """As Keras' own, with micro-batches that flow through the stages."""
+        """Runs Keras' test step, with micro-batches that flow through the stages."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with (
             self._flowing(tests=True),
@@ -272,18 +277,18 @@ class PipelineModel(keras.Model):
                 check_on_all_ranks(self, (x, y, sample_weight), training=False)
             if self._placed.has_last:
                 return super().test_step(data)
-            # The loss is computed by others. All processes read the metrics of the last stage together.
+            # Another process computes the loss. Reading the metrics of the last stage is a collective.
             self._forward.across(self._standardize_inputs(x), self.num_microbatches, False, outputs_to_all=False)
             return self.get_metrics_result()
 
     def predict_step(self, data: Any) -> Any:
-        """As Keras' own, with micro-batches that flow through the stages."""
+        """Runs Keras' predict step, with micro-batches that flow through the stages."""
         with self._flowing():
             return super().predict_step(data)
 
     def train_step(self, data: Any) -> Any:
-        """As Keras' own, with the forward and backward passes of the schedule."""
-        # Arrays, in a step that runs as it is called, would not be known for what comes from rows.
+        """Runs a training step with the forward and backward passes of the schedule."""
+        # In an eager step, arrays would not be tracked as tensors that have rows.
         data = keras.tree.map_structure(lambda each: None if each is None else ops.convert_to_tensor(each), data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         cut_up = Microbatches.of(x, self.num_microbatches)
@@ -326,25 +331,28 @@ class PipelineModel(keras.Model):
             predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
             logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
         else:
-            # Those of the last stage, which all processes read together.
+            # The metrics of the last stage. Reading them is a collective.
             logs = self.get_metrics_result()
         return (
             logs
             if self._on_action is None
             else {
                 **logs,
-                # No number of rows: it is there once the actions have been noted.
+                # Ready once all actions have been recorded. Marked as constant, as it does not depend on rows.
                 "recorded": self._parts.as_constant(sum(run.recorded, ops.zeros(()))),
             }
         )
 
     def _build_loss(self, data: Any) -> None:
-        """Builds the loss and the metrics ahead; the loss alone, by the graph's outputs, if a layer looks at values."""
+        """Builds the loss and the metrics before the step.
+
+        If a layer needs concrete values, it builds only the loss, by the graph's outputs.
+        """
         try:
             self._symbolic_build(data_batch=data)
-        # Whatever layers, losses and metrics raise that only run in steps, with run_eagerly=True.
+        # Layers, losses and metrics that only run eagerly, with run_eagerly=True, raise any exception type.
         except Exception:
-            # Processes without the last stage would never have its metrics.
+            # Processes without the last stage could not create its metrics later.
             if self._placed.crosses:
                 raise
             self._compile_loss.build(data[1], self.output)
@@ -354,7 +362,7 @@ class PipelineModel(keras.Model):
 
     @contextlib.contextmanager
     def _showing(self, losses: list[Any], compiled: Any = None) -> Iterator[None]:
-        """Inside, in this thread, layers have added these losses, and `compiled`, if given, computes the others."""
+        """Runs the block, in this thread, with `losses` as the added losses and `compiled` as the compiled loss."""
         self._local.losses, self._local.compile_loss = losses, compiled
         try:
             yield

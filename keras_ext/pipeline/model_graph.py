@@ -1,4 +1,4 @@
-"""The graph that a pipeline is made of, and its copy on the devices of stages."""
+"""Creates the graph of a pipeline, and its copy on the devices of stages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from keras_ext.pipeline.stage import nodes_of
 from keras_ext.tensor.custom_layers import is_graph
 from strategies import layer_api
 
-#: Methods that a user's class may override, and that a pipeline would not call.
+#: Methods that a user's class may override, and that a pipeline does not call.
 OWN_WAYS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "call")
 
 
 def graph_of(given: Any) -> Any:
-    """A Functional model, not compiled, of the layers of a Sequential or Functional model, or of a list of layers.
+    """Returns a Functional model, not compiled, of the layers of a Sequential or Functional model or of a list.
 
     Raises:
-        ValueError: it has no graph, or one that cannot be cut by rows.
+        ValueError: there is no graph, a class overrides one of `OWN_WAYS`, a weight is in no layer, or the graph cannot
+            be computed in micro-batches.
     """
     if isinstance(given, (list, tuple)):
         given = keras.Sequential(_with_input(given))
@@ -79,13 +80,18 @@ def _check(graph: Any) -> None:
 
 
 def _with_input(layers: Sequence[Any]) -> list[Any]:
-    """The layers, with the input of the first one before them, if that is a model which has one."""
+    """Returns the layers; if the first one is a model with an input, that input is put before it."""
     first = layers[0] if layers else None
     return [*([] if isinstance(first, keras.layers.InputLayer) else input_of(first)), *layers]
 
 
 def copied(graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[str, Collection[int]]) -> Any:
-    """The same model, weights in the same order, with the variables of each layer at its positions on the axis "pipe".
+    """Returns a copy with the same order of weights and each layer's variables at its positions on the axis "pipe".
+
+    Args:
+        graph: a Functional model.
+        parts: the parts of the replica.
+        positions_of: the positions of each layer, by its name.
 
     Raises:
         ValueError: a layer cannot be copied.
@@ -114,10 +120,10 @@ def copied(graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[str,
 
 
 def _positions_of_all(graph: Any, positions_of: Mapping[str, Collection[int]]) -> Mapping[int, Collection[int]]:
-    """The positions of the layers of a graph, and of those that they hold, by their id.
+    """Returns the positions of a graph's layers, and of the layers inside of them, by their id.
 
     Raises:
-        ValueError: two layers of different stages hold the same one, whose variables are in one place.
+        ValueError: two layers at different positions contain the same layer, whose variables can only be in one place.
     """
     found: dict[int, tuple[Any, Collection[int]]] = {}
     for layer in {id(node.operation): node.operation for node in nodes_of(graph)}.values():
@@ -135,7 +141,7 @@ def _positions_of_all(graph: Any, positions_of: Mapping[str, Collection[int]]) -
 
 
 def _or_cut_open(layers: Sequence[Any], shared: Any) -> str:
-    """Returns advice on cutting a model that is one of the layers, such as a backbone whose table is used twice."""
+    """Returns advice on cutting a nested model, such as a backbone whose embedding is used twice; else ""."""
     outer = next((layer for layer in layers if is_graph(layer)), None)
     if outer is None:
         return ""
@@ -148,6 +154,6 @@ def _or_cut_open(layers: Sequence[Any], shared: Any) -> str:
 
 
 def _remat_of(layer: Any) -> contextlib.AbstractContextManager[Any]:
-    """The keras.RematScope in which a layer was made, which is no part of its config."""
+    """Returns the keras.RematScope in which a layer was created, which its config does not contain."""
     mode = getattr(layer, "_remat_mode", None)
     return contextlib.nullcontext() if mode is None else keras.RematScope(**mode._asdict())

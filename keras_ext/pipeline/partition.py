@@ -1,4 +1,4 @@
-"""Partitions of a chain of layers into stages. Pure: numbers in, cuts out."""
+"""Partitions a chain of layers into stages. Pure: numbers in, cuts out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Cost:
     """The cost of one link of the chain: a layer, or several that cannot be separated.
 
     Attributes:
-        name: of the layer.
-        seconds: of its forward and backward pass with one micro-batch.
-        parameters: numbers in its weights.
-        activation_bytes: that it keeps for the backward pass, for one micro-batch.
+        name: the name of the layer.
+        seconds: the time of its forward and backward pass with one micro-batch.
+        parameters: the number of elements of its weights.
+        activation_bytes: the bytes that it holds for the backward pass of one micro-batch.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Partition:
-    """Stages of a chain, as where each begins. Prints as a table.
+    """A partition of a chain into stages of consecutive links. Prints as a table.
 
     Attributes:
-        links: of the chain.
-        starts: the first link of each stage.
+        links: the links of the chain.
+        starts: the index of the first link of each stage.
 
     Example:
 
@@ -63,7 +63,7 @@ class Partition:
 
 
 def uniform(links: Sequence[Cost], num_stages: int) -> Partition:
-    """Stages of as many links each, the first ones one more if there are some left over.
+    """Returns stages with equal numbers of links; if there is a remainder, the first stages have one link more.
 
     Raises:
         ValueError: fewer links than stages.
@@ -80,17 +80,17 @@ def balanced(
     memory: Sequence[Sequence[float]] | None = None,
     max_memory: Sequence[float] | float | None = None,
 ) -> Partition:
-    """Stages of which the heaviest is as light as any cut into contiguous stages allows.
+    """Returns the partition into contiguous stages whose heaviest stage is as light as possible.
 
-    Exact, by dynamic programming over the first links and stages. Of cuts alike in that, the one whose stages' weights
-    have the smallest sum of squares.
+    The result is exact, by dynamic programming over the first links and stages. Among equally good partitions, it is
+    the one with the smallest sum of squares of the stages' weights.
 
     Args:
-        links: of the chain.
-        weights: of each link, such as its seconds.
-        num_stages: to make.
-        memory: for each stage, of each link, in bytes, if it were there; without it there is no limit.
-        max_memory: of a stage, or of each.
+        links: the links of the chain.
+        weights: the weight of each link, such as its seconds.
+        num_stages: number of stages.
+        memory: for each stage, the bytes that each link would need in it; zeros if left out.
+        max_memory: the limit of every stage, or one limit per stage, in bytes; no limit if left out.
 
     Raises:
         ValueError: fewer links than stages; no cut keeps the limit.
@@ -106,7 +106,8 @@ def balanced(
         limits = [max_memory] * num_stages if isinstance(max_memory, (int, float)) else list(max_memory)
         if len(limits) != num_stages:
             raise ValueError(f"There is a limit of memory for each of {num_stages} stages. Received: {limits}.")
-    # The best of the first n links in k stages: (heaviest, sum of squares), and where the last one starts.
+    # For each n, the best partition of the first n links into k stages: (heaviest, sum of squares). `cuts` has the
+    # start of its last stage.
     best: list[tuple[float, float]] = [(0.0, 0.0)] + [(math.inf, math.inf)] * number
     cuts: list[list[int]] = []
     for k in range(num_stages):
@@ -137,12 +138,12 @@ def balanced(
 
 
 def at(links: Sequence[Cost], names: Sequence[str]) -> Partition:
-    """Stages that begin at the links of these names, and one before them.
+    """Returns stages that begin at the first link and at the links with these names.
 
     Raises:
-        ValueError: a name that is not there, or not in the chain's order.
+        ValueError: a name is unknown, that of the first link, or not in the chain's order.
     """
-    # A layer that is called twice begins a stage with its first call.
+    # If a layer is called several times, its first call begins the stage.
     places = {link.name: i for i, link in reversed(list(enumerate(links)))}
     unknown = [name for name in names if name not in places]
     starts = [0, *(places[name] for name in names if name in places)]

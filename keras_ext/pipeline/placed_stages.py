@@ -1,4 +1,4 @@
-"""The stages of a pipeline, and the devices and processes that have them. Tested with the model."""
+"""The stages of a pipeline, with their devices and processes. Tested with the model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class PlacedStages:
     """The stages of a model, each on a part of the replica.
 
     Attributes:
-        stages: of the model.
-        outputs: of the model, Keras' tensors.
-        parts: of the replica.
-        positions: of the stages on the axis "pipe".
+        stages: the stages of the model.
+        outputs: the model's outputs, Keras' tensors.
+        parts: the parts of the replica.
+        positions: the position of each stage on the axis "pipe".
     """
 
     stages: Sequence[Stage]
@@ -31,18 +31,18 @@ class PlacedStages:
 
     @functools.cached_property
     def devices(self) -> tuple[int | None, ...]:
-        """The part of each stage; None of those that other processes compute."""
+        """The part of each stage; None for a stage that another process computes."""
         here = self.parts.here
         return tuple(self.parts.home({**here, "pipe": frozenset([position])}) for position in self.positions)
 
     @functools.cached_property
     def process_of(self) -> tuple[int, ...]:
-        """The process, by its position along "pipe", of each stage."""
+        """The process of each stage, as its position along "pipe"."""
         return tuple(self.parts.process_at("pipe", position) for position in self.positions)
 
     @functools.cached_property
     def row_counts(self) -> RowCounts:
-        """The dimensions of what stages make that follow from the number of rows of a micro-batch."""
+        """The dimensions of stages' outputs that follow from the number of rows of a micro-batch."""
         return RowCounts(self.stages)
 
     @property
@@ -56,14 +56,18 @@ class PlacedStages:
         return self.devices[-1] is not None
 
     def part(self, k: int) -> int:
-        """The part of a stage that this process computes."""
+        """Returns the part of a stage that this process computes.
+
+        Raises:
+            RuntimeError: another process computes it.
+        """
         part = self.devices[k]
         if part is None:
             raise RuntimeError(f"Another process computes stage {k}.")
         return part
 
     def traffic(self, outputs_to: Collection[int]) -> Traffic:
-        """The values that processes send each other, the model's outputs to some."""
+        """Returns the values that processes send each other; the model's outputs go to the processes `outputs_to`."""
         return Traffic.of(
             [list(map(id, stage.outputs)) for stage in self.stages],
             [list(map(id, stage.inputs)) for stage in self.stages],
@@ -73,10 +77,11 @@ class PlacedStages:
         )
 
     def check(self) -> None:
-        """Refuses layers that change as they are called, and are called in several processes.
+        """Refuses layers with state that several processes would have to update.
 
         Raises:
-            ValueError: there is one.
+            ValueError: stages are in several processes, and a layer has metrics, or has state that changes with each
+                call and is called in several processes.
         """
         called_in: dict[int, set[int]] = {}
         for stage, process in zip(self.stages, self.process_of, strict=True):
@@ -88,7 +93,8 @@ class PlacedStages:
                         f"{layer!r}."
                     )
                 called_in.setdefault(id(layer), set()).add(process)
-                # A frozen layer has none that change, but for the seeds of draws; nor do weights that are frozen.
+                # In a frozen layer, only random seeds change. Frozen weights do not change, and are not in
+                # `_non_trainable_variables`.
                 changing = any(
                     inner._seed_generators or (inner.trainable and inner._non_trainable_variables)
                     for inner in layer._flatten_layers()

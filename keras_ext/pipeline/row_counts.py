@@ -1,11 +1,11 @@
-"""Dimensions of what stages make that are multiples of the number of rows of a micro-batch.
+"""Finds the dimensions of stages' outputs that are multiples of the number of rows of a micro-batch.
 
-The receiver of a message has to know the shape of what comes. Where it is not known when a function is traced, because
-batches differ in their rows, it mostly follows from the number of rows, which every process knows. So it need not be
-sent, for which the receiver would wait once more.
+The receiver of a message has to know its shape. If a shape is not known when a function is traced, because batches
+differ in their number of rows, it mostly follows from that number, which every process knows. Then the shape need not
+be sent, which saves the receiver one wait.
 
-The stages are traced for a number of rows that is a large prime: a dimension that is a multiple of it is that multiple
-of the rows. Nothing is computed. Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
+The stages are traced with a large prime as the number of rows: a dimension that is n times the prime is n times the
+number of rows. Nothing is computed. The contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from keras_ext.pipeline.stage import Stage
 from keras_ext.tensor_metadata import MASK, metadata_of
 from strategies import layer_api
 
-#: Of each dimension of a tensor how many times the number of rows it is; None if it is something else.
+#: For each dimension of a tensor, its size divided by the number of rows; None if it is not a multiple.
 Multiples = tuple[int | None, ...]
 
 
 class RowCounts:
-    """Multiples of the rows of a micro-batch among the dimensions of what stages make.
+    """The dimensions of stages' outputs as multiples of the number of rows of a micro-batch.
 
     Args:
-        stages: of the model, all of them.
+        stages: all stages of the model.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -33,11 +33,12 @@ class RowCounts:
         self._found: dict[Any, Mapping[tuple[str, int], Multiples]] = {}
 
     def of(self, inputs: Mapping[int, Any], training: bool | None) -> Mapping[tuple[str, int], Multiples]:
-        """Returns them by "outputs" or "masks" and the `id` of Keras' tensors; none of what is not known.
+        """Returns the multiples by "outputs" or "masks" and the `id` of the Keras tensor; empty if tracing fails.
 
         Args:
-            inputs: of the model, by the `id` of Keras' tensors: those of a micro-batch, or None.
-            training: as layers take it.
+            inputs: the model's inputs for a micro-batch, by the `id` of Keras' tensors; None for an optional input that
+                is not given.
+            training: the `training` argument of layers.
         """
         shapes = {key: tuple(value.shape) for key, value in inputs.items() if value is not None}
         key = training, tuple(shapes.items())
@@ -45,8 +46,8 @@ class RowCounts:
             try:
                 self._found[key] = self._traced(inputs, training)
             except Exception:
-                # A layer may take certain numbers of rows only, and have any error of others. Then shapes are sent. An
-                # error that it has of the batch itself comes up where it is computed.
+                # A layer may accept only certain numbers of rows, and raise any error for others; then shapes are sent.
+                # An error caused by the batch itself is raised again where the batch is computed.
                 self._found[key] = {}
         return self._found[key]
 

@@ -1,6 +1,6 @@
-"""Schedules as tables: the actions of each device, in its order, with their times. Pure: no TensorFlow.
+"""Schedules as tables: the actions of each device, in order, with their times. Pure: no TensorFlow.
 
-`schedules` makes the tables, `messages` adds what devices send each other, `validation` refuses wrong ones.
+`schedules` creates the tables, `messages` adds the messages between devices, `validation` refuses invalid tables.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-#: Ticks that a forward and a backward action take, in pictures and bubbles: a backward pass computes twice as much.
+#: The ticks of a forward and a backward action, in pictures and bubbles: a backward pass computes twice as much.
 FORWARD_TICKS, BACKWARD_TICKS = 1, 2
 
 
@@ -28,8 +28,8 @@ class Kind(Enum):
 class Action:
     """One step of one stage with one micro-batch. Prints as ``2F0``: stage 2, forward, micro-batch 0.
 
-    What is sent forward is the stage's output, what is sent backward the gradient of its input; a stage receives what
-    its neighbour sends.
+    A forward send has the stage's output, a backward send the gradient of its input. The stage of a receive is the
+    receiving one.
     """
 
     stage: int
@@ -42,14 +42,14 @@ class Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of each device, in its order. Prints as a clock grid.
+    """The actions of each device, in order. Prints as a clock grid.
 
-    Stage k lies on device ``k % num_devices``.
+    Stage k is on device ``k % num_devices``.
 
     Attributes:
-        name: of the kind of schedule.
-        num_stages: of the model; a multiple of the number of devices.
-        num_microbatches: of a batch.
+        name: the kind of schedule.
+        num_stages: the number of stages; a multiple of the number of devices.
+        num_microbatches: the number of micro-batches of a batch.
         devices: the actions of each device.
 
     Example:
@@ -72,29 +72,30 @@ class Schedule:
         return len(self.devices)
 
     def device_of(self, stage: int) -> int:
-        """The device on which a stage lies."""
+        """Returns the device of a stage."""
         return stage % self.num_devices
 
     def runs_all_forward_first(self) -> bool:
-        """True if the last stage has computed all micro-batches before the backward pass of one begins, as in GPipe."""
+        """Returns True if the last stage runs all its forward passes before its first backward pass, as in GPipe."""
         last = self.num_stages - 1
         kinds = [action.kind for action in self.devices[self.device_of(last)] if action.stage == last]
         forward = [kind is Kind.FORWARD for kind in kinds if kind in (Kind.FORWARD, Kind.BACKWARD)]
         return forward == sorted(forward, reverse=True)
 
     def order(self) -> list[Action]:
-        """All actions, each after those it needs, devices taking turns: an order in which one can emit them.
+        """Returns all actions in the order of their start times, each after the actions it needs.
 
         Raises:
-            ValueError: there is none.
+            ValueError: some actions never start.
         """
         return [action for action, _ in _timed(self)]
 
     def times(self, ticks: Callable[[Action], float] | None = None) -> dict[Action, tuple[float, float]]:
-        """Returns start and end of each action, which starts as soon as its device and the actions it needs are ready.
+        """Returns start and end of each action, which starts once its device is free and the actions it needs ended.
 
         Args:
-            ticks: duration of an action; `FORWARD_TICKS` or `BACKWARD_TICKS` if left out, 0 for messages.
+            ticks: returns the duration of an action; if left out, durations are `FORWARD_TICKS`, `BACKWARD_TICKS`, and
+                0 for messages.
 
         Raises:
             ValueError: some actions never start.
@@ -102,13 +103,13 @@ class Schedule:
         return dict(_timed(self, ticks))
 
     def bubble(self, ticks: Callable[[Action], float] | None = None) -> float:
-        """The share of the devices' time in which they wait."""
+        """Returns the share of the devices' time in which they wait."""
         times = self.times(ticks)
         busy = sum(end - start for start, end in times.values())
         return 1 - busy / (self.num_devices * max(end for _, end in times.values()))
 
     def num_held(self, stage: int) -> int:
-        """The largest number of micro-batches whose activations a stage holds at a time."""
+        """Returns the largest number of micro-batches whose activations a stage holds at the same time."""
         held = largest = 0
         for action in self.devices[self.device_of(stage)]:
             if action.stage == stage and action.kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -121,9 +122,10 @@ class Schedule:
 
 
 def grid(schedule: Schedule) -> str:
-    """Draws the table: devices down, ticks to the right, micro-batches where they are computed, dots where it waits.
+    """Draws the table as text: devices down, ticks to the right.
 
-    Backward passes are in brackets. With several stages on a device, a letter before the micro-batch says which.
+    Cells have the number of the micro-batch, in brackets for backward passes, or a dot where the device waits. With
+    several stages on a device, a letter before the number tells which of them computes.
     """
     computed = computations(schedule)
     times = computed.times()
@@ -146,7 +148,7 @@ def grid(schedule: Schedule) -> str:
 
 
 def _needs(schedule: Schedule, action: Action) -> list[Action]:
-    """Returns the actions that an action needs, beside those before it on its device."""
+    """Returns the actions that an action needs, in addition to those before it on its device."""
     stage, i, last = action.stage, action.microbatch, schedule.num_stages - 1
     if action.kind is Kind.FORWARD:
         return [Action(stage - 1, Kind.FORWARD, i)] if stage > 0 else []
@@ -168,14 +170,14 @@ def _ticks(action: Action) -> float:
 def _timed(
     schedule: Schedule, ticks: Callable[[Action], float] | None = None
 ) -> list[tuple[Action, tuple[float, float]]]:
-    """Actions with start and end, in an order in which each comes after those it needs."""
+    """Returns the actions with start and end, each after the actions it needs."""
     ticks = _ticks if ticks is None else ticks
     done: dict[Action, tuple[float, float]] = {}
     following = [0] * schedule.num_devices
     free = [0.0] * schedule.num_devices
     left = sum(map(len, schedule.devices))
     while left:
-        # Of the actions that can be next, the one that starts first: devices take turns.
+        # Next is the ready action that starts first, so that devices take turns.
         ready: list[tuple[float, int]] = []
         for k, actions in enumerate(schedule.devices):
             if following[k] < len(actions):
@@ -194,20 +196,20 @@ def _timed(
 
 
 def _stuck(schedule: Schedule, following: Sequence[int], done: Collection[Action]) -> tuple[int, int, str]:
-    """Device, position and what is wrong of the action that is to blame."""
+    """Returns the device and position of the action that blocks the schedule, and a description of the fault."""
     waiting = []
     for k, actions in enumerate(schedule.devices):
         if following[k] < len(actions):
             action = actions[following[k]]
             missing = next(need for need in _needs(schedule, action) if need not in done)
-            # An action that waits for its own device is wrong in any case; others may wait because of it.
+            # An action that waits for its own device is certainly wrong; others may only wait because of it.
             waiting.append((schedule.device_of(missing.stage) != k, k, action, missing))
     _, k, action, missing = min(waiting, key=lambda each: each[:2])
     return k, following[k], f"{action} waits for {missing}, which never comes"
 
 
 def computations(schedule: Schedule) -> Schedule:
-    """The same table without messages."""
+    """Returns the same table without messages."""
     computed = tuple(
         tuple(action for action in actions if action.kind in (Kind.FORWARD, Kind.BACKWARD))
         for actions in schedule.devices
@@ -216,7 +218,7 @@ def computations(schedule: Schedule) -> Schedule:
 
 
 def fault(schedule: Schedule, device: int, position: int, what: str) -> ValueError:
-    """An error that shows the actions of all devices, the one at fault between arrows."""
+    """Returns an error that shows the actions of all devices, with the faulty action between arrows."""
     lines = [f"The schedule {schedule.name!r} cannot run: on device {device}, {what}."]
     for k, actions in enumerate(schedule.devices):
         shown = [str(action) for action in actions] + ([""] if k == device and position == len(actions) else [])

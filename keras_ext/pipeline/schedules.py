@@ -1,4 +1,4 @@
-"""The schedules that models can have, as tables of actions: GPipe, 1F1B, eager and interleaved. Pure: no TensorFlow.
+"""The available schedules as tables of actions: GPipe, 1F1B, eager 1F1B and interleaved 1F1B. Pure: no TensorFlow.
 
 With p = 3 devices and m = 4 micro-batches, GPipe
 
@@ -6,10 +6,9 @@ With p = 3 devices and m = 4 micro-batches, GPipe
     device 1  . 0 1 2 3 . . 0 0 1 1 2 2 3 3 .        forward: one tick, backward: two
 
 fills and drains once, and holds the activations of all micro-batches. 1F1B alternates as soon as it can, and holds
-those of p at most. Both idle for (p - 1) / (m + p - 1) of the time. With v stages on each device, interleaved, idle
-time is v times smaller, for v times the messages. Messages take time, for which 1F1B waits once with each micro-batch;
-eager 1F1B has about twice as many micro-batches under way, so that it does not wait, as long as a message takes less
-time than a pass.
+those of at most p micro-batches. Both idle for (p - 1) / (m + p - 1) of the time. Interleaved 1F1B, with v stages on
+each device, has v times less idle time and v times more messages. 1F1B waits once per micro-batch for messages; eager
+1F1B has about twice as many micro-batches in flight, so that it does not wait if a message takes less time than a pass.
 
 Sources: Huang et al., arXiv:1811.06965 (GPipe); Narayanan et al., arXiv:1806.03377 and arXiv:2104.04473 (1F1B,
 interleaved); Zhuang et al., arXiv:2211.05322 (eager 1F1B).
@@ -24,7 +23,7 @@ from keras_ext.pipeline.schedule import Action, Kind, Schedule
 
 
 def gpipe(num_devices: int, num_microbatches: int) -> Schedule:
-    """All micro-batches forward, then all backward (arXiv:1811.06965)."""
+    """Returns GPipe's schedule: all micro-batches forward, then all backward (arXiv:1811.06965)."""
     _check(num_devices=num_devices, num_microbatches=num_microbatches)
     devices = [
         tuple(Action(k, kind, i) for kind in (Kind.FORWARD, Kind.BACKWARD) for i in range(num_microbatches))
@@ -34,24 +33,27 @@ def gpipe(num_devices: int, num_microbatches: int) -> Schedule:
 
 
 def one_forward_one_backward(num_devices: int, num_microbatches: int) -> Schedule:
-    """Each device goes backward as soon as a gradient comes, so that it holds few activations (arXiv:1806.03377)."""
+    """Returns the 1F1B schedule: backward passes run as early as possible, to hold few activations (arXiv:1806.03377).
+
+    On device k of p, p - 1 - k warm-up forwards come first, then one forward and one backward alternate.
+    """
     return _one_stage_each("1f1b", num_devices, num_microbatches, 1)
 
 
 def eager_one_forward_one_backward(num_devices: int, num_microbatches: int) -> Schedule:
-    """1F1B with up to twice as many micro-batches under way: messages have the time of a pass (arXiv:2211.05322)."""
+    """Returns 1F1B with up to twice as many micro-batches in flight, to hide messages (arXiv:2211.05322)."""
     return _one_stage_each("eager_1f1b", num_devices, num_microbatches, 2)
 
 
 def interleaved(num_devices: int, num_microbatches: int, stages_per_device: int = 2) -> Schedule:
-    """1F1B with several stages on each device, k, k + p, k + 2 p and so on (arXiv:2104.04473, section 2.2).
+    """Returns 1F1B with several stages on each device: k, k + p, k + 2 p, ... (arXiv:2104.04473, section 2.2).
 
-    A device takes its stages in turn, for as many micro-batches as there are devices, or, where they do not divide, a
-    few more.
+    A device runs its stages in turn, each for p micro-batches, or a few more if p does not divide their number.
     """
     _check(num_devices=num_devices, num_microbatches=num_microbatches, stages_per_device=stages_per_device)
     num_turns = max(1, num_microbatches // num_devices)
-    # Never fewer, unless there are no more: a stage would wait for what its own device has not begun.
+    # A turn never has fewer than p micro-batches, unless the batch has: a stage would wait for an action that its own
+    # device has not begun.
     bounds = [-(-num_microbatches * i // num_turns) for i in range(num_turns + 1)]
     turns = [range(start, end) for start, end in itertools.pairwise(bounds)]
     devices = []
@@ -65,7 +67,7 @@ def interleaved(num_devices: int, num_microbatches: int, stages_per_device: int 
 
 
 def _one_stage_each(name: str, num_devices: int, num_microbatches: int, ahead: int) -> Schedule:
-    """1F1B; each device goes forward with `ahead` micro-batches for each device behind it before it goes backward."""
+    """Returns 1F1B in which each device runs `ahead` warm-up forwards per downstream device, then alternates."""
     _check(num_devices=num_devices, num_microbatches=num_microbatches)
     devices = []
     for k in range(num_devices):
@@ -75,7 +77,7 @@ def _one_stage_each(name: str, num_devices: int, num_microbatches: int, ahead: i
     return Schedule(name, num_devices, num_microbatches, tuple(devices))
 
 
-#: By the names that models take.
+#: The schedules by the names that `PipelineModel` accepts.
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
@@ -85,7 +87,7 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
 
 
 def _alternating(forward: Sequence[Action], backward: Sequence[Action], num_first: int) -> tuple[Action, ...]:
-    """`num_first` actions forward, then one forward and one backward in turn, then what is left backward."""
+    """Returns `num_first` forward actions, then forward and backward in turn, then the remaining backward actions."""
     num_first = min(num_first, len(forward))
     actions = list(forward[:num_first])
     for i, action in enumerate(forward[num_first:]):

@@ -1,4 +1,4 @@
-"""A stage: the part of a model's graph that one device computes."""
+"""Stages of a pipeline. A stage is the part of a model's graph that one device computes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Stage:
     """Some of the nodes of a graph, in an order in which they can be computed.
 
     Attributes:
-        index: of the stage.
-        nodes: Keras' nodes, calls of a layer or an operation each.
-        inputs: Keras tensors that come from outside: the model's inputs, or what earlier stages made.
-        outputs: Keras tensors that later stages take, or that the model returns.
+        index: the number of the stage.
+        nodes: Keras' nodes; each is a call of a layer or an operation.
+        inputs: Keras tensors from outside of the stage: the model's inputs, or results of earlier stages.
+        outputs: Keras tensors that later stages use, or that the model returns.
     """
 
     index: int
@@ -32,60 +32,60 @@ class Stage:
 
     @property
     def layers(self) -> list[keras.Layer]:
-        """The layers that are called here."""
+        """The layers that the stage calls."""
         found = {id(node.operation): node.operation for node in self.nodes}
         return [operation for operation in found.values() if isinstance(operation, keras.Layer)]
 
     def compute(self, inputs: Sequence[Any], training: bool | None, added_losses: list[Any] | None = None) -> list[Any]:
-        """Returns what the stage makes of `inputs`.
+        """Returns the outputs of the stage.
 
         Args:
-            inputs: tensors.
-            training: whether; as layers see fit if None.
-            added_losses: takes what layers add to the loss, penalties of activities included. Left out, these stay with
-                the layers, until one is called outside of a model's call.
+            inputs: tensors, one for each of the stage's inputs.
+            training: the `training` argument of layers; None for the layers' default.
+            added_losses: a list to which the losses that layers add are appended, including activity penalties. If left
+                out, these stay with the layers until a layer is called outside of a model's call.
         """
         values = dict(zip(map(id, self.inputs), inputs, strict=True))
         for node in self.nodes:
             args, kwargs = node.arguments.fill_in(values)
             if isinstance(node.operation, keras.Layer) and training is not None:
-                # As a Functional model does it, whatever the layer was told when the graph was made.
+                # Overrides the value that the layer got when the graph was created, as a Functional model does.
                 kwargs = {**kwargs, "training": training}
             made = keras.tree.flatten(node.operation(*args, **kwargs))
             values.update(zip(map(id, node.outputs), made, strict=True))
             if added_losses is not None and isinstance(node.operation, keras.Layer):
-                # Now: the next call of the same layer begins with none.
+                # Collected now, because the next call of the same layer clears them.
                 added_losses += _taken(node.operation)
-        # Each output goes to another stage as one tensor: pieces are joined, wherever the cut is.
+        # Each output is sent to another stage as one tensor, so split tensors are joined, wherever the cut is.
         return [whole_tensor(values[id(tensor)]) for tensor in self.outputs]
 
     def take_added_losses(self) -> list[Any]:
-        """Returns what layers have added to the loss since they were asked last."""
+        """Returns the losses that layers have added since the last call, and clears them."""
         return [loss for layer in self.layers for loss in _taken(layer)]
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """Keras' variables of the layers here that are trained, each once."""
-        # By the weights' own flags, as in the model's list: a frozen layer may hold adapters that are trained.
+        """The trainable Keras variables of the stage's layers, each once."""
+        # By the variables' own flags, as in the model's list: a frozen layer may contain trainable adapters.
         found = {id(each): each for layer in self.layers for each in layer.variables if each.trainable}
         return list(found.values())
 
     @property
     def sums_over_replicas(self) -> bool:
-        """True if a layer here all-reduces over replicas while it computes, which functions of a graph cannot."""
+        """True if a layer runs a collective over replicas while it computes, which a function in a graph cannot."""
         inside = [inner for layer in self.layers for inner in layer._flatten_layers()]
         return any(getattr(inner, "synchronized", False) for inner in inside)
 
     @property
     def state_variables(self) -> list[Any]:
-        """Keras' variables here that are not trained, but may change with each call: statistics, seeds of draws."""
+        """The non-trainable Keras variables of the stage, which may change with each call: statistics, random seeds."""
         trained = {id(variable) for variable in self.trainable_variables}
         found = {id(variable): variable for layer in self.layers for variable in layer.variables}
         return [variable for key, variable in found.items() if key not in trained]
 
     def state(self) -> list[Any]:
-        """Returns what is in these now."""
-        # A value, not the variable itself, which convert_to_tensor leaves as it is.
+        """Returns the current values of `state_variables`."""
+        # A tensor with the value is needed; convert_to_tensor would return the variable itself.
         return [ops.stop_gradient(variable.value) for variable in self.state_variables]
 
 
@@ -96,7 +96,10 @@ def _taken(layer: keras.Layer) -> list[Any]:
 
 
 def penalties_of(stages: Sequence[Stage]) -> list[Callable[[], list[Any]]]:
-    """For each stage what computes the penalties of its weights that have a regularizer, and are in no stage before."""
+    """Returns for each stage a function that computes the penalties of its regularized weights.
+
+    A weight of several stages counts in the first of them.
+    """
     seen: set[int] = set()
     found: list[Callable[[], list[Any]]] = []
     for stage in stages:
@@ -111,7 +114,7 @@ def _penalties(variables: Sequence[Any]) -> list[Any]:
 
 
 def nodes_of(graph: Any) -> list[Any]:
-    """The calls of a Functional model's layers and operations, in the order in which Keras computes them."""
+    """Returns the calls of a Functional model's layers and operations, in the order in which Keras computes them."""
     depths = sorted(graph._nodes_by_depth, reverse=True)
     return [node for depth in depths for node in graph._nodes_by_depth[depth] if not node.is_input]
 
@@ -119,7 +122,7 @@ def nodes_of(graph: Any) -> list[Any]:
 def cut(graph: Any, partition: Partition) -> list[Stage]:
     """Cuts a Functional model's graph into stages of consecutive nodes.
 
-    A tensor crosses every cut between where it is made and where it is used.
+    A tensor is an output of the stage that computes it and an input of each later stage that uses it.
     """
     nodes = nodes_of(graph)
     bounds = [*partition.starts, len(nodes)]
@@ -140,7 +143,7 @@ def cut(graph: Any, partition: Partition) -> list[Stage]:
 
 
 def stages_of_operations(graph: Any, partition: Partition) -> Mapping[str, list[int]]:
-    """The stages in which each layer or operation of a graph is called, by its name."""
+    """Returns the stages in which each layer or operation of a graph is called, by its name."""
     found: dict[str, list[int]] = {}
     for stage in cut(graph, partition):
         for node in stage.nodes:

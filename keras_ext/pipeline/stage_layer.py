@@ -1,4 +1,4 @@
-"""The layers of one stage, as one layer."""
+"""A layer that contains the layers of one pipeline stage."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from strategies import layer_api
 
 @layer_api.saved_as(keras.Sequential)
 class PipelineStage(keras.Sequential):
-    """Layers, one after the other, that lie on the device of one stage of a pipeline.
+    """A sequence of layers on the device of one pipeline stage.
 
-    Their variables, the states of random draws included, are created on the device that the mesh axis "pipe" has for
-    the stage, and what optimizers keep of them is there, too. So is what they compute; in a
-    :class:`~keras_ext.PipelineModel`, which is made of such stages, so are their gradients.
+    Their variables, including the state of random generators, are created on the device that the mesh axis "pipe" has
+    for the stage; optimizer slots and outputs are on the same device. In a :class:`~keras_ext.PipelineModel` of such
+    stages, so are the gradients.
 
-    In files it is a ``keras.Sequential``.
+    Saved files contain a ``keras.Sequential``.
 
     Args:
-        layers: a list of layers, or a Sequential or Functional model. What has variables already is made again where it
-            belongs, with their values.
-        stage: from 0; stages beyond the size of "pipe" begin again at its first device.
-        name: of the layer.
+        layers: a list of layers, or a Sequential or Functional model. A layer that already has variables is replaced by
+            a copy on the stage's device, with the same values.
+        stage: the number of the stage, from 0; stage k is at position ``k % size`` of the axis "pipe".
+        name: the name of the layer.
 
     Input shape:
-        That of the first layer.
+        The input shape of the first layer.
 
     Output shape:
-        That of the last layer.
+        The output shape of the last layer.
 
     Example:
 
@@ -65,7 +65,7 @@ class PipelineStage(keras.Sequential):
             super().__init__(here, name=name, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables that are not there yet."""
+        """Creates the variables that do not exist yet."""
         with self._parts.at(pipe=self._position):
             super().build(input_shape)
 
@@ -75,21 +75,21 @@ class PipelineStage(keras.Sequential):
             return super().call(inputs, training=training, mask=mask, **kwargs)
 
     def made_of(self, layers: list[Any]) -> PipelineStage:
-        """Returns a stage of other layers, for a copy of the model that this one is in."""
+        """Returns a stage with the same number and name but other layers, for a copy of the model that contains it."""
         return type(self)([*input_of(self), *layers], self.stage, name=self.name)
 
     @classmethod
     def plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """The config of the Sequential model, for files."""
+        """Returns the config of the Sequential model, for saved files."""
         return {name: value for name, value in config.items() if name != "stage"}
 
     def get_config(self) -> dict[str, Any]:
-        """That of the Sequential model, and the stage."""
+        """Returns the config of the Sequential model, and the stage."""
         return {**super().get_config(), "stage": self.stage}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PipelineStage:
-        """Makes the stage again, built if it was."""
+        """Creates a stage from its config, built if the saved one was."""
         made = keras.Sequential.from_config(cls.plain_config(config), custom_objects)
         return cls(made, config["stage"], name=config["name"])
 
@@ -103,7 +103,7 @@ def _listed(layers: Any) -> list[Any]:
 
 
 def _made_here(layer: Any, copies: Copies) -> Any:
-    """A layer as it is, if it has no variables yet; else one like it that is made anew."""
+    """Returns the layer itself if it has no variables yet, else a copy with the same state."""
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.InputLayer) or not layer.variables:
         return layer
     made = copies.built(layer)

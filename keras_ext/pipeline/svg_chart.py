@@ -1,7 +1,7 @@
-"""Draws what several devices did over time as an SVG picture. Pure: text in, text out.
+"""Draws the activity of several devices over time as an SVG picture. Pure: text in, text out.
 
-It knows boxes on lanes, not pipelines; `timeline` says what they mean. A picture stands alone: no scripts, no style
-sheets and no fonts beside those that every viewer has.
+It draws boxes on lanes and knows nothing of pipelines; `timeline` gives the boxes their meaning. A picture is
+self-contained: no scripts, no style sheets, and only fonts that every viewer has.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-#: In pixels. A lane is a box and the gap below it.
+#: Sizes in pixels. A lane is a box and the gap below it.
 MARGIN, BOX_HEIGHT, LANE_HEIGHT = 20, 28, 36
-#: The time axis is as long as makes a usual box this wide, within these bounds.
+#: The width of the time axis is chosen such that a box of median length has this width, within these bounds.
 USUAL_BOX_WIDTH, PLOT_WIDTHS = 26, (600, 1680)
 TITLE_SIZE, TEXT_SIZE, LABEL_SIZES = 17, 13, (12, 11, 10, 9)
 INK, FAINT_INK, IDLE, GRID_LINE = "#1f2328", "#59636e", "#eeeff1", "#d5d9de"
-#: Longer names lose their beginning: what tells devices apart is mostly at the end.
+#: Longer names lose their beginning, because device names mostly differ at the end.
 LONGEST_NAME, LONGEST_TITLE = 28, 90
 
 
@@ -29,12 +29,12 @@ class Box:
     """A span of time on a lane.
 
     Attributes:
-        lane: from 0, at the top.
+        lane: the number of the lane; 0 is at the top.
         start: in the unit of the axis.
         end: in the unit of the axis.
         label: drawn in the box if there is room.
-        tooltip: shown where the mouse rests.
-        colour: as ``#rrggbb``.
+        tooltip: shown when the mouse rests on the box.
+        colour: ``#rrggbb``.
     """
 
     lane: int
@@ -53,15 +53,15 @@ def chart(
     legend: Sequence[Sequence[tuple[str, str]]],
     axis: str,
 ) -> str:
-    """Draws boxes on lanes, a time axis below and what the colours mean above.
+    """Draws boxes on lanes, a time axis below and a legend of the colours above.
 
     Args:
         title: the first line.
         caption: the second line.
-        lanes: their names, from the top.
-        boxes: at least one; where there is none on a lane, it is idle.
-        legend: colours and what they mean, in groups: each has its own line if all do not fit on one.
-        axis: what time means, with its unit.
+        lanes: the names of the lanes, from the top.
+        boxes: at least one; a lane is idle where it has no box.
+        legend: colours with their meanings, in groups; each group has its own line if not all fit on one line.
+        axis: the label of the time axis, with its unit.
 
     Returns:
         The text of an SVG file, with one ``<rect class="box">`` for each box, in the order received.
@@ -73,7 +73,7 @@ def chart(
     plot = _plot_width(boxes, span)
     width = math.ceil(left + plot + MARGIN + 10)
     title = _shortened(title, LONGEST_TITLE)
-    # The title is bold, which is wider.
+    # The factor is for the title's bold font, which is wider.
     width = max(width, math.ceil(max(1.15 * _width(title, TITLE_SIZE), _width(caption, TEXT_SIZE)) + 2 * MARGIN))
     top, keys = _legend(legend, width)
     bottom = top + LANE_HEIGHT * len(lanes)
@@ -101,11 +101,12 @@ def chart(
     lines.append(_text(left + plot / 2, bottom + 36, axis, f'text-anchor="middle" fill="{FAINT_INK}"'))
 
     size, labels = _label_size(boxes, plot / span), []
-    # The same room for all: else, of boxes as long, those up to 9 would have a label and those from 10 none.
+    # The same room for all labels: otherwise, among boxes of equal length, those up to 9 would have a label and those
+    # from 10 none.
     room = max(_width(box.label, size) for box in boxes) + 2
     for box in boxes:
         x, y, box_width = x_of(box.start), y_of(box.lane), (box.end - box.start) / span * plot
-        # An edge tells neighbours apart; of a sliver it would leave nothing.
+        # An edge separates neighbours, but would cover a very narrow box.
         edge = ' stroke="#ffffff"' if box_width > 4 else ""
         lines.append(
             f'<rect class="box" x="{x:.2f}" y="{y}" width="{box_width:.2f}" height="{BOX_HEIGHT}" fill="{box.colour}"'
@@ -113,7 +114,7 @@ def chart(
         )
         if box_width >= room:
             labels.append(_text(x + box_width / 2, y + 14 + 0.36 * size, box.label, f'fill="{_ink_on(box.colour)}"'))
-    # Last, so that no box covers them, and not in the way of the mouse.
+    # Labels come last, so that no box covers them, and ignore the mouse, so that tooltips of boxes work.
     lines += [f'<g font-size="{size}" text-anchor="middle" pointer-events="none">', *labels, "</g>"]
 
     height = bottom + 50
@@ -122,7 +123,7 @@ def chart(
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(_printable(f"{title}. {caption}"))} '
             f'font-family="Helvetica, Arial, sans-serif" font-size="{TEXT_SIZE}" fill="{INK}">',
-            # On a dark page, too, the text has to be seen.
+            # A white background keeps the text readable on a dark page.
             f'<rect class="paper" width="{width}" height="{height}" fill="#ffffff"/>',
             *lines,
             "</svg>\n",
@@ -131,7 +132,7 @@ def chart(
 
 
 def shades(colour: str, number: int) -> list[str]:
-    """The colour, as ``#rrggbb``, and lighter ones that are as far from each other as they can."""
+    """Returns `number` colours as ``#rrggbb``: the given one, then lighter ones at equal distances."""
     lightest = 0.55
     shares = [lightest * i / max(1, number - 1) for i in range(number)]
     return ["#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in _parts(colour)) for share in shares]
@@ -142,7 +143,7 @@ def _parts(colour: str) -> tuple[int, int, int]:
 
 
 def _ink_on(colour: str) -> str:
-    """Black or white, whichever has the larger contrast by the rules of the WCAG."""
+    """Returns black or white, whichever has the larger contrast by the rules of the WCAG."""
     linear = [(part / 255 / 12.92) if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in _parts(colour)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return INK if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
@@ -155,7 +156,7 @@ def _plot_width(boxes: Sequence[Box], span: float) -> float:
 
 
 def _label_size(boxes: Sequence[Box], pixels_per_unit: float) -> int:
-    """The largest size at which nearly all labels fit, else the smallest, at which some may."""
+    """Returns the largest font size at which over 90 % of the labels fit, else the smallest one."""
     longest = max((box.label for box in boxes), key=len)
     for size in LABEL_SIZES:
         if sum(_width(longest, size) + 2 <= (box.end - box.start) * pixels_per_unit for box in boxes) > 0.9 * len(
@@ -166,9 +167,9 @@ def _label_size(boxes: Sequence[Box], pixels_per_unit: float) -> int:
 
 
 def _legend(legend: Sequence[Sequence[tuple[str, str]]], width: float) -> tuple[int, list[str]]:
-    """Returns the y at which the lanes begin below the legend, and its SVG elements, in as many lines as it needs."""
+    """Returns the y at which the lanes begin below the legend, and the legend's SVG elements, on one or more lines."""
     all_keys = list(itertools.chain(*legend))
-    # One below the other where there are several lines.
+    # With several lines, keys are aligned in columns.
     widest = max(_width(meaning, TEXT_SIZE) for _, meaning in all_keys) + 36
     fits = sum(_width(meaning, TEXT_SIZE) + 36 for _, meaning in all_keys) + MARGIN <= width
     lines, y = [], 74
@@ -186,19 +187,19 @@ def _legend(legend: Sequence[Sequence[tuple[str, str]]], width: float) -> tuple[
 
 
 def _axis_ticks(first: float, last: float, plot: float) -> list[tuple[float, str]]:
-    """Round times, 1, 2 or 5 of a power of ten apart, and how they are written."""
+    """Returns the times of ticks, which are 1, 2 or 5 times a power of ten apart, with their labels."""
     apart = max(75.0, _width(f"{max(abs(first), abs(last)):.3f}", TEXT_SIZE) + 10)
     least = ((last - first) or 1.0) * apart / plot
     power = math.floor(math.log10(least))
     step = next(factor * 10.0**power for factor in (1, 2, 5, 10) if factor * 10.0**power >= least * (1 - 1e-9))
-    # Of 10 ** power, 10 needs one decimal less.
+    # The number of decimals follows from the step, not from `power`: a step of 10 * 10 ** power needs one fewer.
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     numbers = range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1)
     return [(number * step, f"{number * step:.{decimals}f}") for number in numbers]
 
 
 def _width(text: str, size: int) -> float:
-    """About how wide a text is. Fonts differ: this is enough for the wide ones."""
+    """Returns an upper estimate of the width of a text in pixels, sufficient for wide fonts."""
 
     def of_letter(letter: str) -> float:
         if unicodedata.east_asian_width(letter) in "WF" or letter in "MWmw@%…":
@@ -222,5 +223,5 @@ def _escaped(text: str | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """XML cannot hold control characters at all, not even escaped."""
+    """Replaces control characters, which XML does not allow even when escaped."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

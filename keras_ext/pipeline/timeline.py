@@ -1,6 +1,6 @@
 """Timelines of a pipeline's actions on its devices, planned or measured: the bubble, a picture and a trace.
 
-Pure: the caller measures the times and passes them.
+Pure: the caller measures and passes the times.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Timeline:
 
     Attributes:
         schedule: the actions of the devices; its messages are left out.
-        device_names: one for each device of the schedule.
+        device_names: one name for each device of the schedule.
         times: start and end of each forward and backward action, in seconds from the beginning of the step if
             measured, else in ticks.
         measured: True if the times were measured, False if they are planned by the schedule.
-        clock_error: largest error of the times of other processes than that of rank 0, by whose clock all are; seconds.
+        clock_error: the largest error, in seconds, of other processes' times after conversion to rank 0's clock.
 
     Example:
 
@@ -45,8 +45,7 @@ class Timeline:
         timeline.write("timeline.svg")
 
     Raises:
-        ValueError: the schedule does not compute a pipeline, there is not one name for each device, or not one start
-            and end for each action.
+        ValueError: the schedule does not compute a pipeline, or `device_names` or `times` do not match the schedule.
     """
 
     schedule: Schedule
@@ -83,11 +82,11 @@ class Timeline:
 
     @classmethod
     def planned(cls, schedule: Schedule, ticks: Callable[[Action], float] | None = None) -> Timeline:
-        """Returns the timeline that a schedule plans: each action starts as soon as it can.
+        """Returns the planned timeline of a schedule: each action starts as soon as it can.
 
         Args:
-            schedule: with or without messages.
-            ticks: duration of an action; a backward action twice as long as a forward one if left out.
+            schedule: a schedule with or without messages.
+            ticks: returns the duration of an action; if left out, a backward action is twice as long as a forward one.
         """
         times = schedule.times(ticks)
         names = tuple(f"device {k}" for k in range(schedule.num_devices))
@@ -95,7 +94,7 @@ class Timeline:
 
     @property
     def length(self) -> float:
-        """From the first start to the last end, in seconds if measured, else in ticks."""
+        """The time from the first start to the last end, in seconds if measured, else in ticks."""
         return max(end for _, end in self.times.values()) - min(start for start, _ in self.times.values())
 
     @property
@@ -105,13 +104,13 @@ class Timeline:
 
     @property
     def planned_bubble(self) -> float:
-        """The bubble by the schedule, were all forward passes equally long and backward ones twice that."""
+        """The bubble of the schedule if all forward passes were equally long and backward passes twice as long."""
         return self.schedule.bubble()
 
     def svg(self) -> str:
-        """Draws devices down, time to the right, a box with the number of its micro-batch for each action.
+        """Returns an SVG picture: devices down, time to the right, one box per action with its micro-batch's number.
 
-        With several stages on a device, later ones are lighter.
+        With several stages on a device, later stages have lighter colours.
         """
         num_places = -(-self.schedule.num_stages // self.schedule.num_devices)
         colours = {kind: shades(colour, num_places) for kind, colour in COLOURS.items()}
@@ -138,14 +137,14 @@ class Timeline:
         return chart(self._title, self._bubbles, self.device_names, boxes, [forward, backward, [(IDLE, waiting)]], axis)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """The same as events for Chrome's ``about:tracing`` and for Perfetto; a tick of a plan is a millisecond."""
+        """Returns the events for Chrome's ``about:tracing`` and Perfetto; a planned tick is shown as a millisecond."""
         events: list[dict[str, Any]] = [_metadata("process_name", 0, {"name": self._title})]
         for k, name in enumerate(self.device_names):
             events.append(_metadata("thread_name", k, {"name": name}))
             events.append(_metadata("thread_sort_index", k, {"sort_index": k}))
         microseconds = 1e6 if self.measured else 1e3
         for action in _computations(self.schedule):
-            # Viewers round to nanoseconds. Rounded here, an end is never after the start that follows it.
+            # Viewers round to nanoseconds. Rounding here ensures that no end is after the start that follows it.
             start, end = (round(time * microseconds, 3) for time in self.times[action])
             events.append(
                 {
@@ -162,7 +161,7 @@ class Timeline:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def write(self, path: str | os.PathLike[str]) -> tuple[Path, Path]:
-        """Writes the picture, and the trace beside it with the suffix ``.json``; folders are made as needed.
+        """Writes the picture, and beside it the trace with the suffix ``.json``; creates missing folders.
 
         Returns:
             The paths of the picture and of the trace.
@@ -198,7 +197,7 @@ class Timeline:
         return {a: times for a, times in self.times.items() if self.schedule.device_of(a.stage) == device}
 
     def _busy(self, device: int) -> float:
-        """The share of the length in which a device computes; what overlaps counts once."""
+        """Returns the share of the length in which a device computes; overlapping times count once."""
         busy, until = 0.0, -math.inf
         for start, end in sorted(self._on(device).values()):
             busy += max(0.0, end - max(start, until))
@@ -213,17 +212,17 @@ class Timeline:
         return f"{1000 * time:.3f} ms" if self.measured else f"{time:g} tick{_s(time)}"
 
     def _stages_at(self, place: int) -> str:
-        """The stages that have a place on their devices, for the legend."""
+        """Returns the legend's text for the stages that are at position `place` on their devices."""
         first = place * self.schedule.num_devices
         last = min(first + self.schedule.num_devices, self.schedule.num_stages) - 1
         return f", stage {first}" if first == last else f", stages {first} to {last}"
 
 
 def picture_path(path: str | os.PathLike[str]) -> Path:
-    """Returns the path of a picture.
+    """Returns the path of a picture as a `Path`.
 
     Raises:
-        ValueError: it does not end in ``.svg``.
+        ValueError: the path does not end in ``.svg``.
     """
     picture = Path(path)
     if picture.suffix != ".svg":

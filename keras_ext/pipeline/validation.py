@@ -1,4 +1,4 @@
-"""The check that a schedule computes a pipeline. Pure: it raises, or returns nothing."""
+"""Checks that a schedule computes a pipeline. Pure: it raises, or returns nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def validate(schedule: Schedule) -> None:
     """Refuses a table that does not compute a pipeline.
 
     Raises:
-        ValueError: an action on another device than its stage's, one that is missing or there twice, or one that waits
-            for ever. The message is the grid, with the fault marked.
+        ValueError: an action is on the wrong device, is missing, occurs twice, or waits forever. The message shows the
+            actions of all devices, with the fault marked.
     """
     seen: dict[Action, int] = {}
     for k, actions in enumerate(schedule.devices):
@@ -36,5 +36,5 @@ def validate(schedule: Schedule) -> None:
             missing = [action for action in actions if action not in seen]
             if missing:
                 raise fault(schedule, k, len(schedule.devices[k]), f"{missing[0]} is missing")
-    # Refuses what waits for ever.
+    # Raises if an action waits forever.
     schedule.order()

@@ -1,4 +1,4 @@
-"""Activations that may be applied to a piece of a tensor: those that map each number by itself."""
+"""Activations that may be applied to a piece of a tensor: the elementwise ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ELEMENTWISE = frozenset(
 
 
 def is_elementwise(activation: Callable[..., Any] | None) -> bool:
-    """True if `activation` is None or one of Keras' that map each number by itself; nothing is known of others."""
+    """True if `activation` is None or one of Keras' elementwise functions; False for all others, elementwise or not."""
     if activation is None:
         return True
     name = getattr(activation, "__name__", "")
@@ -48,10 +48,10 @@ def is_elementwise(activation: Callable[..., Any] | None) -> bool:
 
 
 def check_elementwise(activation: Callable[..., Any] | None, argument: str) -> None:
-    """Refuses what would have to see other pieces.
+    """Refuses an activation that would need other pieces.
 
     Raises:
-        ValueError: `activation` is none of Keras' that map each number by itself; the message names `argument`.
+        ValueError: `activation` is not one of Keras' elementwise functions; the message names `argument`.
     """
     if not is_elementwise(activation):
         raise ValueError(

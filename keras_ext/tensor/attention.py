@@ -1,4 +1,4 @@
-"""Attention layers whose heads are split: each shard projects, attends with and sums up heads of its own."""
+"""Attention layers whose heads are split: each shard projects to its own heads, attends with them and projects back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_ext.tensor.projection import FREE, HEADS, INPUTS, OUTPUTS, SplitProje
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
 
-# Seeds of shards lie as far apart. Not the stride of replicas' seeds, so that no two of all coincide.
+# The distance between the seeds of shards. It differs from that of replicas' seeds, so that no two seeds coincide.
 _SEED_STRIDE = 0x85EBCA6B
 
 
@@ -34,16 +34,16 @@ class _SplitAttention(SplitLayer):
         self.refuse_quantization()
 
     def __call__(self, query: Any, value: Any, key: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As the plain layer is called, with tensors, arrays or `SplitTensor`."""
+        """Calls the layer like the plain one, with tensors, arrays or `SplitTensor`."""
         given = {"query": query, "value": value} | ({} if key is None else {"key": key})
         if any(isinstance(tensor, SplitTensor) for tensor in given.values()) and not args:
-            # Keras hands on the masks that tensors bring.
+            # Keras passes on the masks of tensors, but not of `SplitTensor`s.
             masks = {f"{name}_mask": getattr(tensor, "_keras_mask", None) for name, tensor in given.items()}
             kwargs = masks | {name: value for name, value in kwargs.items() if value is not None}
         return super().__call__(*given.values(), *args, **kwargs)
 
     def _begin_build(self, query_shape: Sequence[Any], **num_heads: int) -> None:
-        """Finds the shards, and refuses numbers of heads that they cannot share."""
+        """Finds the shards, and refuses numbers of heads that their number does not divide."""
         shards = self.place_shards()
         if self.sequence_parallel:
             self.check_sequence(query_shape)
@@ -73,10 +73,10 @@ class _SplitAttention(SplitLayer):
         return layer
 
     def _make_seeds(self) -> None:
-        """Makes a seed of the dropout for each shard. That of the first is Keras'."""
+        """Makes a dropout seed for each shard. The first shard has that of the plain layer."""
         shards, seeds = self._placed(), []
         if self.dropout > 0:
-            # Drawn as Keras draws one, and once: all that is drawn later, such as initial values, stays the same.
+            # Drawn once, as in Keras, so that everything drawn later, such as initial values, stays the same.
             first = keras.initializers.RandomUniform().seed if self.seed is None else self.seed
             for index in range(shards.count):
                 with shards.parts.at(tensor=index):
@@ -89,11 +89,11 @@ class _SplitAttention(SplitLayer):
         return keras.random.dropout(scores, self.dropout, seed=self._seeds_of_shards[index])
 
     def _own_query_mask(self, query: Any, value: Any, key: Any, query_mask: Any) -> Any:
-        """The mask of the query that the plain layer goes by."""
+        """Returns the mask of the query that the plain layer uses."""
         return query_mask
 
     def _attend(self, view: AtShard, query: Any, key: Any, value: Any, **kwargs: Any) -> Any:
-        """Context and scores of one shard's heads, by the plain layer's computation."""
+        """Returns context and scores of one shard's heads, computed by the plain layer's method."""
         return type(self)._compute_attention(view, query, key, value, **kwargs)
 
     def call(
@@ -109,15 +109,15 @@ class _SplitAttention(SplitLayer):
         training: bool | None = None,
         use_causal_mask: bool = False,
     ) -> Any:
-        """Adds up what each shard's heads make of the input. Arguments and result are those of the plain layer."""
+        """Adds up the outputs of the shards' heads. Arguments and result are those of the plain layer."""
         shards = self._placed()
         key = value if key is None else key
         query_mask = self._own_query_mask(query, value, key, query_mask)
-        # A tensor that is given twice is handed out once, and its gradient added up once.
+        # A tensor that is given twice is copied to the shards once, and its gradient added up once.
         distinct = {id(tensor): tensor for tensor in (query, key, value)}
         given = [list(distinct).index(id(tensor)) for tensor in (query, key, value, query)]
         copies = [self.copies_of(tensor) for tensor in distinct.values()]
-        # Of the first copies it takes the shapes.
+        # The computation of the mask reads the shapes of these.
         whole_query, whole_value = copies[given[0]][0], copies[given[2]][0]
         for_mask, for_scores = causal_arguments(type(self), use_causal_mask)
         masks = query_mask, value_mask, key_mask, attention_mask
@@ -154,12 +154,12 @@ class _SplitAttention(SplitLayer):
             self._output_dense.penalize(output.whole() if in_pieces else output)
         if not return_attention_scores:
             return output
-        # After the heads come the attention dims of queries, and of keys.
+        # The dim of the heads precedes the attention dims of queries and of keys.
         return output, shards.gather(others[0], -1 - 2 * len(getattr(self, "_attention_axes", [1])))
 
 
 def _run(shards: Shards, index: int, function: Callable[..., list[Any]], inputs: list[Any]) -> Any:
-    """Returns ``function(*inputs)`` of lists of tensors and variables, computed where shard `index` is."""
+    """Returns ``function(*inputs)``, for nested lists of tensors and variables, computed on the device of a shard."""
 
     def unpacked(*flat: Any) -> list[Any]:
         return function(*keras.tree.pack_sequence_as(inputs, list(flat)))
@@ -172,22 +172,22 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
     """``keras.layers.MultiHeadAttention`` whose heads are split over the mesh axis "tensor".
 
     Each of t shards holds the query, key and value kernels of ``num_heads / t`` heads, and their rows of the output
-    kernel. It attends with its heads alone; what they make is added up, by one all-reduce forward and one backward. The
-    output's bias, which is added once, is not split.
+    kernel. It attends with its own heads only; the outputs are added up, by one all-reduce forward and one backward.
+    The output's bias, which is added once, is not split.
 
-    Under a strategy without that axis, and without a strategy, it is a ``MultiHeadAttention``. Its weights are those of
-    one to ``get_weights`` and in files, where it is saved as one.
+    Under a strategy without that axis, and without a strategy, it is a ``MultiHeadAttention``. ``get_weights`` and
+    files have the weights of a ``MultiHeadAttention``, and it is saved as one.
 
     Args:
-        num_heads: as in ``keras.layers.MultiHeadAttention``, as are all arguments. t must divide it.
+        num_heads: as in ``keras.layers.MultiHeadAttention``, as are all arguments not listed. t must divide it.
         key_dim: size of a head.
-        dropout: of attention scores. Each shard draws from a seed of its own, the first from that of the plain layer.
+        dropout: rate, of attention scores. Each shard draws with a seed of its own, the first with the plain layer's.
         sequence_parallel: whether the output stays in pieces along dim 1, by a reduce-scatter in place of the
-            all-reduce, for layers that look at each position by itself, such as `ShardwiseLayerNormalization`.
+            all-reduce, for layers that treat each position by itself, such as `ShardwiseLayerNormalization`.
 
     Input shape:
         query ``(batch, T, inputs)``, value and key ``(batch, S, inputs)``; T and S may be several dims. Each shard gets
-        all of it; pieces, along any dim, are gathered there.
+        the whole inputs; pieces, along any dim, are gathered.
 
     Output shape:
         ``(batch, T, outputs)``; with ``return_attention_scores=True`` also ``(batch, num_heads, T, S)``, gathered from
@@ -210,7 +210,7 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         """Makes the shards of all kernels, in Keras' order."""
         key_shape = value_shape if key_shape is None else key_shape
-        # Refuses shapes that do not go together.
+        # Raises an error for shapes that do not match.
         self.compute_output_shape(query_shape, value_shape, key_shape)
         self._begin_build(query_shape, num_heads=self._num_heads)
         heads = [self._num_heads, self._value_dim]
@@ -224,7 +224,7 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
         self._output_dense = self._projection("attention_output", from_shape, output_shape, from_heads=True)
 
     def _build_attention(self, rank: int) -> None:
-        # Keras makes a dropout here, which draws a seed. The shards' take its place.
+        # Keras makes a dropout layer here, which draws a seed. The shards' seeds replace it.
         rate = self.dropout
         self._dropout = 0.0
         super()._build_attention(rank)
@@ -232,7 +232,7 @@ class ParallelMultiHeadAttention(_SplitAttention, keras.layers.MultiHeadAttentio
         self._make_seeds()
 
     def _own_query_mask(self, query: Any, value: Any, key: Any, query_mask: Any) -> Any:
-        # Keras goes by the mask that the query brings, whatever is passed, and takes the inputs' masks from them.
+        # Keras uses the mask of the query tensor, whatever is passed, and removes the masks of the inputs.
         query_mask = getattr(query, "_keras_mask", None)
         for tensor in (query, value, key):
             if getattr(tensor, "_keras_mask", None) is not None:
@@ -249,17 +249,17 @@ class ParallelGroupQueryAttention(_SplitAttention, keras.layers.GroupQueryAttent
     """``keras.layers.GroupQueryAttention`` whose heads are split over the mesh axis "tensor".
 
     Each of t shards holds the kernels of ``num_query_heads / t`` query heads and of the ``num_key_value_heads / t`` key
-    and value heads that they look at, and their rows of the output kernel. All else is as in
+    and value heads that they attend to, and their rows of the output kernel. All else is as in
     `ParallelMultiHeadAttention`.
 
     Args:
-        head_dim: as in ``keras.layers.GroupQueryAttention``, as are all arguments.
+        head_dim: as in ``keras.layers.GroupQueryAttention``, as are all arguments not listed.
         num_query_heads: t must divide it.
         num_key_value_heads: t must divide it.
         sequence_parallel: as in `ParallelMultiHeadAttention`.
 
     Input shape:
-        query ``(batch, T, inputs)``, value and key ``(batch, S, inputs)``. Each shard gets all of it.
+        query ``(batch, T, inputs)``, value and key ``(batch, S, inputs)``. Each shard gets the whole inputs.
 
     Output shape:
         ``(batch, T, inputs)``; with ``return_attention_scores=True`` also ``(batch, num_query_heads, T, S)``, gathered

@@ -1,7 +1,6 @@
-"""Layers that treat each channel, or each number, by itself: they take a tensor in pieces and leave it in pieces.
+"""Layers that treat each channel, or each element, by itself: they take a tensor in pieces and leave it in pieces.
 
-Between a layer that splits its outputs and one that splits its inputs, they keep the pair from joining what it would
-cut again.
+Between a column-parallel and a row-parallel layer, they avoid that pieces are gathered and cut again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from strategies import layer_api
 # Weights of a BatchNormalization that it assigns itself; the last three with ``renorm=True`` only.
 _STATES = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
 
-# Far apart, as from what replicas add to a seed, so that no shard draws what a neighbour draws: 2**31 / pi, made odd.
+# The distance between shards' seeds, far from what replicas add to a seed, so that no shard draws what another one
+# draws: 2**31 / pi, made odd.
 _SEED_STRIDE = 0x28BE60DB
 
 
@@ -28,23 +28,23 @@ _SEED_STRIDE = 0x28BE60DB
 class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization):
     """``keras.layers.BatchNormalization`` whose channels are split over the mesh axis "tensor".
 
-    Each of t shards holds scale, offset and moving statistics of ``channels / t`` channels. It normalises its piece of
-    a tensor that comes in pieces, and the output stays in pieces. A tensor that comes whole, or cut along another
-    dimension, is normalised whole, in the first part. Numbers are those of the plain layer in either case; across
-    replicas, too, it looks at what the plain layer looks at.
+    Each of t shards holds scale, offset and moving statistics of ``channels / t`` channels. If the input is in pieces
+    of the channels, each shard normalises its piece, and the output stays in pieces. An input that is whole, or cut
+    along another dimension, is normalised whole, on the first shard's device. In both cases the results are those of
+    the plain layer, and the statistics are taken over the same replicas.
 
-    Under a strategy without that axis, and without a strategy, it is a ``BatchNormalization``. Its weights are those
-    of a ``BatchNormalization`` to ``get_weights`` and in files, where it is saved as one.
+    Under a strategy without that axis, and without a strategy, it is a ``BatchNormalization``. ``get_weights`` and
+    files have the weights of a ``BatchNormalization``, and it is saved as one.
 
     Args:
         *args: as in ``keras.layers.BatchNormalization``, as are all others.
         **kwargs: likewise. Along `axis`, t must divide the size.
 
     Input shape:
-        Any with channels along `axis`; in pieces along it, ``channels / t`` each. A mask is one dimension less.
+        Any with channels along `axis`; in pieces along it, ``channels / t`` each. A mask has one dimension less.
 
     Output shape:
-        The input's, in pieces if that is.
+        That of the input; in pieces of the channels if the input is.
 
     Raises:
         ValueError: t does not divide the number of channels.
@@ -77,7 +77,7 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Normalises, by what each shard sees of the batch if `training`, and then updates the moving statistics."""
+        """Normalises the input; if `training`, by the batch's statistics, with which it updates the moving ones."""
         shards = self._placed()
         names = [name for name in ("gamma", "beta", *_STATES) if getattr(self, name, None) is not None]
         weights: list[layer_api.SplitWeight] = [getattr(self, name) for name in names]
@@ -95,7 +95,7 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
             for i, x in zip(shards.owned, self.pieces_of(inputs, self.axis), strict=True):
                 y, *updated = shards.run(i, normalize, x, *(weight.shards[i] for weight in weights))
                 pieces.append(y)
-                # Out here, in the order of the program: a region with a gradient of its own is for computing only.
+                # Outside of `run`, in program order: functions with a custom gradient should have no side effects.
                 for weight, value in zip(states, updated, strict=True):
                     weight.shards[i].assign(value)
             return self.in_pieces(pieces, self.axis) if in_pieces else pieces[0]
@@ -110,7 +110,7 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
 
     def _brought_home(self, weight: layer_api.SplitWeight) -> Any:
         shards = self._placed()
-        # An op at the shard, of which the gradient has one there, too; of the join alone it would have one at home.
+        # An op on the shard's device, whose gradient is there, too; that of the join alone would be on the home device.
         values = shards.run_each(lambda value: ops.multiply(value, 1.0), shards.of_owned(weight.shards))
         return shards.gather(values, 0)
 
@@ -126,14 +126,14 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
 
 
 class _State:
-    """Stands for a variable."""
+    """A placeholder for a variable, which keeps the value that is assigned."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def assign(self, value: Any) -> None:
         """Keeps the value."""
-        # Keras squeezes masked moments: a shard of one channel has lost its dimension.
+        # Keras squeezes masked moments: those of a shard with one channel have lost their dimension.
         self.value = ops.reshape(value, self.value.shape)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
@@ -141,15 +141,15 @@ class _State:
 
 
 def _clone(initializer: Any) -> Any:
-    """As Keras does before it uses one for a second weight."""
+    """Returns a clone of an initializer, as Keras makes one before it uses it for a second weight."""
     return initializer.clone() if isinstance(initializer, keras.Initializer) else initializer
 
 
 class _Shardwise(SplitLayer):
-    """Mix-in before a plain layer without weights, which it applies to each piece where that is."""
+    """Mix-in before a plain layer without weights: applies it to each piece, on the piece's device."""
 
     def call(self, inputs: Any) -> Any:
-        """Applies the plain layer to each piece; to the whole tensor if it does not come in pieces that do."""
+        """Applies the plain layer to each piece, or to the whole tensor if it needs that or there are no pieces."""
         dim = self._dim_of_output(inputs) if isinstance(inputs, SplitTensor) else None
         if dim is None:
             return super().call(self._as_input(inputs))
@@ -158,7 +158,7 @@ class _Shardwise(SplitLayer):
         return self.in_pieces(inputs.each(lambda x: plain(self._as_input(x))), dim, inputs.size)
 
     def _dim_of_output(self, inputs: SplitTensor) -> int | None:
-        """Along which the output is cut as `inputs` are; None if the layer needs them whole."""
+        """Returns the dim along which the output is cut, as `inputs` is; None if the layer needs it whole."""
         return inputs.dim
 
 
@@ -172,7 +172,7 @@ class _ShardwiseImages(_Shardwise):
 
 @layer_api.saved_as(keras.layers.Activation)
 class ShardwiseActivation(_Shardwise, keras.layers.Activation):
-    """``keras.layers.Activation`` that leaves pieces apart, if it is one of Keras' functions of single numbers."""
+    """``keras.layers.Activation`` that does not gather pieces, if it is one of Keras' elementwise functions."""
 
     def _dim_of_output(self, inputs: SplitTensor) -> int | None:
         return inputs.dim if is_elementwise(self.activation) else None
@@ -180,40 +180,40 @@ class ShardwiseActivation(_Shardwise, keras.layers.Activation):
 
 @layer_api.saved_as(keras.layers.ReLU)
 class ShardwiseReLU(_Shardwise, keras.layers.ReLU):
-    """``keras.layers.ReLU`` that leaves pieces apart."""
+    """``keras.layers.ReLU`` that does not gather pieces."""
 
 
 @layer_api.saved_as(keras.layers.LeakyReLU)
 class ShardwiseLeakyReLU(_Shardwise, keras.layers.LeakyReLU):
-    """``keras.layers.LeakyReLU`` that leaves pieces apart."""
+    """``keras.layers.LeakyReLU`` that does not gather pieces."""
 
 
 @layer_api.saved_as(keras.layers.MaxPooling2D)
 class ShardwiseMaxPooling2D(_ShardwiseImages, keras.layers.MaxPooling2D):
-    """``keras.layers.MaxPooling2D`` that leaves pieces of the channels apart."""
+    """``keras.layers.MaxPooling2D`` that does not gather pieces of the channels."""
 
 
 @layer_api.saved_as(keras.layers.AveragePooling2D)
 class ShardwiseAveragePooling2D(_ShardwiseImages, keras.layers.AveragePooling2D):
-    """``keras.layers.AveragePooling2D`` that leaves pieces of the channels apart."""
+    """``keras.layers.AveragePooling2D`` that does not gather pieces of the channels."""
 
 
 @layer_api.saved_as(keras.layers.GlobalAveragePooling2D)
 class ShardwiseGlobalAveragePooling2D(_ShardwiseImages, keras.layers.GlobalAveragePooling2D):
-    """``keras.layers.GlobalAveragePooling2D`` that leaves pieces of the channels apart."""
+    """``keras.layers.GlobalAveragePooling2D`` that does not gather pieces of the channels."""
 
 
 @layer_api.saved_as(keras.layers.ZeroPadding2D)
 class ShardwiseZeroPadding2D(_ShardwiseImages, keras.layers.ZeroPadding2D):
-    """``keras.layers.ZeroPadding2D`` that leaves pieces of the channels apart."""
+    """``keras.layers.ZeroPadding2D`` that does not gather pieces of the channels."""
 
 
 @layer_api.saved_as(keras.layers.Dropout)
 class ShardwiseDropout(_Shardwise, keras.layers.Dropout):
-    """``keras.layers.Dropout`` that leaves pieces apart, each with a mask of its own.
+    """``keras.layers.Dropout`` that does not gather pieces, and draws a mask for each.
 
-    Which numbers are dropped depends on the number of shards; the first shard drops what a plain layer would. With one
-    mask for all channels, as `noise_shape` may ask for, pieces are joined.
+    The elements that are dropped depend on the number of shards; the first shard draws with the plain layer's seed. If
+    `noise_shape` is 1 along the cut dim, so that all pieces have one mask, they are gathered.
 
     Example:
 
@@ -224,13 +224,13 @@ class ShardwiseDropout(_Shardwise, keras.layers.Dropout):
     """
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
-        """Drops numbers of each piece if `training`."""
+        """Drops elements of each piece if `training`."""
         if not isinstance(inputs, SplitTensor) or self._dim_of_output(inputs) is None:
             return keras.layers.Dropout.call(self, self._as_input(inputs), training=training)
         self.shards = inputs.shards
         if not training or self.rate == 0:
             return self.in_pieces(inputs.pieces, inputs.dim, inputs.size)
-        # The shard enters where a seed is used, not where it is kept: the layer's state is the plain layer's.
+        # The shard's number changes the seed that is used, not the one that is stored, which is the plain layer's.
         seed = self.seed_generator.next()
         noise_shape = self.noise_shape and tuple(
             None if dim == inputs.dim else size for dim, size in enumerate(self.noise_shape)
@@ -252,10 +252,10 @@ class ShardwiseDropout(_Shardwise, keras.layers.Dropout):
 
 
 class _Seed(keras.random.SeedGenerator):
-    """A seed that is drawn already, for functions of Keras that take a number or a generator."""
+    """A seed that is already drawn, for functions of Keras that take a number or a generator."""
 
     def __init__(self, seed: Any) -> None:
-        # Without that of the base class, which would make a variable.
+        # The base class' constructor, which would make a variable, is not called.
         self._seed = seed
 
     def next(self, ordered: bool = True) -> Any:

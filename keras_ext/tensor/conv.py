@@ -40,21 +40,21 @@ class _SplitConv2D(SplitKernel, keras.layers.Conv2D):
 class ColumnParallelConv2D(ColumnParallel, _SplitConv2D):
     """``keras.layers.Conv2D`` whose filters are split over the mesh axis "tensor".
 
-    Each of t shards holds the kernel, and the bias, of ``filters / t`` output channels and computes them from the whole
-    input; with groups, from the input channels of its groups. Followed by `RowParallelConv2D` with nothing but layers
-    that treat each channel by itself between (``keras_ext.tensor.channelwise``), outputs need not be gathered: then the
-    pair costs one all-reduce forward and one backward.
+    Each of t shards holds the kernel, and the bias, of ``filters / t`` output channels and computes these from the
+    whole input; with groups, from the input channels of its groups. If a `RowParallelConv2D` follows, with only
+    channelwise layers between (``keras_ext.tensor.channelwise``), outputs need not be gathered: then the pair costs one
+    all-reduce forward and one backward.
 
-    Under a strategy without that axis, and without a strategy, it is a ``Conv2D``. Its weights are those of a
-    ``Conv2D`` to ``get_weights`` and in files, where it is saved as one.
+    Under a strategy without that axis, and without a strategy, it is a ``Conv2D``. ``get_weights`` and files have the
+    weights of a ``Conv2D``, and it is saved as one.
 
     Args:
         filters: as in ``keras.layers.Conv2D``, as are all arguments not listed. t must divide it.
-        groups: as there; t must divide it if it is not 1.
-        activation: applied by each shard if it is one of Keras' functions of single numbers; to the gathered output
-            otherwise.
+        groups: as in ``keras.layers.Conv2D``; t must divide it if it is not 1.
+        activation: applied by each shard if it is one of Keras' elementwise functions; otherwise to the gathered
+            output.
         gather_output: whether the output is one tensor. If not, it stays in pieces, which layers of ``keras_ext`` take
-            as they are and others join.
+            as they are; for other layers they are gathered.
 
     Input shape:
         ``(batch, height, width, channels)``; ``(batch, channels, height, width)`` with ``"channels_first"``.
@@ -71,8 +71,8 @@ class ColumnParallelConv2D(ColumnParallel, _SplitConv2D):
             model = keras.Sequential([keras.Input((8, 8, 3)), first, second])
 
     Raises:
-        ValueError: t does not divide `filters`, or `groups`; pieces are asked for with an activation that needs all
-            channels; quantization.
+        ValueError: t does not divide `filters`, or `groups`; ``gather_output=False`` with an activation that is not
+            elementwise; quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3, for filters in place of columns.
     """
@@ -98,15 +98,15 @@ class ColumnParallelConv2D(ColumnParallel, _SplitConv2D):
 class RowParallelConv2D(RowParallel, _SplitConv2D):
     """``keras.layers.Conv2D`` whose input channels are split over the mesh axis "tensor".
 
-    Each of t shards holds the kernel of ``channels / t`` input channels; what they make is added up, by one all-reduce.
-    The bias, which is added once, and the output are not split.
+    Each of t shards holds the kernel of ``channels / t`` input channels; the partial sums are added up by one
+    all-reduce. The bias, which is added once, and the output are not split.
 
-    Under a strategy without that axis, and without a strategy, it is a ``Conv2D``. Its weights are those of a
-    ``Conv2D`` to ``get_weights`` and in files, where it is saved as one.
+    Under a strategy without that axis, and without a strategy, it is a ``Conv2D``. ``get_weights`` and files have the
+    weights of a ``Conv2D``, and it is saved as one.
 
     Args:
         filters: as in ``keras.layers.Conv2D``, as are all arguments not listed.
-        groups: as there; 1 where there are several shards.
+        groups: as in ``keras.layers.Conv2D``; must be 1 if there are several shards.
         input_is_parallel: True to take pieces only, as `ColumnParallelConv2D` returns with ``gather_output=False``;
             False to take one tensor only, and cut it; None to take either.
 
@@ -124,8 +124,8 @@ class RowParallelConv2D(RowParallel, _SplitConv2D):
             model = keras.Sequential([keras.Input((8, 8, 2)), layer])
 
     Raises:
-        ValueError: t does not divide the input channels; groups; an input that is not as `input_is_parallel` says;
-            quantization.
+        ValueError: t does not divide the input channels; groups over several shards; an input that contradicts
+            `input_is_parallel`; quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3, for input channels in place of rows.
     """

@@ -1,4 +1,4 @@
-"""Layers of a user's own classes that hold plain layers, which can be split where they are."""
+"""Layers of users' own classes that hold plain layers, which can be split inside them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-#: Attributes in which TensorFlow notes what an object holds. Layers may have others that begin like these.
+#: Attributes in which TensorFlow tracks what an object holds. Layers may have other attributes with the same prefix.
 OF_TENSORFLOW = frozenset(
     f"_self_{name}"
     for name in (
@@ -29,12 +29,12 @@ def is_custom(layer: Any) -> bool:
 
 
 def is_keras_class(cls: type) -> bool:
-    """True if layers of the class are made of their config: Keras' own, and ours."""
+    """True if layers of the class can be made from their config: classes of Keras and of `keras_ext`."""
     return cls.__module__.partition(".")[0] in ("keras", "keras_ext")
 
 
 def plain_type(layer: Any) -> type:
-    """The class of a layer; of one whose class adds nothing to another, as an alias of a library, that other."""
+    """Returns the class of a layer; for a class without methods of its own, such as a library's alias, its base."""
     cls = type(layer)
     while not is_keras_class(cls) and len(cls.__bases__) == 1 and not any(map(callable, vars(cls).values())):
         cls = cls.__bases__[0]
@@ -47,7 +47,7 @@ def is_graph(layer: Any) -> bool:
 
 
 def layers_inside(layer: Any) -> list[tuple[str, Any]]:
-    """Path and layer of those that a custom layer holds: names of attributes, and places in lists and dictionaries."""
+    """Returns path and layer of a custom layer's inner layers. Paths are made of attributes, list indices and keys."""
     first: dict[int, tuple[str, Any]] = {}
     for place, inner in _places_inside(layer):
         first.setdefault(id(inner), (place, inner))
@@ -65,27 +65,27 @@ def _places_inside(layer: Any) -> Iterator[tuple[str, Any]]:
                 yield from found(f"{place}/{key}", item)
 
     for name, value in list(vars(layer).items()):
-        # Keras' own list of them.
+        # `_layers` is Keras' own list of the inner layers.
         if name != "_layers" and name not in OF_TENSORFLOW:
             yield from found(name, value)
 
 
 @contextlib.contextmanager
 def graph_inside(layer: Any) -> Iterator[Any]:
-    """Gives the graph of what a layer of a model computes with those inside; None if it is not written in Keras' ops.
+    """Context manager: gives the graph of a layer's call with its inner layers; None if it cannot be traced.
 
-    While it is open, layers inside that hold layers themselves can be looked into as well.
+    `call` has to be written in Keras' ops. Inside the context, `graph_inside` can be used on inner layers, too.
     """
     inside = [inner for inner in layer._flatten_layers(include_self=False) if hasattr(inner, "_inbound_nodes")]
     before = [len(inner._inbound_nodes) for inner in inside]
     try:
         yield _traced(layer)
     finally:
-        # A call with symbolic tensors adds a node to every layer inside, and Keras has no way to call one without, nor
-        # to forget a node. The nodes are what is wanted here, but the model is not ours: left in it, they would hold
-        # this graph for as long as it lives, and give `layer.output` of a layer inside a meaning that it did not have.
-        # Tracing a copy in its stead would need its weights a second time, and a `get_config` that a layer which stays
-        # whole need not have.
+        # A call with symbolic tensors adds a node to every inner layer, and Keras has no way to call a layer without
+        # one, or to remove a node. The nodes are needed here, but the model is not ours: left in it, they would keep
+        # this graph alive as long as the model, and give `layer.output` of an inner layer a meaning that it did not
+        # have. Tracing a copy instead would need its weights a second time, and a `get_config`, which a layer that
+        # stays whole need not have.
         for inner, number in zip(inside, before, strict=True):
             del inner._inbound_nodes[number:]
 
@@ -104,6 +104,6 @@ def _traced(layer: Any) -> Any:
     args, kwargs = keras.tree.map_structure(fresh, (arguments.args, arguments.kwargs))
     try:
         return keras.Function(list(inputs.values()), layer.call(*args, **kwargs))
-    # Whatever a user's class does with tensors that have no values, it is no error: nothing is known of it then.
+    # A user's class may raise anything for tensors without values. That is no error: its graph is then not known.
     except Exception:
         return None

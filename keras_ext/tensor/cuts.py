@@ -1,4 +1,4 @@
-"""The dims along which the weights of a layer are cut one by one, and the reasons why they are not. Pure data."""
+"""The dims along which the weights of a layer are cut one by one, or the reasons why they are not. Pure data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from strategies import layer_api
 
 @dataclass(frozen=True)
 class Cuts:
-    """The weights of a layer that are cut, each with its dim, and why large ones are not; empty if none are."""
+    """The weights of a layer that are cut, each with its dim, and the reason why large ones are not, if any."""
 
     dims: tuple[tuple[Any, int], ...] = ()
     reason: str = ""
 
 
 def own_weights(layer: Any) -> list[Any]:
-    """The weights of a layer, without those of layers in it that have a path of their own."""
+    """Returns the weights of a layer, without those of inner layers that have a path of their own."""
     inside = [inner for _, inner in layers_inside(layer)] if is_custom(layer) else []
     of_others = {id(weight) for inner in inside for weight in inner.weights}
     return [weight for weight in layer.weights if id(weight) not in of_others]
@@ -38,7 +38,7 @@ def column_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
     Args:
         layer: built.
         num_shards: size of the mesh axis "tensor".
-        wanted: the dim of the kernel instead.
+        wanted: the dim of the kernel to cut instead.
     """
     kernel, bias = layer._kernel, layer.bias
     outputs = [dim for dim in range(kernel.ndim) if output_axis(layer.equation, dim) is not None]
@@ -53,7 +53,7 @@ def column_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
 
 
 def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:
-    """Cuts the adapters of a layer as `lora.AdaptedLayer` has them, given the cuts of its other weights."""
+    """Cuts the adapters of a layer as `lora.AdaptedLayer` does, given the cuts of its other weights."""
     adapters = adapters_of(layer)
     kernel = adapted_weight(layer) if adapters else None
     found = [(each, adapter_dim(each.name, kernel.ndim, dim)) for w, dim in dims if w is kernel for each in adapters]
@@ -61,10 +61,10 @@ def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any
 
 
 def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
-    """Cuts weights of a layer of any class that have several dims, and `least_size` numbers at least.
+    """Cuts the weights with several dims and at least `least_size` elements, of a layer of any class.
 
     Each is cut along the largest dim that `num_shards` divides, else the largest. State, which a layer makes with
-    ``trainable=False`` and may write in its call, stays whole: of a weight in shards, the call gets a tensor.
+    ``trainable=False`` and may write in its call, stays whole: the call gets a tensor in place of a sharded weight.
     """
     adapters = {id(each) for each in adapters_of(layer)}
     large = [
@@ -95,10 +95,10 @@ def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
 
 
 def hidden_cuts(mixture: MixtureOfExperts, num_shards: int) -> Cuts:
-    """Cuts the experts of a mixture along their hidden dim, which the layer itself does where it is built.
+    """Cuts the experts of a mixture along their hidden dim, as the layer itself does when it is built.
 
     Raises:
-        ValueError: they cannot be.
+        ValueError: the experts cannot be cut.
     """
     check_split(mixture, num_shards)
     inner = mixture.by_name()
@@ -110,7 +110,7 @@ def cuts_along(layer: Any, dims: dict[int, int]) -> Cuts:
     """Cuts the weights whose ids are given, along the given dims.
 
     Raises:
-        ValueError: those of this layer cannot be cut.
+        ValueError: the weights of this layer cannot be cut.
     """
     adapters = {id(each) for each in adapters_of(layer)}
     found = [(each, dims[id(each)]) for each in own_weights(layer) if id(each) in dims and id(each) not in adapters]
@@ -120,7 +120,7 @@ def cuts_along(layer: Any, dims: dict[int, int]) -> Cuts:
 
 
 def _best(shape: Any, dims: list[int], num_shards: int) -> int | None:
-    """The first of the dims that can be dealt out evenly; else the largest that has a number for each shard."""
+    """Returns the first dim that `num_shards` divides; else the largest with an element for each shard; else None."""
     even = [dim for dim in dims if shape[dim] % num_shards == 0 and shape[dim] > 0]
     large = [dim for dim in dims if shape[dim] >= num_shards]
     return even[0] if even else max(large, key=lambda dim: shape[dim], default=None)
@@ -131,7 +131,7 @@ def _too_small(num_shards: int) -> str:
 
 
 def _obstacle(layer: Any) -> str:
-    """Why no weight of a layer can be cut by itself; empty if they can."""
+    """Returns the reason why no weight of a layer can be cut by itself; an empty string if they can."""
     if isinstance(layer, (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)):
         names = ("num_heads", "num_query_heads", "num_key_value_heads")
         heads = ", ".join(f"{name}={getattr(layer, name)}" for name in names if hasattr(layer, name))

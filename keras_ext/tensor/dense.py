@@ -31,19 +31,19 @@ class _SplitDense(SplitKernel, keras.layers.Dense):
 class ColumnParallelDense(ColumnParallel, _SplitDense):
     """``keras.layers.Dense`` whose units are split over the mesh axis "tensor".
 
-    Each of t shards holds the kernel's columns, and the bias, of ``units / t`` units and computes them from the whole
-    input. Followed by `RowParallelDense` with nothing but a function of single numbers between, outputs need not be
-    gathered: then the pair costs one all-reduce forward and one backward.
+    Each of t shards holds the kernel's columns, and the bias, of ``units / t`` units and computes these units from the
+    whole input. If a `RowParallelDense` follows, with only elementwise functions between, outputs need not be gathered:
+    then the pair costs one all-reduce forward and one backward.
 
-    Under a strategy without that axis, and without a strategy, it is a ``Dense``. Its weights are those of a ``Dense``
-    to ``get_weights`` and in files, where it is saved as one.
+    Under a strategy without that axis, and without a strategy, it is a ``Dense``. ``get_weights`` and files have the
+    weights of a ``Dense``, and it is saved as one.
 
     Args:
         units: as in ``keras.layers.Dense``, as are all arguments not listed. t must divide it.
-        activation: applied by each shard if it is one of Keras' functions of single numbers; to the gathered output
-            otherwise.
+        activation: applied by each shard if it is one of Keras' elementwise functions; otherwise to the gathered
+            output.
         gather_output: whether the output is one tensor. If not, it stays in pieces, which layers of ``keras_ext`` take
-            as they are and others join.
+            as they are; for other layers they are gathered.
 
     Input shape:
         ``(batch, ..., inputs)``.
@@ -59,7 +59,7 @@ class ColumnParallelDense(ColumnParallel, _SplitDense):
             model = keras.Sequential([keras.Input((4,)), up, down])
 
     Raises:
-        ValueError: t does not divide `units`; pieces are asked for with an activation that needs all units;
+        ValueError: t does not divide `units`; ``gather_output=False`` with an activation that is not elementwise;
             quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3.
@@ -75,19 +75,19 @@ class ColumnParallelDense(ColumnParallel, _SplitDense):
 class RowParallelDense(RowParallel, _SplitDense):
     """``keras.layers.Dense`` whose inputs are split over the mesh axis "tensor".
 
-    Each of t shards holds the kernel's rows of ``inputs / t`` inputs; what they make is added up, by one all-reduce.
-    The bias, which is added once, and the output are not split; with `sequence_parallel` the output lies in pieces of
-    the sequence, for the same cost.
+    Each of t shards holds the kernel's rows of ``inputs / t`` inputs; the partial sums are added up by one all-reduce.
+    The bias, which is added once, and the output are not split; with `sequence_parallel` the output is in pieces of the
+    sequence, at the same cost.
 
-    Under a strategy without that axis, and without a strategy, it is a ``Dense``. Its weights are those of a ``Dense``
-    to ``get_weights`` and in files, where it is saved as one.
+    Under a strategy without that axis, and without a strategy, it is a ``Dense``. ``get_weights`` and files have the
+    weights of a ``Dense``, and it is saved as one.
 
     Args:
         units: as in ``keras.layers.Dense``, as are all arguments not listed.
         input_is_parallel: True to take pieces only, as `ColumnParallelDense` returns with ``gather_output=False``;
             False to take one tensor only, and cut it; None to take either.
         sequence_parallel: whether the output stays in pieces along dim 1, by a reduce-scatter in place of the
-            all-reduce, for layers that look at each position by itself, such as `ShardwiseLayerNormalization`.
+            all-reduce, for layers that treat each position by itself, such as `ShardwiseLayerNormalization`.
 
     Input shape:
         ``(batch, ..., inputs)``; t must divide `inputs`. In pieces, ``(batch, ..., inputs / t)`` each.
@@ -101,9 +101,8 @@ class RowParallelDense(RowParallel, _SplitDense):
             model = keras.Sequential([keras.Input((4,)), keras_ext.RowParallelDense(3)])
 
     Raises:
-        ValueError: t does not divide `inputs`; an input that is not as `input_is_parallel` says; `sequence_parallel`
-            with other than ``(batch, length, inputs)``, or with an activation that needs all numbers;
-            quantization.
+        ValueError: t does not divide `inputs`; an input that contradicts `input_is_parallel`; `sequence_parallel` with
+            inputs other than ``(batch, length, inputs)``, or with an activation that is not elementwise; quantization.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.2.
     """

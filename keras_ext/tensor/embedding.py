@@ -87,11 +87,11 @@ class _SplitEmbedding(AdaptedLayer):
             ids = ops.where(ids < 0, ids + self.input_dim, ids)
             held = ops.logical_and(ids >= start, ids < start + size)
             known = ops.logical_and(ids >= 0, ids < self.input_dim)
-            # Ids that no shard holds are out of range for each, so that the lookup treats them as in a whole table.
+            # Ids outside the table are out of range for each shard, so that the lookup treats them as in a whole table.
             local = ops.where(held, ids - start, ops.where(known, ops.zeros_like(ids), ops.full_like(ids, size)))
             found = ops.cast(ops.take(table, local, axis=0), self.compute_dtype)
-            # Ids of others get row 0 times zero. As gradients these are slices of zeros beside one slice for each id,
-            # of which Keras' optimizers see the squares, as in a whole table.
+            # Ids of other shards get row 0 times zero, whose gradients are slices of zeros. Each occurrence of a held
+            # id has one slice, and Keras' optimizers square these one by one, as with a whole table.
             return ops.where(ops.expand_dims(held, -1), found, ops.zeros_like(found))
 
         return rows
@@ -101,15 +101,15 @@ class _SplitEmbedding(AdaptedLayer):
 class VocabParallelEmbedding(_SplitEmbedding, keras.layers.Embedding):
     """``keras.layers.Embedding`` whose vocabulary is split over the mesh axis "tensor".
 
-    Each of t shards holds the rows of ``input_dim / t`` ids; where t does not divide `input_dim`, the first shards hold
-    one more, and nothing is padded. A shard looks up the ids it holds and gives zeros for others; one all-reduce adds
-    these up.
+    Each of t shards holds the rows of ``input_dim / t`` ids; if t does not divide `input_dim`, the first shards hold
+    one more, and nothing is padded. A shard looks up the ids it holds and returns zeros for others; one all-reduce adds
+    up the results.
 
-    Ids are as in Keras: negative ones count from the end; those beyond the table raise an error on CPUs, and give
+    Ids are as in Keras: negative ones count from the end; those beyond the table raise an error on CPUs, and return
     zeros on GPUs.
 
-    Under a strategy without that axis, and without a strategy, it is an ``Embedding``. Its weights are those of an
-    ``Embedding`` to ``get_weights`` and in files, where it is saved as one.
+    Under a strategy without that axis, and without a strategy, it is an ``Embedding``. ``get_weights`` and files have
+    the weights of an ``Embedding``, and it is saved as one.
 
     Args:
         input_dim: as in ``keras.layers.Embedding``, as are all arguments; those after `output_dim` by name only.
@@ -133,7 +133,7 @@ class VocabParallelEmbedding(_SplitEmbedding, keras.layers.Embedding):
     """
 
     def call(self, inputs: Any) -> Any:
-        """Adds up what each shard finds."""
+        """Adds up the rows that the shards look up."""
         return self._look_up(inputs)
 
 
@@ -141,17 +141,17 @@ class VocabParallelEmbedding(_SplitEmbedding, keras.layers.Embedding):
 class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleEmbedding):
     """``keras.layers.ReversibleEmbedding`` whose vocabulary is split over the mesh axis "tensor".
 
-    Forward it is a `VocabParallelEmbedding`. With ``reverse=True`` each shard computes the logits of the ids it holds
-    from the whole input; `VocabParallelSparseCategoricalCrossentropy` takes them as they are.
+    It looks ids up like `VocabParallelEmbedding`. With ``reverse=True`` each shard computes the logits of the ids it
+    holds from the whole input; `VocabParallelSparseCategoricalCrossentropy` takes them in pieces.
 
-    A tied table has two users. TensorFlow adds up their gradients on the first device of the replica.
+    A tied table is used twice. TensorFlow adds up the two gradients on the first device of the replica.
 
     Args:
         input_dim: as in ``keras.layers.ReversibleEmbedding``, as are all arguments not listed; those after
             `output_dim` by name only.
         output_dim: the size of a row.
         gather_output: whether the logits are one tensor. If not, they stay in pieces, which layers and losses of
-            ``keras_ext`` take as they are and others join.
+            ``keras_ext`` take as they are; for others they are gathered.
 
     Input shape:
         ``(batch, ...)``; reversed, ``(batch, ..., output_dim)``; the same for each shard.
@@ -168,7 +168,7 @@ class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleE
             model = keras.Model(ids, table(table(ids), reverse=True))
 
     Raises:
-        ValueError: as `VocabParallelEmbedding`.
+        ValueError: as for `VocabParallelEmbedding`.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3.
     """
@@ -180,7 +180,7 @@ class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleE
         super().__init__(input_dim, output_dim, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the shards of the table, and those of the reverse one unless they are tied."""
+        """Makes the shards of the table, and of the reverse table unless the two are tied."""
         if self.built:
             return
         super().build(input_shape)
@@ -218,7 +218,7 @@ class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleE
         return shards.gather(pieces, -1, size) if self.gather_output else self.in_pieces(pieces, -1, size)
 
     def _logits(self, x: Any, *weights: Any) -> Any:
-        # In the table's own dtype, as Keras does it: only `reverse_dtype` says otherwise.
+        # Computed in the table's own dtype, as in Keras, unless `reverse_dtype` is given.
         kernel = ops.transpose(self.kernel_of(*weights)) if self.tie_weights else weights[0]
         if self.reverse_dtype is not None:
             x, kernel = ops.cast(x, self.reverse_dtype), ops.cast(kernel, self.reverse_dtype)

@@ -12,7 +12,7 @@ from keras_ext.tensor.composite import Composite
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from strategies import layer_api
 
-# Arguments of ``Dense`` that both layers take, and what makes an object of each: one object, for both.
+# Arguments of ``Dense`` for both layers, each with the function that makes the one object that both get.
 _OF_BOTH: Mapping[str, Callable[[Any], Any]] = {
     "use_bias": bool,
     "bias_initializer": keras.initializers.get,
@@ -27,14 +27,14 @@ class ParallelFeedForward(Composite, keras.Sequential):
     """``dropout(down(activation(up(x))))``, with `up` split by columns and `down` by rows over the mesh axis "tensor".
 
     The pair costs one all-reduce forward and one backward. In files it is a ``keras.Sequential`` of ``Dense``,
-    ``Dense`` and, if there is any, ``Dropout``, as are its weights to ``get_weights``.
+    ``Dense`` and ``Dropout`` (if any), whose weights ``get_weights`` returns.
 
     Args:
-        hidden_units: between the two layers; the number of shards must divide it.
-        units: of the output; that of the input in a transformer.
-        activation: of `up`: one of Keras' functions of single numbers.
-        dropout: rate at which numbers of the output are dropped.
-        sequence_parallel: whether the output stays in pieces of the sequence, as `RowParallelDense` says.
+        hidden_units: units between the two layers; the number of shards must divide it.
+        units: of the output; equal to those of the input in a transformer.
+        activation: of `up`: one of Keras' elementwise functions.
+        dropout: rate at which elements of the output are dropped.
+        sequence_parallel: whether the output stays in pieces of the sequence, as in `RowParallelDense`.
         **kwargs: arguments of ``keras.layers.Dense`` for both layers, `use_bias`, `kernel_initializer`,
             `bias_initializer`, `kernel_regularizer`, `bias_regularizer` and `dtype`; others, such as `name`, are those
             of ``keras.Sequential``.
@@ -52,8 +52,8 @@ class ParallelFeedForward(Composite, keras.Sequential):
             model = keras.Sequential([keras.Input((4,)), layer])
 
     Raises:
-        ValueError: the number of shards does not divide `hidden_units`; an activation that needs all units;
-            `sequence_parallel` with other than ``(batch, length, inputs)``.
+        ValueError: the number of shards does not divide `hidden_units`; an activation that is not elementwise;
+            `sequence_parallel` with inputs other than ``(batch, length, inputs)``.
 
     Source: Shoeybi et al., arXiv:1909.08053, section 3.
     """
@@ -70,7 +70,7 @@ class ParallelFeedForward(Composite, keras.Sequential):
     ) -> None:
         of_both = {name: get(kwargs.pop(name)) for name, get in _OF_BOTH.items() if name in kwargs}
         first = keras.initializers.get(kwargs.pop("kernel_initializer", "glorot_uniform"))
-        # One that is used twice makes the same numbers twice.
+        # An initializer that is used twice returns the same numbers twice.
         second = first.clone() if isinstance(first, keras.Initializer) else first
         up = ColumnParallelDense(
             hidden_units, activation, gather_output=False, kernel_initializer=first, name="up", **of_both
@@ -84,7 +84,7 @@ class ParallelFeedForward(Composite, keras.Sequential):
         )
         drop = [ShardwiseDropout(dropout, dtype=of_both.get("dtype"), name="dropout")] if dropout else []
         super().__init__([up, down, *drop], **kwargs)
-        # Pieces have to arrive as they are; Keras would join them.
+        # Keras' conversion of inputs would join pieces.
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
         self.note_arguments(
@@ -98,11 +98,11 @@ class ParallelFeedForward(Composite, keras.Sequential):
         )
 
     def model_config(self) -> dict[str, Any]:
-        """The config of the ``Sequential``."""
+        """Returns the config of the ``Sequential``."""
         return dict(keras.Sequential.get_config(self))
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Applies the layers in turn, to pieces as they are."""
+        """Applies the layers in turn, without gathering pieces."""
         if mask is not None:
             inputs._keras_mask = mask
         for layer in self.layers:

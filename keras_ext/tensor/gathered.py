@@ -1,4 +1,4 @@
-"""Layers of any class whose weights lie in shards, and are joined while the layer computes."""
+"""Layers of any class whose weights are sharded, and gathered while the layer computes."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from strategies import layer_api
 class GatheredWeights(SplitLayer):
     """Mix-in before any class of layer, for weights whose computation cannot be split.
 
-    Each device holds a shard of such a weight, of its gradient and of its slots; all of the weight is there only while
-    the layer is called, and its computation is not split. For the other layers of ``keras_ext``, whose computation is,
-    this is dearer: for each call the weights travel.
+    Each device holds a shard of such a weight, of its gradient and of its slots; the whole weight exists only while the
+    layer is called, and its computation is not split. This costs more than the layers of ``keras_ext`` that split the
+    computation, because every call communicates the weights.
 
-    Made by `gathered_class`, and filled attribute by attribute with what a layer of the plain class holds.
+    `gathered_class` makes the class; a layer is filled attribute by attribute from a layer of the plain class.
 
-    Source: the same as fully sharded data parallelism does over replicas (Rajbhandari et al., arXiv:1910.02054,
-    stage 3), here over the mesh axis "tensor".
+    Source: Rajbhandari et al., arXiv:1910.02054, stage 3 (fully sharded data parallelism over replicas), here over the
+    mesh axis "tensor".
     """
 
-    #: Of the plain layer.
+    #: The class of the plain layer.
     plain_class: Any = None
 
     @classmethod
     def plain_config(cls, config: Any) -> dict[str, Any]:
-        """The config of the plain layer, for files."""
+        """Returns the config of the plain layer, for files."""
         return dict(config)
 
     @classmethod
     def from_config(cls, config: Any) -> Any:
-        """A layer of the plain class, as `keras.models.clone_model` makes it: a config alone tells of no shards."""
+        """Returns a layer of the plain class, as for `keras.models.clone_model`: a config does not contain shards."""
         return cls.plain_class.from_config(config)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """As the plain layer computes, with whole weights."""
+        """Computes like the plain layer, with whole weights."""
         return self._with_whole_weights().call(*args, **kwargs)
 
     def _with_whole_weights(self) -> Any:
-        """A layer of the plain class, for one call: it shares all with this one, but has tensors for split weights.
+        """Returns a layer of the plain class for one call, which shares all with this one but its gathered weights.
 
-        To set these on this layer would show them to other replicas' threads.
+        Setting the gathered tensors on this layer would show them to other replicas' threads.
         """
         view = object.__new__(self.plain_class)
-        # The plain class' own methods, not as Keras wraps them for this layer.
+        # `build` and `quantize` are to be the plain class' methods, not those that Keras has wrapped for this layer.
         held = {name: value for name, value in vars(self).items() if name not in ("build", "quantize")}
         vars(view).update({name: self._whole(value) for name, value in held.items()})
         vars(view)["add_loss"] = self.add_loss
@@ -74,7 +74,7 @@ class GatheredWeights(SplitLayer):
 
 @functools.cache
 def gathered_class(plain_class: Any) -> Any:
-    """Returns the class of layers like those of `plain_class` whose weights may lie in shards."""
+    """Returns the class of layers like those of `plain_class` whose weights may be sharded."""
     base: Any = _EinsumDense if plain_class is keras.layers.EinsumDense else GatheredWeights
     if base is GatheredWeights and hasattr(plain_class, "enable_lora"):
         base = _Adapted
@@ -84,20 +84,20 @@ def gathered_class(plain_class: Any) -> Any:
 
 
 class _Adapted(AdaptedLayer, GatheredWeights):
-    """Has adapters, which lie in shards where the kernel does."""
+    """Base of gathered layers with adapters, which are cut like the kernel."""
 
 
 class _EinsumDense(_Adapted):
-    """Computes each shard's part of the output, where the kernel is cut along a dim that the output has."""
+    """Computes each shard's part of the output if the kernel is cut along a dim that the output has."""
 
-    # Of the plain layer.
+    # Attributes of the plain layer.
     equation: str
     activation: Any
     _kernel: Any
     bias: Any
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Computes each shard's outputs, and joins them."""
+        """Computes each shard's outputs and gathers them."""
         if not isinstance(self._kernel, layer_api.SplitWeight):
             return super().call(inputs, training=training)
         axis = output_axis(self.equation, self._kernel.dim)
@@ -105,7 +105,7 @@ class _EinsumDense(_Adapted):
             return super().call(inputs, training=training)
         shards, bias = self._placed(), self.bias
         is_bias_cut = isinstance(bias, layer_api.SplitWeight)
-        # Of a sigmoid Keras' losses take what it was computed of, which hangs on the tensor that it returns.
+        # Keras losses read the logits from an attribute of a sigmoid's output, so it is applied after the gathering.
         is_last = is_elementwise(self.activation) and self.activation is not keras.activations.sigmoid
         apart = is_last and (bias is None or is_bias_cut)
 
@@ -125,7 +125,7 @@ class _EinsumDense(_Adapted):
 
 
 def output_axis(equation: str, dim: int) -> int | None:
-    """The axis of an einsum's output, from the end, that is dim `dim` of its kernel; None if the product adds it up.
+    """Returns the axis of an einsum's output, from the end, that is dim `dim` of its kernel; None if it is summed over.
 
     Example: ``output_axis("abc,cd->abd", 1)`` is -1, ``output_axis("abc,cd->abd", 0)`` None.
     """

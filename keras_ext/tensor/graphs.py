@@ -1,4 +1,4 @@
-"""The layers of a model, by path, and the layers that follow them."""
+"""Finds the layers of a model, by path, and the layers that follow them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_ext.tensor.custom_layers import graph_inside, is_custom, is_graph, la
 
 
 def layers_of(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and layer of all that are no models themselves; of custom ones, which hold layers, before these."""
+    """Yields path and layer of all layers, also of nested models; a custom layer comes before its inner layers."""
     for layer in model.layers:
         if not isinstance(layer, keras.layers.InputLayer):
             yield from _with_layers_inside(f"{prefix}{layer.name}", layer)
@@ -28,10 +28,10 @@ def _with_layers_inside(path: str, layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def graphs_of(model: Any) -> Iterator[Any]:
-    """The graph of a model, and those of models inside of it.
+    """Yields the graph of a model, and those of models inside it.
 
     Raises:
-        ValueError: one of them has none.
+        ValueError: one of the models has no graph.
     """
     graph = getattr(model, "_functional", model)
     if not hasattr(graph, "operations"):
@@ -48,7 +48,7 @@ def graphs_of(model: Any) -> Iterator[Any]:
 
 
 def followers_in(graph: Any, paths: Mapping[int, str]) -> dict[str, str]:
-    """For each layer that is called once and whose output goes to one call of one layer alone: that layer's path."""
+    """Returns, by path, the path of the only layer that uses a layer's output, where both are called once."""
     users: dict[int, list[int]] = {}
     calls: dict[int, int] = {}
     for nodes in graph._nodes_by_depth.values():
@@ -69,7 +69,7 @@ def followers_in(graph: Any, paths: Mapping[int, str]) -> dict[str, str]:
 
 
 def followers_inside(layer: Any, paths: Mapping[int, str]) -> dict[str, str]:
-    """The same of a custom layer, for those that it holds."""
+    """Returns the same as `followers_in` for the layers that a custom layer holds."""
     found: dict[str, str] = {}
     if not is_custom(layer):
         return found

@@ -1,4 +1,4 @@
-"""The base of split layers: weights that are cut, files in which they are whole."""
+"""The base of split layers: their weights are cut into shards, and whole in files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from strategies import layer_api
 class SplitLayer(keras.Layer):
     """Mix-in before the plain layer's class.
 
-    A subclass calls `place_shards` first thing in ``build``, makes its weights by `add_split_weight` and
-    ``add_weight``, and sets `own_arguments`.
+    A subclass calls `place_shards` first in ``build``, makes its weights with `add_split_weight` and ``add_weight``,
+    and sets `own_arguments`.
     """
 
     #: Names of the constructor's arguments that the plain layer does not have.
@@ -30,12 +30,12 @@ class SplitLayer(keras.Layer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.shards: Shards | None = None
-        # Pieces have to arrive as they are; Keras would join them. See `_as_input`.
+        # Keras' conversion of inputs would join pieces; `_as_input` converts each piece.
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras' layers are called, with tensors, arrays or `SplitTensor`."""
+        """Calls the layer as Keras does, with tensors, arrays or `SplitTensor`."""
         # Keras builds a layer for the shapes of tensors only.
         args, kwargs = keras.tree.map_structure(
             lambda value: keras.ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value, (args, kwargs)
@@ -46,16 +46,16 @@ class SplitLayer(keras.Layer):
 
     @classmethod
     def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config of the plain layer, for files."""
+        """Returns the config of the plain layer, for files."""
         return {name: value for name, value in config.items() if name not in cls.own_arguments}
 
     def get_config(self) -> dict[str, Any]:
-        """The plain layer's config and the arguments of this class."""
+        """Returns the plain layer's config and the arguments of this class."""
         config: dict[str, Any] = super().get_config()
         return config | {name: getattr(self, name) for name in self.own_arguments}
 
     def place_shards(self) -> Shards:
-        """Finds out where this layer's shards are: under the strategy whose scope it is built in."""
+        """Finds this layer's shards under the strategy in whose scope it is built, and returns them."""
         self.shards = Shards.present()
         return self.shards
 
@@ -73,12 +73,12 @@ class SplitLayer(keras.Layer):
         aggregation: str = "none",
         dtype: str | None = None,
     ) -> layer_api.SplitWeight:
-        """Adds a weight that is cut along `dim`, whose initial values are those of the plain layer.
+        """Adds a weight that is cut along `dim` and has the initial values of the plain layer.
 
         Args:
-            name: as in the plain layer.
+            name: the weight's name in the plain layer.
             shape: of the whole weight.
-            dim: where it is cut.
+            dim: the dim along which it is cut.
             initializer: of the whole weight.
             regularizer: of the whole weight.
             constraint: of the whole weight.
@@ -88,7 +88,7 @@ class SplitLayer(keras.Layer):
             dtype: of the weight; that of the layer's variables if left out.
 
         Raises:
-            ValueError: `sizes` left out, and the number of shards does not divide the size.
+            ValueError: `sizes` is left out, and the number of shards does not divide the size along `dim`.
         """
         shards = self._placed()
         sizes = equal_sizes(shape[dim], shards.count, f"{name} of {self.name}") if sizes is None else sizes
@@ -113,7 +113,7 @@ class SplitLayer(keras.Layer):
                     trainable=trainable,
                     aggregation=aggregation,
                     dtype=dtype,
-                    # Cast where it is used: a gradient is else cast back where the caller of the tape is.
+                    # Cast where it is used: autocast would cast the gradient back on the device of the tape's caller.
                     autocast=False,
                 )
             weight.add(shard)
@@ -128,7 +128,7 @@ class SplitLayer(keras.Layer):
         """Reads the plain layer's variables.
 
         Raises:
-            ValueError: there are not as many.
+            ValueError: the file has another number of variables.
         """
         variables = self._whole_variables()
         if len(store.keys()) != len(variables):
@@ -140,7 +140,7 @@ class SplitLayer(keras.Layer):
             variable.assign(store[f"{i}"])
 
     def quantize(self, mode: Any = None, **kwargs: Any) -> None:
-        """Refuses: there is no kernel for a quantized shard.
+        """Refuses quantization: there is no kernel for a quantized shard.
 
         Raises:
             ValueError: always.
@@ -152,16 +152,16 @@ class SplitLayer(keras.Layer):
         )
 
     def refuse_quantization(self) -> None:
-        """Refuses it where the constructor is asked for it.
+        """Refuses quantization that the constructor's arguments ask for.
 
         Raises:
-            ValueError: it is.
+            ValueError: they do.
         """
         if getattr(self, "quantization_config", None) is not None or self.quantization_mode is not None:
             raise ValueError(self._refusal("quantization", f"dtype={self.dtype_policy.name!r}"))
 
     def __repr__(self) -> str:
-        # Keras' own has the name of the plain class.
+        # Keras' own `__repr__` shows the name of the plain class.
         return f"<{type(self).__qualname__} name={self.name}, built={self.built}>"
 
     def _refusal(self, what: str, received: str) -> str:
@@ -179,7 +179,7 @@ class SplitLayer(keras.Layer):
         return layer_api.joined(self._trainable_variables + self._non_trainable_variables)
 
     def in_pieces(self, pieces: Sequence[Any], dim: int, size: Any = None) -> SplitTensor:
-        """Returns an output that stays in pieces, with the penalty for it that Keras gives to tensors only.
+        """Returns an output that stays in pieces, and adds its activity penalty, as Keras does for tensors only.
 
         Arguments are those of `SplitTensor`.
         """
@@ -189,11 +189,11 @@ class SplitLayer(keras.Layer):
         return output
 
     def penalize(self, output: Any) -> None:
-        """Adds the penalty that Keras adds for a tensor which a layer's call returns."""
+        """Adds the activity penalty that Keras adds for a tensor returned by a layer's call."""
         self.add_loss(penalty_of_rows(self.activity_regularizer(output), output))
 
     def copies_of(self, inputs: Any) -> list[Any]:
-        """Returns a tensor in the compute dtype for each shard: ``inputs``, whole."""
+        """Returns a tensor in the compute dtype for each owned shard: all of ``inputs``."""
         shards = self._placed()
         if isinstance(inputs, SplitTensor):
             if inputs.shards.members == shards.members:
@@ -202,7 +202,7 @@ class SplitLayer(keras.Layer):
         return shards.copy(self._as_dense_input(inputs))
 
     def pieces_of(self, inputs: Any, dim: int) -> list[Any]:
-        """Returns a tensor in the compute dtype for each shard: its part of ``inputs`` along `dim`."""
+        """Returns a tensor in the compute dtype for each owned shard: its part of ``inputs`` along `dim`."""
         shards = self._placed()
         if isinstance(inputs, SplitTensor):
             if inputs.dim == dim % inputs.ndim and inputs.shards.members == shards.members:
@@ -211,10 +211,10 @@ class SplitLayer(keras.Layer):
         return shards.scatter(self._as_dense_input(inputs), dim)
 
     def check_sequence(self, input_shape: Sequence[Any]) -> None:
-        """Refuses what has no sequence to leave in pieces.
+        """Refuses inputs without a sequence dimension to leave in pieces.
 
         Raises:
-            ValueError: the input has other than three dimensions.
+            ValueError: the input does not have three dimensions.
         """
         if len(input_shape) != 3:
             raise ValueError(
@@ -223,10 +223,10 @@ class SplitLayer(keras.Layer):
             )
 
     def sums_of(self, partial: Sequence[Any], bias: Any, activation: Any, *, sequence_parallel: bool) -> list[Any]:
-        """Adds up what the shards made, and the bias, and applies the activation.
+        """Adds up the shards' partial sums and the bias, and applies the activation.
 
         Returns:
-            The sum, alone; with `sequence_parallel` and several shards the part along dim 1 that each of them gets.
+            A list of one tensor, the whole; with `sequence_parallel`, each owned shard's part of it along dim 1.
         """
         shards = self._placed()
 
@@ -243,7 +243,7 @@ class SplitLayer(keras.Layer):
         return keras.ops.add(x, keras.ops.cast(bias, self.compute_dtype))
 
     def _as_inputs(self, inputs: SplitTensor) -> list[Any]:
-        """Returns the pieces, each where it is, in the compute dtype."""
+        """Returns the pieces in the compute dtype, each cast on its own device."""
         return inputs.each(self._as_input)
 
     def _as_input(self, value: Any) -> Any:
@@ -251,17 +251,17 @@ class SplitLayer(keras.Layer):
         return self.dtype_policy.convert_input(value, self.autocast, self.input_dtype)
 
     def _as_dense_input(self, value: Any) -> Any:
-        """Returns ``value`` as a tensor in the compute dtype, with its zeros if it is sparse: shards get one tensor."""
+        """Returns ``value`` as a dense tensor in the compute dtype: shards take no sparse tensors."""
         if hasattr(value, "dense_shape"):
             value = keras.ops.convert_to_tensor(value, sparse=False)
         return self._as_input(value)
 
 
 class AtShard:
-    """A layer as the plain class' methods see it at one shard: some attributes, such as weights, are its own.
+    """A view of a layer for the plain class' methods at one shard: some attributes, such as weights, are the shard's.
 
     Keras' methods find weights on the object that they are called on, and each shard computes with tensors of its own.
-    To set these on the layer would track them as its weights, and show them to other replicas' threads; a layer for
+    Setting these on the layer would track them as its weights, and show them to other replicas' threads; a layer for
     each shard would have variables of its own. So those methods, and no others, are called on this view.
     """
 
@@ -277,7 +277,7 @@ def equal_sizes(size: int, count: int, what: str) -> list[int]:
     """Returns ``count`` equal sizes that add up to ``size``.
 
     Raises:
-        ValueError: there are none; the message names the nearest sizes that fit.
+        ValueError: ``count`` does not divide ``size``; the message names the nearest sizes that fit.
     """
     if size % count:
         lower = size // count * count

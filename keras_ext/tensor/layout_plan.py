@@ -1,4 +1,4 @@
-"""Plans out of Keras' own layout maps."""
+"""Plans made from Keras' own layout maps."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def kinds_and_dims(
 ) -> tuple[dict[str, str | None], dict[int, int]]:
     """Returns the kind of split for each path, and the dims of the weights that are cut one by one, by their id.
 
-    A weight's entry is found by its path, as Keras finds it. The first axis of the map's device mesh, or one that is
-    called "batch" or "data", is that of the data, along which nothing is cut here; the other one is "tensor".
+    A weight's entry is found by its path, as in Keras. The first axis of the map's device mesh, and any axis called
+    "batch" or "data", is a data axis, along which nothing is cut; the other one is "tensor".
 
     Args:
-        layers: by path.
+        layers: the layers, by path.
         layout_map: a ``keras.distribution.LayoutMap``.
         num_shards: size of the mesh axis "tensor".
 
     Raises:
-        ValueError: an entry cuts a weight along two dims, or fits to no weight.
+        ValueError: an entry cuts a weight along two dims, or no entry matches a weight.
     """
     mesh = getattr(layout_map, "device_mesh", None)
     data_axes = (*_DATA_AXES, None, *(mesh.axis_names[:1] if mesh is not None else ()))
@@ -60,7 +60,7 @@ def kinds_and_dims(
 
 
 def _kind(layer: Any, own: Mapping[str, int], num_shards: int) -> str | None:
-    """The kind of split that computes as the cuts of a layer's weights say; "gathered" if there is none."""
+    """Returns the kind of split that computes as a layer's cuts say; "gathered" if there is none, None without cuts."""
     cls = plain_type(layer)
     dim = own.get("kernel", own.get("embeddings", -1))
     if not own:

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) of split layers: cut as the kernel is to which their product is added."""
+"""Low-rank adapters (LoRA) of split layers, cut like the kernel to which their product is added."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from strategies import layer_api
 class AdaptedLayer(SplitLayer):
     """Mix-in before a plain layer's class that has `enable_lora`.
 
-    Of the two adapters of a kernel, A has all of its dims but the last and the rank, B the rank and the last. Of a
-    kernel that is cut along its last dim, B is cut along the same, and A is whole; of one that is cut along another
-    dim, A is cut along that, and B is whole. So each shard makes its part of ``A @ B`` by itself, and the gradient of
-    the whole adapter is the sum of the shards'.
+    Adapter A has all dims of the kernel but the last, then the rank; B has the rank, then the kernel's last dim. If the
+    kernel is cut along its last dim, B is cut along the same dim, and A is whole; if it is cut along another dim, A is
+    cut along that, and B is whole. So each shard computes its part of ``A @ B`` by itself, and the gradient of the
+    whole adapter is the sum of the shards' gradients.
 
     Source: Hu et al., arXiv:2106.09685, section 4.
     """
 
-    # Of the plain layer.
+    # Attributes of the plain layer.
     lora_enabled: bool
     lora_rank: int | None
     lora_alpha: float | None
 
     def enable_lora(self, rank: int, *args: Any, **kwargs: Any) -> None:
-        """Freezes the kernel and adds to it the product of two matrices that are trained, as the plain layer does.
+        """Freezes the kernel and adds to it the product of two trained matrices, as the plain layer does.
 
         Args:
             rank: of the product.
-            *args: of the plain layer's method.
+            *args: further arguments of the plain layer's method.
             **kwargs: likewise.
 
         Raises:
-            ValueError: the layer is not built, has adapters already, or a constraint.
+            ValueError: the layer is not built, has adapters already, or has a constraint.
         """
         plain_class(self).enable_lora(_Adapting(self), rank, *args, **kwargs)
 
     def add_adapter(self, name: str, shape: Sequence[int], **arguments: Any) -> Any:
-        """Adds A or B: cut where the kernel is, whole if it does not have the dim along which the kernel is cut."""
+        """Adds A or B, cut like the kernel, or whole if it does not have the dim along which the kernel is cut."""
         kernel = adapted_weight(self)
         is_cut = isinstance(kernel, layer_api.SplitWeight)
         dim = adapter_dim(name, kernel.ndim, kernel.dim) if is_cut else None
@@ -51,21 +51,21 @@ class AdaptedLayer(SplitLayer):
         return self.add_split_weight(name, shape, dim, sizes=kernel.sizes, **arguments)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the plain layer's variables, adapters as it does."""
+        """Writes the plain layer's variables; adapters as the plain layer writes them."""
         if getattr(self, "lora_rank", None):
             plain_class(self).save_own_variables(self, store)
         else:
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the plain layer's variables, adapters as it does."""
+        """Reads the plain layer's variables; adapters as the plain layer reads them."""
         if getattr(self, "lora_rank", None):
             plain_class(self).load_own_variables(self, store)
         else:
             super().load_own_variables(store)
 
     def kernels_of_shards(self) -> list[list[Any]]:
-        """Returns for each owned shard what its part of the kernel is made of: the arguments of `kernel_of`."""
+        """Returns for each owned shard the tensors of its part of the kernel: the arguments of `kernel_of`."""
         shards = self._placed()
         lists = [shards.of_owned(adapted_weight(self).shards)]
         if self.lora_enabled:
@@ -75,12 +75,12 @@ class AdaptedLayer(SplitLayer):
         return [list(parts) for parts in zip(*lists, strict=True)]
 
     def kernel_of(self, kernel: Any, *adapters: Any) -> Any:
-        """Returns a shard's kernel, with the product of its adapters, if there are any, added to it."""
+        """Returns a shard's kernel, plus the product of its adapters if it has any."""
         if not adapters:
             return kernel
         a, b = (keras.backend.standardize_dtype(each.dtype) for each in adapters)
         if a != b:
-            # Keras has cast the one that is whole, where it was read; shards are read as they are.
+            # Keras casts the whole adapter when it is read; shards are read without a cast.
             kernel = ops.cast(kernel, self.compute_dtype)
             adapters = tuple(ops.cast(each, self.compute_dtype) for each in adapters)
         scale = (self.lora_alpha or 0.0) / (self.lora_rank or 1)
@@ -88,7 +88,7 @@ class AdaptedLayer(SplitLayer):
 
 
 class _Adapting:
-    """A split layer as the plain class' `enable_lora` sees it: the weights that are added come in shards."""
+    """A view of a split layer for the plain class' `enable_lora`: the weights that it adds are cut like the kernel."""
 
     def __init__(self, layer: AdaptedLayer) -> None:
         self.__dict__["_layer"] = layer
@@ -110,12 +110,12 @@ def plain_class(layer: Any) -> Any:
 
 
 def adapted_weight(layer: Any) -> Any:
-    """Returns the kernel, or table, of a layer that has `enable_lora`."""
+    """Returns the kernel, or the embedding table, of a layer that has `enable_lora`."""
     return layer._embeddings if isinstance(layer, keras.layers.Embedding) else layer._kernel
 
 
 def adapters_of(layer: Any) -> list[Any]:
-    """Returns A and B of a layer whose LoRA is enabled; nothing of others."""
+    """Returns A and B of a layer whose LoRA is enabled; an empty list for others."""
     if not getattr(layer, "lora_enabled", False):
         return []
     kind = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
@@ -128,7 +128,7 @@ def adapter_dim(name: str, ndim: int, dim: int) -> int | None:
     Args:
         name: of the adapter; ends in "a" or "b".
         ndim: the number of dims of the kernel.
-        dim: along which the kernel is cut.
+        dim: the dim along which the kernel is cut.
     """
     is_last = dim == ndim - 1
     if name.endswith("b"):

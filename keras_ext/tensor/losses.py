@@ -1,4 +1,4 @@
-"""Cross-entropy and accuracy of logits that lie in pieces, which are never joined."""
+"""Cross-entropy and accuracy of logits in pieces, which are never gathered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ext.tensor.split_tensor import SplitTensor, whole_tensor
 from strategies import layer_api
 from strategies.evenly import even_bounds
 
-#: Whole numbers up to this one are.
+#: Whole numbers up to this one are exact in float32.
 _EXACT_IN_FLOAT32 = 2**24
 
 
@@ -21,11 +21,11 @@ _EXACT_IN_FLOAT32 = 2**24
 class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalCrossentropy):
     """``keras.losses.SparseCategoricalCrossentropy`` of logits in pieces along the classes.
 
-    Each shard reduces its piece to three numbers for each label: its largest logit, the sum of the exponentials of the
-    others' distances from it, and the label's logit if it holds that. Nothing else crosses between shards, forward or
-    backward. Of a tensor, it is Keras' loss.
+    Each shard reduces its piece to three numbers for each label: its largest logit, the sum of
+    ``exp(logit - largest)``, and the label's logit if it holds that, else 0. Besides the labels, only these numbers and
+    their gradients are communicated. For logits in one tensor, it is Keras' loss.
 
-    Labels outside the classes give NaN, as Keras' loss does on GPUs; on CPUs that raises an error.
+    Labels outside the classes give NaN, as in Keras' loss on GPUs; on CPUs Keras' loss raises an error.
 
     In files it is Keras' loss, so that a compiled model opens without this package.
 
@@ -34,7 +34,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
         ignore_class: as in ``keras.losses.SparseCategoricalCrossentropy``, as are all arguments not listed.
         reduction: how the losses of all labels become one number.
         name: of the loss.
-        dtype: in which it is computed.
+        dtype: the dtype in which it is computed.
 
     Shapes:
         Labels ``(batch, ...)`` or ``(batch, ..., 1)``; logits ``(batch, ..., classes)``, of which shard i has
@@ -71,11 +71,11 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
 
     @classmethod
     def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config of Keras' loss, for files."""
+        """Returns the config of Keras' loss, for files."""
         return dict(config)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Computes the loss: of pieces here, of tensors in Keras."""
+        """Returns the loss; for logits in one tensor, Keras computes it."""
         if not _is_cut_along_classes(y_pred):
             return super().__call__(y_true, whole_tensor(y_pred), sample_weight)
         labels = _labels(y_true, y_pred)
@@ -98,7 +98,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
         reduced: list[list[Any]] = []
         for i, piece, *own in zip(shards.owned, logits.pieces, *copies, strict=True):
             reduced.append(shards.run(i, self._reduced(*_range_of(logits, i)), piece, *own))
-        # Each number has one user: what gives it a gradient is the function that puts them together.
+        # Each number has one user, the function that combines them, so that no gradients are added up.
         flat = [number for numbers in zip(*shards.all_of(reduced), strict=True) for number in numbers]
         return shards.parts.run(shards.home, _loss_of(sum(_range_of(logits, shards.count - 1))), labels, *flat)
 
@@ -106,11 +106,11 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
         def reduced(piece: Any, labels: Any, counted: Any = None) -> list[Any]:
             piece = ops.cast(piece, self.dtype)
             if counted is not None:
-                # As in Keras: logits beside labels that do not count get no gradient even if they are infinite.
+                # As in Keras, logits of ignored labels get no gradient, even if they are infinite.
                 piece = ops.where(ops.expand_dims(counted, -1), piece, ops.zeros_like(piece))
-            # A constant: moving it changes the sum of exponentials, and undoes that where the sums meet.
+            # A constant: the loss does not depend on it, because `_loss_of` rescales the sums of exponentials.
             largest = ops.stop_gradient(ops.max(piece, axis=-1, keepdims=True))
-            # A piece may rule out all of its classes, by minus infinity.
+            # All logits of a piece may be minus infinity, to rule out its classes.
             origin = ops.where(ops.isfinite(largest), largest, ops.zeros_like(largest))
             total = ops.sum(ops.exp(ops.subtract(piece, origin)), axis=-1)
             held = ops.logical_and(labels >= start, labels < start + size)
@@ -125,15 +125,15 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
 class VocabParallelSparseCategoricalAccuracy(keras.metrics.SparseCategoricalAccuracy):
     """``keras.metrics.SparseCategoricalAccuracy`` of logits in pieces along the classes.
 
-    Only the largest logit of each piece, and which class that is, cross between shards. Of equal logits the first
-    counts, as in Keras. Of a tensor, it is Keras' metric, as which it is written to files.
+    Only the largest logit of each piece, and its class, are communicated. Of equal logits the first counts, as in
+    Keras. For logits in one tensor, and in files, it is Keras' metric.
 
     Args:
         name: of the metric.
         dtype: of its result.
 
     Shapes:
-        As `VocabParallelSparseCategoricalCrossentropy`.
+        As in `VocabParallelSparseCategoricalCrossentropy`.
 
     Example:
 
@@ -151,19 +151,19 @@ class VocabParallelSparseCategoricalAccuracy(keras.metrics.SparseCategoricalAccu
 
     @classmethod
     def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config of Keras' metric, for files."""
+        """Returns the config of Keras' metric, for files."""
         return dict(config)
 
 
 class _Given(keras.losses.Loss):
-    """Keras' masks, weights and reduction, for losses that are computed already."""
+    """Applies Keras' masks, weights and reduction to losses that are already computed."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return y_pred
 
 
 def _loss_of(classes: int) -> Callable[..., Any]:
-    """Returns a function of what shards reduced their pieces to: their maxima, then their sums, then the labels'."""
+    """Returns the loss as a function of the labels and the shards' numbers: maxima, then sums, then labels' logits."""
 
     def loss(labels: Any, *numbers: Any) -> Any:
         count = len(numbers) // 3
@@ -176,14 +176,14 @@ def _loss_of(classes: int) -> Callable[..., Any]:
         ]
         values = ops.subtract(ops.add(ops.log(add_up(*scaled)), origin), add_up(*own))
         known = ops.logical_and(labels >= 0, labels < classes)
-        # Multiplied, so that the gradients are NaN as well.
+        # NaN is multiplied, so that the gradients are NaN as well.
         return ops.multiply(values, ops.where(known, ops.ones_like(values), ops.full_like(values, float("nan"))))
 
     return loss
 
 
 def _matches(y_true: Any, y_pred: Any) -> Any:
-    """Returns 1 for each label that has the largest logit, 0 for others."""
+    """Returns 1 for each label whose logit is the largest, 0 for others."""
     if not _is_cut_along_classes(y_pred):
         return keras.metrics.sparse_categorical_accuracy(y_true, whole_tensor(y_pred))
     shards = y_pred.shards
@@ -198,15 +198,15 @@ def _matches(y_true: Any, y_pred: Any) -> Any:
 
 
 def _largest_from(start: int, as_numbers_below: int | None = None) -> Callable[[Any], list[Any]]:
-    """Returns a function of a piece: its largest logit and the class of that; both as floats, if of so many classes."""
+    """Returns a function that finds a piece's largest logit and its class; as floats, given the number of classes."""
 
     def largest(piece: Any) -> list[Any]:
         index = ops.argmax(piece, axis=-1)
-        # Not the maximum, which may be another zero than the one at that place.
+        # Not `ops.max`, which may return a zero of the other sign than the one at `index`.
         found = [_at(piece, index), ops.cast(index, "int64") + start]
         if as_numbers_below is None:
             return found
-        # In one dtype, in which both are exact, they are one message.
+        # In one dtype, in which both are exact, they are sent as one message.
         is_single = as_numbers_below <= _EXACT_IN_FLOAT32 and keras.backend.standardize_dtype(piece.dtype) != "float64"
         return [ops.cast(each, "float32" if is_single else "float64") for each in found]
 
@@ -214,13 +214,13 @@ def _largest_from(start: int, as_numbers_below: int | None = None) -> Callable[[
 
 
 def _first_largest(*found: Any) -> Any:
-    """Returns the class of the largest logit: of values per shard, then classes per shard."""
+    """Returns the class of the largest logit, given the shards' largest logits, then their classes."""
     values, classes = ops.stack(found[: len(found) // 2], axis=-1), ops.stack(found[len(found) // 2 :], axis=-1)
     return _at(classes, ops.argmax(values, axis=-1))
 
 
 def _at(values: Any, index: Any) -> Any:
-    """Returns of each row of ``values`` the one at ``index``, without the copy of all that Keras' own makes."""
+    """Returns the value at ``index`` in each row of ``values``, without the copy of all values that Keras makes."""
     flat = ops.reshape(ops.cast(index, "int64"), (-1,))
     flat = ops.add(ops.multiply(ops.arange(ops.size(flat), dtype="int64"), values.shape[-1]), flat)
     return ops.reshape(ops.take(ops.reshape(values, (-1,)), flat), ops.shape(index))
@@ -231,7 +231,7 @@ def _is_cut_along_classes(y_pred: Any) -> bool:
 
 
 def _labels(y_true: Any, y_pred: SplitTensor) -> Any:
-    """Returns a whole number for each of the rows of ``y_pred``."""
+    """Returns the labels as whole numbers, one for each row of ``y_pred``."""
     labels = ops.cast(ops.convert_to_tensor(y_true), "int64")
     if len(labels.shape) == y_pred.ndim and labels.shape[-1] == 1:
         labels = ops.squeeze(labels, -1)
@@ -245,6 +245,6 @@ def _labels(y_true: Any, y_pred: SplitTensor) -> Any:
 
 
 def _range_of(logits: SplitTensor, index: int) -> tuple[int, int]:
-    """Returns the first class of a piece, and how many it has."""
+    """Returns the first class of a piece, and the number of its classes."""
     start, end = even_bounds(logits.shape[-1], logits.shards.count)[index : index + 2]
     return start, end - start

@@ -1,15 +1,15 @@
 """Mappings of tensors to the shards of a layer and back, forward and backward.
 
-The two pairs of Megatron-LM: ``copy`` (f) hands one tensor to all shards, and adds up their gradients; ``reduce`` (g)
-adds up what the shards made, and hands one gradient to all. ``scatter`` and ``gather`` cut and join along a dimension,
+The two pairs of Megatron-LM: ``copy`` (f) gives one tensor to all shards, and adds up their gradients; ``reduce`` (g)
+adds up the shards' tensors, and gives one gradient to all. ``scatter`` and ``gather`` cut and join along a dimension,
 each the gradient of the other. For sequence parallelism ``all_gather`` and ``reduce_scatter`` take and return a tensor
 per shard.
 
 Shards may belong to several processes. A list of tensors has one entry for each shard that this process owns, in their
-order. Between layers, a tensor that is not cut is the same on all processes, and lies in the first of the shards' parts
-that a process owns: there what its shards have is put together before it is sent to others, in one message. Every op,
-of a gradient too, is on the device of the part it belongs to, and no tensor has two users, whose gradients TensorFlow
-would add up elsewhere.
+order. Between layers, a tensor that is not cut is the same on all processes. It lies in the part of the first shard
+that a process owns, where the tensors of the process' shards are combined before they are sent on in one message. Every
+op, of a gradient too, is on the device of the part it belongs to. No tensor has two users, because TensorFlow would add
+up their gradients on another device.
 
 Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.
 """
@@ -34,10 +34,10 @@ class Shards:
     Make one with `present`, where the layer's variables are made.
 
     Attributes:
-        parts: of the replica.
-        members: those that hold a shard each, in order.
-        owned: the shards of this process, by number; all of them where it owns none, so that it can find out shapes.
-        between: joins this process to those of the other shards; None where there are none, or shapes only matter.
+        parts: all parts of the replica.
+        members: the parts that hold one shard each, in order.
+        owned: the numbers of this process' shards; of all shards if it owns none, so that it can infer shapes.
+        between: the mappings to the processes of other shards; None if there are none, or if only shapes matter.
     """
 
     parts: layer_api.ReplicaParts = field(repr=False)
@@ -47,9 +47,9 @@ class Shards:
 
     @classmethod
     def present(cls) -> Shards:
-        """The shards of a layer that is made here: one in each part along the mesh axis "tensor"."""
+        """Returns the shards of a layer made in the current scope: one in each part along the mesh axis "tensor"."""
         parts = layer_api.replica_parts()
-        # A layer that is at no position on another axis has a copy at each: this process computes with its own.
+        # A layer without a position on another axis has a copy at each position: this process computes with its own.
         home = parts.home()
         members = parts.along("tensor") if home is None else parts.mesh.group(home, "tensor")
         owned = tuple(index for index, part in enumerate(members) if part in parts.owned)
@@ -59,28 +59,28 @@ class Shards:
 
     @property
     def count(self) -> int:
-        """The number of shards, of all processes."""
+        """The number of shards on all processes."""
         return len(self.members)
 
     @property
     def home(self) -> int:
-        """The part in which tensors lie that are not cut."""
+        """The part that holds the tensors that are not cut."""
         return self.members[self.owned[0]]
 
     def run(self, index: int, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns ``function(*inputs)``, computed where shard `index` is, one of `owned`, as is its gradient."""
+        """Returns ``function(*inputs)``, computed, like its gradient, on the device of the owned shard `index`."""
         return self.parts.run(self.members[index], function, *inputs)
 
     def run_each(self, function: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
-        """Returns what ``function`` makes of each shard's inputs, one of each list, where the shard is."""
+        """Returns ``function(*inputs)`` for each owned shard, on its device; its inputs are one of each list."""
         return [self.run(i, function, *inputs) for i, *inputs in zip(self.owned, *lists, strict=True)]
 
     def of_owned(self, values: Sequence[Any]) -> list[Any]:
-        """Those of the owned shards, of a list of what belongs to all of them."""
+        """Returns the values of the owned shards, from a list with one value for each shard."""
         return [values[i] for i in self.owned]
 
     def copy(self, value: Any) -> list[Any]:
-        """A tensor to all shards. Gradient: the sum of theirs.
+        """Copies a tensor to all shards. Gradient: the sum of the shards' gradients.
 
         Shapes: `S` -> `S` each.
         """
@@ -88,7 +88,7 @@ class Shards:
         return self.parts.fan_out(value, self.home, len(self.owned))
 
     def reduce(self, values: Sequence[Any]) -> Any:
-        """The sum of a tensor per shard, in their order. Gradient: the same to all.
+        """Returns the sum of a tensor per shard, added in their order. Gradient: the same for all shards.
 
         Shapes: `S` each -> `S`.
         """
@@ -96,7 +96,7 @@ class Shards:
         return total if self.between is None else self.between.summed(total)
 
     def scatter(self, value: Any, dim: int = -1, sizes: Sequence[int] | None = None) -> list[Any]:
-        """To each shard its part of a tensor along `dim`. Gradient: theirs, joined.
+        """Cuts a tensor along `dim` into one part for each shard. Gradient: the parts' gradients, joined.
 
         Shapes: `[.., d, ..]` -> `[.., d_i, ..]` each, of the given `sizes`, or of equal ones.
         """
@@ -111,15 +111,15 @@ class Shards:
         return list(self.parts.run(self.home, lambda whole: ops.split(whole, where, axis=dim), value))
 
     def gather(self, values: Sequence[Any], dim: int = -1, size: Any = None) -> Any:
-        """The shards' tensors, joined along `dim`. Gradient: to each its part.
+        """Joins the shards' tensors along `dim`. Gradient: each shard's part.
 
         Shapes: `[.., d_i, ..]` each -> `[.., sum of d_i, ..]`.
 
         Args:
             values: one for each owned shard.
             dim: along which they are joined.
-            size: of what they are joined to, from which all d_i follow, as :meth:`deal` cuts; None where they are
-                equal. Asked for where shards belong to several processes only.
+            size: of the joined tensor along `dim`, from which all d_i follow, as :meth:`deal` cuts; None if they are
+                equal. Used only where shards belong to several processes.
         """
         own = self._at_home(_joiner(dim), values)
         if self.between is None:
@@ -128,7 +128,7 @@ class Shards:
         return self.between.joined(own, dim, self._of_processes(self._bounds_of_pieces(own, dim, size)))
 
     def deal(self, value: Any, dim: int) -> list[Any]:
-        """To each shard its part of a tensor along `dim`, which need not divide. Gradient: theirs, joined.
+        """Cuts a tensor along `dim`, of any size, into one part for each shard. Gradient: the parts' gradients, joined.
 
         Shapes: `[.., d, ..]` -> `[.., d_i, ..]` each, with sizes that differ by one at most, the larger ones first.
         """
@@ -143,9 +143,9 @@ class Shards:
         return self._cut_here(self.between.part(value, dim, self._of_processes(bounds)), dim, bounds)
 
     def all_gather(self, values: Sequence[Any], dim: int, size: Any = None) -> list[Any]:
-        """To each shard all shards' tensors, joined along `dim`. Gradient: :meth:`reduce_scatter` of theirs.
+        """Joins all shards' tensors along `dim`, for each shard. Gradient: :meth:`reduce_scatter` of the gradients.
 
-        Shapes: `[.., d_i, ..]` each -> `[.., sum of d_i, ..]` each. Arguments as those of :meth:`gather`.
+        Shapes: `[.., d_i, ..]` each -> `[.., sum of d_i, ..]` each. Arguments are those of :meth:`gather`.
         """
         if self.between is not None:
             own = self._at_home(_joiner(dim), values)
@@ -158,7 +158,7 @@ class Shards:
         return [self.run(i, _joiner(dim), *(copy[i] for copy in copies)) for i in range(self.count)]
 
     def reduce_scatter(self, values: Sequence[Any], dim: int) -> list[Any]:
-        """To each shard its part along `dim` of the sum of a tensor per shard. Gradient: :meth:`all_gather` of theirs.
+        """Sums a tensor per shard, and cuts the sum along `dim`. Gradient: :meth:`all_gather` of the parts' gradients.
 
         Shapes: `[.., d, ..]` each -> `[.., d_i, ..]` each, as :meth:`deal` cuts.
         """
@@ -173,7 +173,7 @@ class Shards:
         return [self.run(i, add_up, *(pieces[i] for pieces in cut)) for i in range(self.count)]
 
     def all_of(self, values: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-        """Some tensors of every shard, those of other processes included, at home. Gradient: to each its own.
+        """Returns some tensors of every shard, of all processes, in the part `home`. Gradient: each shard's own.
 
         Shapes: `[S, ...]` each, of one shape and dtype -> `[S, ...]` for each of all shards.
         """
@@ -189,29 +189,29 @@ class Shards:
         return [flat[i * number : (i + 1) * number] for i in range(self.count)]
 
     def size_along(self, value: Any, dim: int) -> Any:
-        """The size of a tensor along `dim`, for those that need it: None unless shards belong to several processes."""
+        """Returns the size of a tensor along `dim` where it is needed: None unless several processes have shards."""
         return None if self.between is None else ops.shape(value)[dim]
 
     def _at_home(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
-        """Returns ``function`` of the owned shards' tensors, at home; of one of them, that."""
+        """Returns ``function`` of the owned shards' tensors, computed in the part `home`; a single tensor unchanged."""
         return values[0] if len(self.owned) == 1 else self.parts.run(self.home, function, *values)
 
     def _bounds(self, value: Any, dim: int) -> list[Any]:
-        """The positions along `dim` at which the shards' parts of a tensor begin, and the last of them ends."""
+        """Returns the positions along `dim` at which the shards' parts of a tensor begin, and the end of the last."""
         return even_bounds(ops.shape(value)[dim], self.count, ops.minimum)
 
     def _bounds_of_pieces(self, own: Any, dim: int, size: Any) -> list[Any]:
-        """The same of the tensor of which this process' pieces, joined, are `own`."""
+        """Returns the bounds of all shards' parts in the whole tensor, of which this process has `own`."""
         if size is None:
             size = ops.shape(own)[dim] * (self.count // len(self.owned))
         return even_bounds(size, self.count, ops.minimum)
 
     def _of_processes(self, bounds: Sequence[Any]) -> Sequence[Any]:
-        """The positions at which the processes' parts begin, given those of the shards'."""
+        """Returns the bounds of the processes' parts, given those of the shards' parts."""
         return bounds[:: len(self.owned)]
 
     def _cut_here(self, value: Any, dim: int, bounds: Sequence[Any]) -> list[Any]:
-        """This process' part of a tensor to its shards."""
+        """Cuts this process' part of a tensor into its shards' parts."""
         if len(self.owned) == 1:
             return [value]
         first = self.owned[0]
@@ -221,7 +221,7 @@ class Shards:
 
 def add_up(*values: Any) -> Any:
     """Returns the sum of tensors."""
-    # In turn, so that the rounding does not change from run to run.
+    # In a fixed order, so that the rounding does not change from run to run.
     total = values[0]
     for value in values[1:]:
         total = ops.add(total, value)
@@ -236,7 +236,7 @@ def _dealt(value: Any, dim: int, count: int) -> list[Any]:
 def _cut(value: Any, dim: int, bounds: Sequence[Any]) -> list[Any]:
     if value.shape[dim] is not None:
         return list(ops.split(value, bounds[1:-1], axis=dim))
-    # A length that is known at run time only. Its slices' gradients are padded and added up, which is dearer.
+    # The length is known at run time only. Gradients of slices are padded and added up, which costs more.
     before = (slice(None),) * dim
     return [value[(*before, slice(start, end))] for start, end in itertools.pairwise(bounds)]
 

@@ -1,4 +1,4 @@
-"""A plain model's layers, split."""
+"""Splits the layers of a plain model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SPLIT: Mapping[tuple[type, str], Any] = {
     (keras.layers.GroupQueryAttention, "heads"): ParallelGroupQueryAttention,
 }
 
-# Replacements of layers through which pieces pass.
+# Replacements of layers through which pieces of the channels pass.
 _OF_CHANNELS: Mapping[type, Any] = {
     keras.layers.Activation: channelwise.ShardwiseActivation,
     keras.layers.AveragePooling2D: channelwise.ShardwiseAveragePooling2D,
@@ -59,33 +59,33 @@ _OF_POSITIONS: Mapping[type, Any] = {
 
 
 def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_parallel: bool = False) -> Any:
-    """Returns the model with its layers split over the mesh axis "tensor" of the strategy whose scope this is in.
+    """Returns the model with its layers split over the mesh axis "tensor" of the strategy in whose scope it is called.
 
     The new model has the old one's graph, layer names, weights, and, if it was compiled, its optimizer with all slots,
-    loss and metrics. To ``get_weights``, ``summary`` and files it is what the old one was. The old one is left as it
-    is; drop it to free its memory.
+    loss and metrics. ``get_weights``, ``summary`` and files show the same as for the old model. The old model is left
+    unchanged; delete it to free its memory.
 
     Args:
-        model: a Sequential or Functional model, built; models inside of it are taken apart as well, as are custom
-            layers that hold layers. These are copied attribute by attribute, without their constructors.
+        model: a built Sequential or Functional model. Layers of nested models are split as well, as are those inside
+            custom layers, which are copied attribute by attribute, without their constructors.
         plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"``, ``"hidden"``, ``"gathered"`` or None, for
             each regular expression over the paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``; or a
-            ``keras.distribution.LayoutMap``, of which the axis that is not the data's is "tensor". A mixture of experts
-            is ``"hidden"`` in any case, and refuses others, None included. None in the place of the plan is the
+            ``keras.distribution.LayoutMap``, whose axis that is not a data axis is "tensor". A mixture of experts is
+            ``"hidden"`` in any case, and refuses other kinds, None included. If the plan itself is None, it is the
             default, which `default_plan` shows.
-        sequence_parallel: whether what is between the split layers of a transformer, normalisation, dropout and
-            shortcuts, works on ``1 / t`` of the sequence at each shard (Korthikanti et al., arXiv:2205.05198).
-            All-reduces become reduce-scatters and all-gathers, of as many bytes together.
+        sequence_parallel: whether normalisation, dropout and shortcuts between the split layers of a transformer work
+            on ``1 / t`` of the sequence at each shard (Korthikanti et al., arXiv:2205.05198). All-reduces become
+            reduce-scatters and all-gathers, of as many bytes together.
 
     Raises:
-        ValueError: the model cannot be taken apart, the plan does not fit it, or sizes do not divide.
+        ValueError: the model is not Sequential or Functional, the plan does not fit it, or sizes do not divide.
     """
     chosen = make_plan(model, Shards.present().count, plan, sequence_parallel=sequence_parallel)
     if chosen.num_shards == 1:
         _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
     with layer_api.global_state_kept():
         instead = _instead_of(chosen, sequence_parallel=sequence_parallel and chosen.num_shards > 1)
-        # A mixture of experts splits itself when it is made again.
+        # A mixture of experts splits itself when it is copied.
         cut = [choice for choice in chosen.values() if choice.kind != "hidden"]
         dims = {id(weight): dim for choice in cut for weight, dim in choice.dims}
         split = Copies(instead, dims).graph(model)
@@ -95,27 +95,27 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
 
 
 def default_plan(model: Any, *, sequence_parallel: bool = False) -> Plan:
-    """Returns what `parallelize` does with `model` here if it is given no plan. It prints as a table.
+    """Returns the plan that `parallelize` uses for `model` in the current scope by default. It prints as a table.
 
     Args:
-        model: as `parallelize` takes it.
+        model: as in `parallelize`.
         sequence_parallel: likewise.
 
     Raises:
-        ValueError: the model cannot be taken apart.
+        ValueError: the model is not Sequential or Functional, or is not built.
     """
     return make_plan(model, Shards.present().count, sequence_parallel=sequence_parallel)
 
 
 def _instead_of(plan: Plan, *, sequence_parallel: bool) -> Callable[[Any], Any]:
-    """Returns a function that makes the layers in the place of those that are split, or through which pieces pass."""
+    """Returns a function that makes the replacement of a layer that is split or lets pieces pass; None for others."""
     choices = {id(choice.layer): choice for choice in plan.values()}
 
     def instead(layer: Any) -> Any:
         if not isinstance(layer, keras.Layer):
             return shardwise_operation(layer) if sequence_parallel and is_addition(layer) else None
         choice = choices.get(id(layer))
-        # Weights that are cut one by one are copied as such.
+        # `Copies` copies layers whose weights are cut one by one.
         if choice is None or choice.dims:
             return None
         return _split(choice) if choice.kind or choice.pieces or choice.sequence else None
@@ -136,7 +136,7 @@ def _split(choice: Choice) -> Any:
 
 @functools.cache
 def _of_class(split: Any, layer_class: Any) -> Any:
-    """The class of split layers that are layers of `layer_class` in files: an alias of what `split` is."""
+    """Returns `split`, or a subclass of it that is saved as `layer_class`, an alias of the plain class."""
     if issubclass(split, layer_class):
         return split
     names = {"__module__": split.__module__, "__qualname__": split.__qualname__}

@@ -12,24 +12,24 @@ from keras_ext.keras_versions import ConstraintOf, RegularizerOf
 from keras_ext.tensor.mappings import Shards
 from strategies import layer_api
 
-# Sums over single numbers: the penalty of a weight is the sum of its shards'.
+# Sums over elements: the penalty of a weight is the sum of its shards' penalties.
 _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
-# They scale a weight by its norms along `axis`, and look at nothing else.
+# These scale a weight by its norms along `axis`, and depend on nothing else.
 _BY_NORM = (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.UnitNorm)
 
 
 def penalties_of_shards(weight: layer_api.SplitWeight, shards: Shards, kind: str, value: Any) -> list[Any]:
-    """Returns, for each shard of `weight`, the part of a constraint or regularizer (`kind`) of the whole weight."""
+    """Returns, for each shard of `weight`, its part of a constraint or regularizer (`kind`) of the whole weight."""
     return (constraints_of_shards if kind == "constraint" else regularizers_of_shards)(value, weight, shards)
 
 
 def regularizers_of_shards(regularizer: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
-    """Returns a regularizer for each shard of `weight`, which add up to `regularizer` of the whole weight.
+    """Returns a regularizer for each shard of `weight`; they add up to `regularizer` of the whole weight.
 
-    Those of Keras that are sums over single numbers run where the shard is. Any other needs the whole weight, which is
-    put together for it.
+    Keras' regularizers that are sums over elements run on the shards' devices. Any other needs the whole weight, which
+    is gathered for it.
 
-    Where shards belong to several processes, the regularizer of the first has the sum, on all of them.
+    Where shards belong to several processes, the first shard's regularizer returns the sum, on all processes.
     """
     regularizer = keras.regularizers.get(regularizer)
     if regularizer is None or shards.count == 1:
@@ -38,7 +38,7 @@ def regularizers_of_shards(regularizer: Any, weight: layer_api.SplitWeight, shar
 
 
 def _regularizers(regularizer: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Callable[[Any], Any]]:
-    """For each shard."""
+    """Returns the function of each shard."""
     if type(regularizer) in _ADDITIVE:
         if shards.between is None:
             return [_there(regularizer, index, shards) for index in range(shards.count)]
@@ -54,10 +54,10 @@ def _regularizers(regularizer: Any, weight: layer_api.SplitWeight, shards: Shard
 
 
 def constraints_of_shards(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
-    """Returns a constraint for each shard of `weight`, which together make `constraint` of the whole weight.
+    """Returns a constraint for each shard of `weight`; together they apply `constraint` to the whole weight.
 
-    Keras' own run where the shard is, and exchange norms at most. Any other needs the whole weight, which is put
-    together for it.
+    Keras' own constraints run on the shards' devices, and exchange norms at most. Any other needs the whole weight,
+    which is gathered for it.
     """
     constraint = keras.constraints.get(constraint)
     if constraint is None or shards.count == 1:
@@ -67,7 +67,7 @@ def constraints_of_shards(constraint: Any, weight: layer_api.SplitWeight, shards
 
 
 def _constraints(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> dict[int, Callable[[Any], Any]]:
-    """By the number of the shard, of those that are owned."""
+    """Returns the functions of the owned shards, by the shard's number."""
     apart = {index: _there(constraint, index, shards) for index in shards.owned}
     if type(constraint) is keras.constraints.NonNeg:
         return apart
@@ -82,7 +82,7 @@ def _constraints(constraint: Any, weight: layer_api.SplitWeight, shards: Shards)
 
 
 class _Together:
-    """New values of all owned shards, made when the first is asked for: by then no shard has been changed."""
+    """Computes the new values of all owned shards when the first is asked for, before any shard is changed."""
 
     def __init__(self, make: Callable[[], list[Any]]) -> None:
         self._make = make
@@ -98,7 +98,10 @@ class _Together:
 
 
 def _by_norm(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
-    """Beside a slice whose squares are those of all other shards, a shard has the norms of the whole weight."""
+    """Applies a constraint to each shard joined with one slice that has the norm of all other shards.
+
+    So it sees the norms of the whole weight.
+    """
     values = _values(weight, shards)
     own = shards.run_each(lambda v: ops.sum(ops.square(v), axis=weight.dim, keepdims=True), values)
     squares = [square for (square,) in shards.all_of([[square] for square in own])]
@@ -128,7 +131,7 @@ def _there(function: Any, index: int, shards: Shards) -> Callable[[Any], Any]:
 
 
 def _zeros(value: Any) -> Any:
-    """For a variable of another process, which drops what is assigned to it."""
+    """Returns zeros, for a variable of another process, which drops what is assigned to it."""
     return ops.zeros(value.shape, dtype=value.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Plans that say which layers of a model are split, and how: data, made from the model's graph."""
+"""Plans of which layers of a model are split, and how: data, made from the model's graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strategies import layer_api
 
 #: The kinds of split of a layer. The last splits its weights only, not the computation.
 KINDS = ("column", "row", "vocab", "heads", "hidden", "gathered")
-#: Weights above this share of a model's parameters are split, or it is said why not.
+#: Weights above this share of a model's parameters are split, or the plan gives the reason why not.
 LARGE = 0.01
 
 _MATRICES = (keras.layers.Dense, keras.layers.Conv2D)
@@ -35,7 +35,7 @@ _KINDS_OF: Mapping[type, tuple[str, ...]] = {
     keras.layers.ReversibleEmbedding: ("vocab",),
     keras.layers.EinsumDense: ("column",),
 }
-# They look at each channel by itself, so that pieces of channels can pass.
+# Layers that treat each channel by itself, so that pieces of the channels can pass.
 CHANNELWISE = (
     keras.layers.Activation,
     keras.layers.ReLU,
@@ -54,14 +54,14 @@ class Choice:
     """The choice for one layer: the split of its weights, and of its output.
 
     Attributes:
-        path: names of the models around the layer and its own, joined by "/"; inside a custom layer, the names of its
+        path: names of the models around the layer and its own name, joined by "/"; inside a custom layer, the names of
             attributes.
         layer: the plain layer.
         kind: one of `KINDS`; None if its weights stay whole.
         pieces: True if its output stays in pieces of the channels, for the layers that follow.
         sequence: True if its output stays in pieces of the sequence.
-        dims: of weights that are cut one by one, with the dim along which.
-        reason: why large weights of it stay whole; empty if none do.
+        dims: the weights that are cut one by one, each with the dim along which.
+        reason: why large weights of the layer stay whole; empty if none do.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Choice:
 
     @property
     def class_name(self) -> str:
-        """Of the layer."""
+        """The name of the layer's class."""
         return _class_name(self.layer)
 
 
@@ -127,17 +127,17 @@ class Plan(Mapping[str, Choice]):
         whole = sum(size for size, _ in sizes)
         if self.num_shards == 1 or not whole:
             return 0.0
-        # A split weight is on a device to 1 / n, rounded up.
+        # A device holds 1 / n of a split weight, rounded up.
         return min(1.0, (whole - sum(part for _, part in sizes)) / whole * self.num_shards / (self.num_shards - 1))
 
     @property
     def whole(self) -> Mapping[str, str]:
-        """The layers of which weights with more than `LARGE` of the model's parameters stay whole, and why."""
+        """The reasons why weights with more than `LARGE` of the model's parameters stay whole, by the layer's path."""
         return {path: choice.reason for path, choice in self.items() if choice.reason}
 
 
 def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
-    """The number of a layer's parameters, and how many of them lie on the device that holds most."""
+    """Returns the number of a layer's parameters, and of those on the device that holds most of them."""
     whole = part = 0
     dims = {id(weight): dim for weight, dim in choice.dims}
     for weight in layer_api.joined(own_weights(choice.layer)) if choice.layer.built else ():
@@ -147,7 +147,7 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
             length = weight.shape[dims[id(weight)]] if id(weight) in dims else 1
             part += size // length * -(-length // num_shards) if id(weight) in dims else size
             continue
-        # The bias that a row-parallel layer or an attention adds at the end is not split, nor one of two adapters.
+        # The bias that a row-parallel layer or an attention adds at the end is not split, nor is one of two adapters.
         stays_whole = weight.name == "bias" and (choice.kind == "row" or "attention_output" in weight.path)
         stays_whole |= weight.name.startswith("lora") and weight.name.endswith("_a") == (choice.kind == "column")
         is_split = choice.kind is not None or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
@@ -158,26 +158,26 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
 def make_plan(
     model: Any, num_shards: int, wanted: Mapping[str, Any] | None = None, *, sequence_parallel: bool = False
 ) -> Plan:
-    """Chooses for every layer of a Sequential or Functional model.
+    """Chooses a split for every layer of a Sequential or Functional model.
 
-    By default every layer is split that can be, unless it is quantized. A ``Dense`` or ``Conv2D`` whose output goes to
-    one other alone, through nothing but layers that look at each channel by itself, is split by columns and that other
-    by rows, so that the pair costs one all-reduce each way (Shoeybi et al., arXiv:1909.08053, section 3). The rest are
-    split by columns, and their output gathered, or by rows where their outputs cannot be dealt out evenly.
+    By default every layer that can be split is split, unless it is quantized. If the output of a ``Dense`` or
+    ``Conv2D`` goes only to one other layer of its class, through nothing but channelwise layers, it is split by columns
+    and the other by rows, so that the pair costs one all-reduce each way (Shoeybi et al., arXiv:1909.08053, section 3).
+    The rest are split by columns, with gathered outputs, or by rows if the number of outputs is not divisible.
 
-    Of layers of other classes, weights of more than `LARGE` of the model's parameters are split, and gathered when the
-    layer is called.
+    In layers of other classes, weights with more than `LARGE` of the model's parameters are split, and gathered when
+    the layer is called.
 
     Args:
-        model: built.
+        model: a built model.
         num_shards: size of the mesh axis "tensor".
-        wanted: instead: a kind, or None, for each regular expression; the first that is found in a layer's path
-            decides. Layers in whose path none is found stay whole. Or a ``keras.distribution.LayoutMap``.
-        sequence_parallel: whether attentions and rows leave their output in pieces of the sequence.
+        wanted: replaces the default: a kind, or None, for each regular expression; the first that is found in a layer's
+            path decides. Layers in whose path none is found stay whole. Or a ``keras.distribution.LayoutMap``.
+        sequence_parallel: whether attentions and row-parallel layers leave their output in pieces of the sequence.
 
     Raises:
-        ValueError: the model is no such model, or is not built; a kind that there is not, or not for that layer; a
-            quantized layer that is to be split; an expression that is found nowhere.
+        ValueError: the model is neither, or is not built; a kind that does not exist, or not for that layer; a
+            quantized layer that is to be split; an expression that is found in no path.
     """
     kinds: dict[str, str | None] = {}
     followers: dict[str, str] = {}
@@ -211,7 +211,7 @@ def make_plan(
         cuts = _cuts(kinds[path], layer, num_shards, least_size if wanted is None else math.inf, dims)
         kind = kinds[path]
         if isinstance(layer, MixtureOfExperts):
-            # It splits itself, whatever is chosen for others.
+            # A mixture of experts splits itself, whatever is chosen for other layers.
             kind = "hidden" if cuts.dims else None
         elif kind in (None, "gathered") or plain_type(layer) is keras.layers.EinsumDense:
             kind = (kind or "gathered") if cuts.dims else None
@@ -221,7 +221,7 @@ def make_plan(
 
 
 def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims: dict[int, int]) -> Cuts:
-    """The cuts of weights one by one, of layers that are not split as a whole."""
+    """Returns the cuts of single weights, for layers that are not split as a whole."""
     if not layer.built or num_shards == 1:
         return Cuts()
     if isinstance(layer, MixtureOfExperts):
@@ -236,7 +236,7 @@ def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims
 
 
 def is_quantized(layer: Any) -> bool:
-    """True of a layer that is quantized, or holds one that is."""
+    """True if a layer is quantized, or holds one that is."""
     return any(getattr(each, "quantization_mode", None) is not None for each in layer._flatten_layers())
 
 
@@ -296,7 +296,7 @@ def _take(kinds: dict[str, str | None], layers: Mapping[str, Any], wanted: Mappi
 def _passing(
     kinds: Mapping[str, str | None], layers: Mapping[str, Any], followers: Mapping[str, str]
 ) -> frozenset[str]:
-    """The paths of the layers whose output stays in pieces: from a column to the row at the end of its chain."""
+    """Returns the paths of the layers whose output stays in pieces: from a column up to the row that ends its chain."""
     found: set[str] = set()
     for path, kind in kinds.items():
         last = _end_of_chain(path, layers, followers) if kind == "column" else None
@@ -309,7 +309,7 @@ def _passing(
 
 
 def _end_of_chain(path: str, layers: Mapping[str, Any], followers: Mapping[str, str]) -> str | None:
-    """The layer of the same class that alone gets what the one at `path` makes, through channelwise ones only."""
+    """Returns the path of the layer of the same class that ends the channelwise chain after `path`; else None."""
     wanted = type(layers[path])
     while (path := followers.get(path, "")) and type(layers[path]) in CHANNELWISE:
         if not _lets_pieces_pass(layers[path]):
@@ -328,7 +328,7 @@ def _lets_pieces_pass(layer: Any) -> bool:
 
 
 def _class_name(layer: Any) -> str:
-    """The name of its own class: what it is in files may have another."""
+    """Returns the name of a layer's own class; its `__name__` may be that of its class in files."""
     return type(layer).__qualname__.rpartition(".")[2]
 
 

@@ -1,7 +1,7 @@
-"""Layers between the split ones of a transformer, which treat each position of a sequence by itself.
+"""Layers between the split layers of a transformer that treat each position of a sequence by itself.
 
-They take a tensor in pieces of the sequence and leave it in pieces, so that each shard normalises, and keeps for the
-backward pass, the positions of its own (sequence parallelism).
+They take a tensor in pieces of the sequence and leave it in pieces, so that each shard normalises its own positions
+only, and stores only these for the backward pass (sequence parallelism).
 
 Source: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
 """
@@ -20,9 +20,9 @@ from strategies import layer_api
 
 
 class _Normalization(SplitLayer):
-    """Mix-in before a plain layer that normalises, whose weights, which are whole, it lends to the shards."""
+    """Mix-in before a plain normalisation layer. Its weights are whole, and copied to each shard for a call."""
 
-    #: Attributes of the weights.
+    #: The names of the weights' attributes.
     weights_of_positions: tuple[str, ...] = ()
 
     def build(self, input_shape: Any) -> None:
@@ -32,7 +32,7 @@ class _Normalization(SplitLayer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """Normalises each piece; the whole tensor if it does not come in pieces of the sequence."""
+        """Normalises each piece, or the whole tensor if it does not come in pieces of the sequence."""
         if not isinstance(inputs, SplitTensor) or any(inputs.dim == axis % inputs.ndim for axis in self.axis):
             return super().call(self._as_input(inputs))
         shards = inputs.shards
@@ -48,9 +48,9 @@ class _Normalization(SplitLayer):
 
 @layer_api.saved_as(keras.layers.LayerNormalization)
 class ShardwiseLayerNormalization(_Normalization, keras.layers.LayerNormalization):
-    """``keras.layers.LayerNormalization`` that leaves pieces of the sequence apart.
+    """``keras.layers.LayerNormalization`` that normalises pieces of the sequence without gathering them.
 
-    Its weights are not split; their gradients are the sum of what the shards find.
+    Its weights are not split; their gradients are the sum of the shards' gradients.
 
     Args:
         *args: as in ``keras.layers.LayerNormalization``, as are all others.
@@ -60,7 +60,7 @@ class ShardwiseLayerNormalization(_Normalization, keras.layers.LayerNormalizatio
         Any; in pieces, ``(batch, length / t, channels)`` each.
 
     Output shape:
-        The input's, in pieces if that is.
+        That of the input; in pieces of the sequence if the input is.
 
     Example:
 
@@ -74,7 +74,7 @@ class ShardwiseLayerNormalization(_Normalization, keras.layers.LayerNormalizatio
 
 @layer_api.saved_as(keras.layers.RMSNormalization)
 class ShardwiseRMSNormalization(_Normalization, keras.layers.RMSNormalization):
-    """``keras.layers.RMSNormalization`` that leaves pieces of the sequence apart, as `ShardwiseLayerNormalization`.
+    """``keras.layers.RMSNormalization`` that works on pieces like `ShardwiseLayerNormalization`.
 
     Example:
 
@@ -88,16 +88,16 @@ class ShardwiseRMSNormalization(_Normalization, keras.layers.RMSNormalization):
 
 @layer_api.saved_as(keras.layers.Add)
 class ShardwiseAdd(SplitLayer, keras.layers.Add):
-    """``keras.layers.Add`` that leaves pieces apart.
+    """``keras.layers.Add`` that adds pieces without gathering them.
 
-    Where one of its inputs is in pieces, the others are cut like the first that is; inputs that have another size where
-    it is cut, to be broadcast, make it add up whole tensors.
+    If one of its inputs is in pieces, the others are cut like the first such input. If one has fewer dims, or other
+    sizes from the cut dim on, so that it is to be broadcast, whole tensors are added.
 
     Input shape:
         A list of tensors; in pieces, of one size along the dim that is cut.
 
     Output shape:
-        The input's, in pieces if one of them is.
+        That of the inputs; in pieces if one of them is.
 
     Example:
 
@@ -108,7 +108,7 @@ class ShardwiseAdd(SplitLayer, keras.layers.Add):
     """
 
     def __call__(self, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        """As the plain layer is called, with tensors, arrays or `SplitTensor`."""
+        """Calls the layer like the plain one, with tensors, arrays or `SplitTensor`."""
         return super().__call__(_cut_or_whole(inputs), **kwargs)
 
     def call(self, inputs: Sequence[Any]) -> Any:
@@ -123,9 +123,9 @@ class ShardwiseAdd(SplitLayer, keras.layers.Add):
 
 
 def shardwise_operation(plain: Any) -> Any:
-    """Returns an operation like `plain`, such as ``+``, that leaves pieces apart; in files it is `plain`.
+    """Returns an operation like `plain`, such as ``+``, that does not gather pieces; in files it is `plain`.
 
-    Its inputs are as those of `ShardwiseAdd`.
+    It cuts its inputs as `ShardwiseAdd` does.
     """
     plain_class: Any = type(plain)
 
@@ -144,7 +144,7 @@ def shardwise_operation(plain: Any) -> Any:
 
 
 def _cut_or_whole(tensors: Sequence[Any]) -> list[Any]:
-    """Returns `tensors`, all cut as the first of them that is; all whole if some are to be broadcast."""
+    """Returns `tensors`, all cut like the first one in pieces; all whole if some are to be broadcast."""
     first = next((tensor for tensor in tensors if isinstance(tensor, SplitTensor)), None)
     if first is None:
         return list(tensors)

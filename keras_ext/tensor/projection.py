@@ -1,4 +1,4 @@
-"""The projections of attention, to heads and from them, in shards of heads."""
+"""The projections of attention, to heads and from them, sharded by heads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from keras_ext.keras_versions import initializer_of_sums
 from keras_ext.tensor.lora import AdaptedLayer
 from strategies import layer_api
 
-# In equations: dims that stay, of inputs, of heads (their number and size), of outputs.
+# Letters in equations: dims that are kept, inputs, heads (their number and size), outputs.
 FREE, INPUTS, HEADS, OUTPUTS = string.ascii_lowercase, "M", "NH", "OPQRSTUV"
 
 
 @layer_api.saved_as(keras.layers.EinsumDense)
 class SplitProjection(AdaptedLayer, keras.layers.EinsumDense):
-    """A projection to heads, or from heads, with the kernel cut along them. The attention layer computes with it."""
+    """A projection to or from heads whose kernel is cut along the heads. The attention layer computes with it."""
 
     def build(self, input_shape: Any) -> None:
-        """Makes the shards of the kernel, and the bias: in shards, too, if it has heads."""
+        """Makes the shards of the kernel, and the bias, which is sharded, too, if it has heads."""
         self.place_shards()
         inputs, kernel, outputs = re.split(",|->", self.equation)
         sizes = dict(zip(inputs, input_shape, strict=True)) | dict(
@@ -55,14 +55,14 @@ class SplitProjection(AdaptedLayer, keras.layers.EinsumDense):
         self.built = True
 
     def weights_of_shards(self) -> list[list[Any]]:
-        """Returns for each owned shard what its kernel is made of, and its part of a bias that is split."""
+        """Returns for each owned shard the tensors of its kernel, and its part of the bias if that is split."""
         if not isinstance(self.bias, layer_api.SplitWeight):
             return self.kernels_of_shards()
         biases = self._placed().of_owned(self.bias.shards)
         return [[*kernel, bias] for kernel, bias in zip(self.kernels_of_shards(), biases, strict=True)]
 
     def project(self, x: Any, *weights: Any) -> Any:
-        """Returns one shard's projection of its input, by weights of `weights_of_shards`; from heads, part of a sum."""
+        """Returns one shard's projection, by one entry of `weights_of_shards`; from heads, a partial sum."""
         has_bias = isinstance(self.bias, layer_api.SplitWeight)
         kernel, biases = (weights[:-1], weights[-1:]) if has_bias else (weights, ())
         kernel = ops.cast(self.kernel_of(*kernel), self.compute_dtype)
@@ -70,5 +70,5 @@ class SplitProjection(AdaptedLayer, keras.layers.EinsumDense):
         return self.activation(self._plus_bias(x, *biases) if biases else x)
 
     def add_up(self, partial: Sequence[Any], *, sequence_parallel: bool) -> list[Any]:
-        """The output, of what the shards made from their heads: whole, or the pieces of the sequence."""
+        """Returns a list of the output, summed over the shards' heads, or of its pieces of the sequence."""
         return self.sums_of(partial, self.bias, None, sequence_parallel=sequence_parallel)

@@ -1,4 +1,4 @@
-"""Tensors of a model that can lie in pieces of the sequence, from where they are made to where they are used."""
+"""Finds the tensors of a model that can stay in pieces of the sequence between the layers that make and use them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 import keras
 
 _NORMALIZATIONS = (keras.layers.LayerNormalization, keras.layers.RMSNormalization)
-#: They look at each position by itself, so that pieces of the sequence can pass.
+#: Layers that treat each position by itself, so that pieces of the sequence can pass.
 POSITIONWISE = (*_NORMALIZATIONS, keras.layers.Add, keras.layers.Dropout)
 
 
 def is_addition(operation: Any) -> bool:
-    """True if `operation` is ``x + y``, which is no layer."""
+    """True if `operation` is ``x + y``, an operation that is no layer."""
     return type(operation).__name__ == "Add" and not isinstance(operation, keras.Layer)
 
 
 def in_pieces_of_sequences(graph: Any, paths: Mapping[int, str], kinds: Mapping[str, str | None]) -> frozenset[str]:
-    """The paths of layers of a graph that leave their output in pieces of the sequence.
+    """Returns the paths of layers of a graph that leave their output in pieces of the sequence.
 
-    These are attentions and rows of shape ``(batch, length, channels)``, and what looks at each position by itself if
-    pieces come to it. Whatever else they come to gets them joined.
+    These are attentions and row-parallel dense layers with outputs of shape ``(batch, length, channels)``, and layers
+    that treat each position by itself, if an input is in pieces. For all other layers, pieces are gathered.
 
     Args:
         graph: of a Functional model.
-        paths: of layers, by their `id`.
-        kinds: of layers, by path.
+        paths: the layers' paths, by their `id`.
+        kinds: the layers' kinds of split, by path.
 
     Raises:
-        ValueError: a model inside of the model would get some of its inputs in pieces.
+        ValueError: a model inside the model, with several inputs, would get some of them in pieces.
     """
     found: set[str] = set()
     pieces: set[int] = set()

@@ -1,6 +1,6 @@
 """The base of dense layers and convolutions: a kernel that is split by its outputs, or by its inputs.
 
-A kernel's last dimension is its outputs, the one before its inputs; dimensions in front of these do not matter here.
+The last dimension of a kernel is that of its outputs, the one before it that of its inputs; others do not matter here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keras_ext.tensor.split_tensor import SplitTensor
 
 
 class SplitKernel(AdaptedLayer):
-    """Mix-in before a plain layer that multiplies by a kernel: what is refused, and the kernel."""
+    """Mix-in before a plain layer that multiplies by a kernel: makes the kernel, and refuses quantization."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,7 +32,7 @@ class SplitKernel(AdaptedLayer):
 
     @property
     def _channel_axis(self) -> int:
-        """The dimension of the layer's input that the kernel adds up, and of its output that it makes."""
+        """The dimension of the channels in the layer's input and output: the kernel sums over the former."""
         return -1
 
     @abc.abstractmethod
@@ -41,19 +41,19 @@ class SplitKernel(AdaptedLayer):
 
     @abc.abstractmethod
     def _product(self, x: Any, kernel: Any) -> Any:
-        """Returns what the kernel, whole or a shard, makes of ``x``."""
+        """Returns the product of ``x`` and the kernel, whole or a shard."""
 
     def _affine(self, x: Any, kernel: Sequence[Any], bias: Any = None) -> Any:
         y = self._product(x, ops.cast(self.kernel_of(*kernel), self.compute_dtype))
         return y if bias is None else self._plus_bias(y, bias)
 
     def _enable_wanted_lora(self) -> None:
-        """Enables LoRA at the end of `build`, if the constructor was asked for it."""
+        """Enables LoRA at the end of `build` if the constructor's arguments ask for it."""
         if self.lora_rank and not self.lora_enabled:
             self.enable_lora(self.lora_rank, **self._wanted_lora())
 
     def _wanted_lora(self) -> dict[str, Any]:
-        """The arguments with which the plain layer's `build` enables LoRA, beside the rank."""
+        """Returns the arguments, besides the rank, with which the plain layer's `build` enables LoRA."""
         return {"lora_alpha": self.lora_alpha}
 
     def _add_kernel(self, input_shape: Any, dim: int) -> None:
@@ -78,7 +78,7 @@ class SplitKernel(AdaptedLayer):
 
 
 class ColumnParallel(SplitKernel):
-    """Mix-in before a `SplitKernel`: each shard makes some of the outputs."""
+    """Mix-in before a `SplitKernel`: each shard computes some of the outputs."""
 
     own_arguments = ("gather_output",)
 
@@ -98,7 +98,7 @@ class ColumnParallel(SplitKernel):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Computes each shard's outputs."""
         shards = self._placed()
-        # Of a sigmoid Keras' losses take what it was computed of, which hangs on the tensor that it returns.
+        # Keras losses read the logits from an attribute of a sigmoid's output, so it is applied after the gathering.
         for_losses = self.gather_output and self.activation is keras.activations.sigmoid
         apart = is_elementwise(self.activation) and not for_losses
 
@@ -120,7 +120,7 @@ class ColumnParallel(SplitKernel):
 
 
 class RowParallel(SplitKernel):
-    """Mix-in before a `SplitKernel`: each shard makes, of some of the inputs, a part of the sum for every output."""
+    """Mix-in before a `SplitKernel`: each shard computes, from some of the inputs, a partial sum of every output."""
 
     own_arguments: tuple[str, ...] = ("input_is_parallel",)
 
@@ -136,7 +136,7 @@ class RowParallel(SplitKernel):
         self._enable_wanted_lora()
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Adds up what each shard makes of its inputs."""
+        """Adds up the partial sums that the shards compute from their inputs."""
         shards = self._placed()
         self._check_input(inputs)
         pieces = self.pieces_of(inputs, self._channel_axis)
@@ -146,7 +146,7 @@ class RowParallel(SplitKernel):
         return self._output_of(partial)
 
     def _output_of(self, partial: list[Any]) -> Any:
-        """The layer's output, of what each shard made."""
+        """Returns the layer's output, given the owned shards' partial sums."""
         return self.sums_of(partial, self.bias, self.activation, sequence_parallel=False)[0]
 
     def _check_input(self, inputs: Any) -> None:

@@ -1,4 +1,4 @@
-"""A tensor that lies in pieces, one at each shard, on its way from one split layer to the next."""
+"""A tensor in pieces, one at each shard, between one split layer and the next."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from keras_ext.tensor.mappings import Shards
 
 
 class SplitTensor:
-    """The output of a split layer that does not gather it; to Keras, one tensor of the whole shape.
+    """The output of a split layer that does not gather it; Keras sees one tensor of the whole shape.
 
-    A layer that supports it takes the pieces. Any other gets the whole tensor: the pieces are gathered where it is
-    used, at the cost that the layer before was to avoid. So results never depend on which layers support it.
+    A layer that supports it takes the pieces. Any other gets the whole tensor: the pieces are gathered when it is used,
+    at the cost that the layer before was to avoid. So results never depend on which layers support it.
 
     Args:
-        pieces: a tensor for each shard that this process owns.
-        dim: along which the tensor is cut.
-        shards: those at which the pieces lie.
+        pieces: one tensor for each shard that this process owns.
+        dim: the dim along which the tensor is cut.
+        shards: the shards that hold the pieces.
         size: of the whole tensor along `dim`, int or int32 scalar; None if the pieces of all shards are equal. Needed
-            where shards belong to several processes only.
+            only where shards belong to several processes.
     """
 
     def __init__(self, pieces: Sequence[Any], dim: int, shards: Shards, size: Any = None) -> None:
@@ -35,7 +35,7 @@ class SplitTensor:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Of the whole tensor; None where it is not known."""
+        """The shape of the whole tensor, with None for unknown sizes."""
         shape = list(self.pieces[0].shape)
         sizes = [piece.shape[self.dim] for piece in self.pieces]
         if self.shards.between is None:
@@ -53,7 +53,7 @@ class SplitTensor:
 
     @property
     def dtype(self) -> Any:
-        """Of the pieces."""
+        """The dtype of the pieces."""
         return self.pieces[0].dtype
 
     def whole(self) -> Any:
@@ -61,15 +61,15 @@ class SplitTensor:
         return self.shards.gather(self.pieces, self.dim, self.size)
 
     def each(self, function: Callable[..., Any], *others: SplitTensor) -> list[Any]:
-        """Returns what `function` makes of every piece, and of those of tensors cut alike, where the piece is."""
+        """Returns ``function(piece, *pieces of others)`` for every piece, on its device; `others` are cut alike."""
         return self.shards.run_each(function, self.pieces, *(other.pieces for other in others))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        # With its mask, which Keras 3.12 and 3.13 do not hand on themselves.
+        # The mask is copied, too: Keras 3.12 and 3.13 do not pass it on.
         whole = whole_tensor(self)
         return whole if dtype is None else ops.cast(whole, dtype)
 
-    # Keras takes what has this for something to convert, and converts it by `__tf_tensor__`.
+    # Keras converts objects that have this method to tensors, by `__tf_tensor__`.
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value: np.ndarray = ops.convert_to_numpy(self.whole())
         return value if dtype is None else value.astype(dtype)
@@ -79,7 +79,7 @@ class SplitTensor:
 
 
 def whole_tensor(tensor: Any) -> Any:
-    """Returns the whole tensor, with its mask, if this one is in pieces; else this one."""
+    """Returns the whole tensor, with its mask, if `tensor` is in pieces; else `tensor`."""
     if not isinstance(tensor, SplitTensor):
         return tensor
     whole = tensor.whole()
@@ -89,9 +89,9 @@ def whole_tensor(tensor: Any) -> Any:
 
 
 def cut_alike(tensors: Sequence[Any]) -> list[Any]:
-    """Returns `tensors`, all in pieces as the first of them is that comes in pieces; as they are if none does.
+    """Returns `tensors`, all cut like the first one in pieces; unchanged if none is in pieces.
 
-    Keras refuses lists of some tensors, and some that it does not know as such.
+    Keras refuses lists that mix tensors with objects that it does not know as tensors.
     """
     first = next((tensor for tensor in tensors if isinstance(tensor, SplitTensor)), None)
     return list(tensors) if first is None else [_cut_like(first, tensor) for tensor in tensors]

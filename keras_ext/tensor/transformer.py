@@ -1,4 +1,4 @@
-"""A transformer's block of split layers."""
+"""A transformer block of split layers."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ KINDS = ("encoder", "decoder")
 
 @layer_api.saved_as(keras.Model)
 class ParallelTransformerBlock(Composite, keras.Model):
-    """Attention and a feed-forward part, each with its normalisation and around each a shortcut, split over "tensor".
+    """Attention and a feed-forward part, each with normalisation and a shortcut, split over the mesh axis "tensor".
 
-    Heads and hidden units are split over that mesh axis; the block costs two all-reduces forward and two backward,
-    three with attention to a memory. With `sequence_parallel` each of them is a reduce-scatter and an all-gather, of as
-    many bytes together, and normalisation, dropout and shortcuts work on ``1 / t`` of the sequence, of which
-    each shard keeps ``1 / t`` for the backward pass.
+    Heads and hidden units are split over that axis; the block costs two all-reduces forward and two backward, three
+    each with attention to a memory. With `sequence_parallel` each of them is a reduce-scatter and an all-gather, of as
+    many bytes together; each shard applies normalisation, dropout and shortcuts to ``1 / t`` of the sequence, and
+    stores only this part for the backward pass.
 
     In files it is a ``keras.Model`` of ``LayerNormalization``, ``MultiHeadAttention``, ``Dense``, ``Dropout`` and
-    ``Add``, as are its weights to ``get_weights``.
+    ``Add``, whose weights ``get_weights`` returns.
 
     Args:
         units: channels of input and output.
         num_heads: of attention; the size of a head is ``units / num_heads``.
         hidden_units: of the feed-forward part.
-        kind: ``"encoder"``, where each position attends to all, or ``"decoder"``, where it attends to those before.
-        memory_units: channels of the memory, such as an encoder's output, to which a second attention looks. None for
-            a block without one.
-        dropout: rate, of attention scores and of what each part adds.
-        activation: of the hidden units: one of Keras' functions of single numbers.
+        kind: ``"encoder"``, where each position attends to all, or ``"decoder"``, where it attends to no later ones.
+        memory_units: channels of the memory, such as an encoder's output, to which a second attention attends. None for
+            a block without memory.
+        dropout: rate, of attention scores and of each part's output.
+        activation: of the hidden units: one of Keras' elementwise functions.
         normalize_first: whether each part normalises its input, rather than its sum with the shortcut.
         sequence_parallel: see above.
-        **kwargs: arguments of the layers inside: `kernel_initializer` of all kernels, `epsilon` of the normalisations
+        **kwargs: arguments of the inner layers: `kernel_initializer` of all kernels, `epsilon` of the normalisations
             (1e-5 if left out), `dtype` of all; others, such as `name`, are those of ``keras.Model``.
 
     Call arguments:
@@ -95,7 +95,7 @@ class ParallelTransformerBlock(Composite, keras.Model):
         common: dict[str, Any] = {"sequence_parallel": sequence_parallel, "dtype": dtype}
 
         def initializer() -> Any:
-            # One that is used twice makes the same numbers twice.
+            # An initializer that is used twice returns the same numbers twice.
             is_one = isinstance(given_initializer, keras.Initializer)
             return given_initializer.clone() if is_one else keras.initializers.get(given_initializer)
 
@@ -141,15 +141,15 @@ class ParallelTransformerBlock(Composite, keras.Model):
         )
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As models are called, with tensors, arrays or `SplitTensor`."""
+        """Calls the block like a model, with tensors, arrays or `SplitTensor`."""
         return super().__call__(cut_alike(inputs) if isinstance(inputs, (list, tuple)) else inputs, *args, **kwargs)
 
     def model_config(self) -> dict[str, Any]:
-        """The config of the model of plain layers."""
+        """Returns the config of the model of plain layers."""
         return dict(keras.Model(self.input, self.output, name=self.name).get_config())
 
     def _convert_inputs_to_tensors(self, flat_inputs: Sequence[Any]) -> list[Any]:
-        # Keras would join pieces.
+        # Keras' own conversion would join pieces.
         return [
             value if isinstance(value, SplitTensor) else ops.convert_to_tensor(value, dtype=wanted.dtype)
             for value, wanted in zip(flat_inputs, self.inputs, strict=True)

@@ -1,10 +1,10 @@
 """The only hooks into Keras' own classes, each in the file of the class it hooks.
 
-Keras assumes of ``tf.distribute`` what does not hold: that clipping commutes with summing over replicas, that
-all replicas hold as many rows, that an iterator can be read ahead without loss. None of it can be changed through
-Keras' public interface, so a few of its functions are wrapped. Every wrapper passes straight through unless the
-strategy at hand is one of this package's; other strategies, and Keras without one, are untouched. Nothing of it
-reaches a saved file. Where the supported releases of Keras differ is in `keras_versions`, and nowhere else.
+Keras makes assumptions about ``tf.distribute`` that do not hold: that clipping commutes with summing over replicas,
+that all replicas have the same number of rows, that an iterator can be read ahead without loss. Keras' public
+interface cannot change them, so a few of its functions are wrapped. Every wrapper passes straight through unless the
+current strategy is one of this package's; other strategies, and Keras without one, are untouched. Saved files contain
+nothing of the wrappers. Differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
 """
 
 import keras
@@ -50,7 +50,7 @@ warn_of_untested({"tensorflow": tf.__version__, "keras": keras.__version__, "num
 
 
 def install() -> None:
-    """Wraps Keras' functions. Called by every strategy's constructor; again does nothing."""
+    """Wraps Keras' functions. Every strategy's constructor calls it; later calls do nothing."""
     all_reduces.install()
     callbacks.install()
     compiled_steps.install()

@@ -1,8 +1,8 @@
-"""``ReplicaContext.all_reduce`` in a program's own step of Keras' trainer: what is global already is not summed again.
+"""``ReplicaContext.all_reduce`` in a program's own step of Keras' trainer: weights means, and warns of wrong sums.
 
-On one device it returns what it is given. Here it adds up the parts of a sum over rows, which is the same. The mean of
-means over rows is weighed by rows. The sum of what is the same on all replicas, such as a gradient, is a multiple of
-what one device has: that is a finding.
+On one device it returns its input. Here a sum adds up the replicas' parts of a sum over rows, which gives the same. A
+mean of means over rows is weighted by rows. The sum of a value that is the same on all replicas, such as a gradient, is
+a multiple of the value on one device: that is a finding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
 def install() -> None:
-    """Wraps the reduction that programs call in replicas."""
+    """Wraps ``all_reduce``, which programs call in replicas."""
     wrap(next(cls for cls in ReplicaContext.__mro__ if "all_reduce" in vars(cls)), "all_reduce", _all_reduce)
 
 

@@ -1,7 +1,7 @@
-"""Gradients that a program hands to an optimizer: those of the global batch, and terms that replicas still sum.
+"""Gradients that a program passes to an optimizer: of the global batch, or terms that replicas still have to sum.
 
-In a step of Keras' trainer, ``gradients`` marks what a tape gave. What a program makes of it, or computes by hand,
-shows its kind by the operations that made it (``row_dependence``).
+In a step of Keras' trainer, ``gradients`` marks the gradients of a tape. The kind of what a program makes of them, or
+computes by hand, follows from the operations that made it (``row_dependence``).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from strategies.engine.layout import local_values
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.overwritten import is_overwritten
 
-#: Of a gradient that is the same on all replicas.
+#: Kinds of a gradient that is the same on all replicas.
 _GLOBAL = (Kind.SAME, Kind.SHARD, Kind.SHARD_APART, Kind.SHARD_NUMBER)
-#: Of a replica's gradient that is a term of the global one.
+#: Kinds of a replica's gradient that is a term of the global one.
 _TERMS = (Kind.SUM, Kind.COUNT)
 
 
 def as_terms(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[bool]]:
     """Returns a replica's gradients, each global or a term of a sum over replicas, and which of them are global.
 
-    Means over rows become terms, weighed by the replica's rows. What is neither is taken for a mean, which a warning
-    says. Outside of steps of the trainer all are terms. So is what replaces its variable, joined by the maximum.
+    Means over rows become terms, weighted by the replica's rows. Any other gradient is treated as a mean, with a
+    warning. Outside of steps of the trainer all gradients are terms. Gradients that overwrite their variable, which are
+    combined by the maximum, are returned as terms, too.
     """
     share = shares.current()
     found, are_global = list(gradients), [False] * len(gradients)
@@ -52,7 +53,7 @@ def as_terms(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[A
         if are_global[i] or kind in _TERMS or is_overwritten(variable):
             continue
         if kind is Kind.DRAWN:
-            # Random numbers for no rows: those of the first replica, on all of them.
+            # Random numbers that are not for rows: all replicas take those of the first.
             found[i] = values * tf.cast(share.replica_id == 0, values.dtype)
             continue
         if kind is not Kind.MEAN:
@@ -72,7 +73,7 @@ def as_terms(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[A
 
 
 def marked(gradients: Sequence[Any], are_global: Sequence[bool]) -> list[Any]:
-    """Returns gradients as they are in cross-replica context, the global ones as values that replicas hold alike."""
+    """Returns gradients as values of cross-replica context, global ones as `Mirrored` values."""
     return [
         Mirrored(local_values(gradient)) if is_global and gradient is not None else gradient
         for gradient, is_global in zip(gradients, are_global, strict=True)
@@ -80,7 +81,7 @@ def marked(gradients: Sequence[Any], are_global: Sequence[bool]) -> list[Any]:
 
 
 def can_meet(context: Any) -> bool:
-    """True where the replicas of this process can run a part of the step together: not in a conditional of one."""
+    """Returns True where the replicas of this process can synchronize: not in a conditional of one replica's step."""
     if tf.executing_eagerly() or not isinstance(context, ReplicaContext) or type(context) is ReplicaContext:
         return True
     share = shares.current()
@@ -95,9 +96,9 @@ def apply_alone(
     are_global: Sequence[bool],
     update: Callable[[Sequence[Any], Sequence[Any] | None], Any],
 ) -> Any:
-    """Updates the running replica's components of variables by global gradients: in a conditional of its step.
+    """Updates the running replica's components of variables with global gradients, in a conditional of its step.
 
-    There replicas of one process cannot meet. Each makes the same update of its own components, by the same numbers.
+    There, replicas of a process cannot synchronize. Each makes the same update of its own components.
 
     Raises:
         ValueError: the update needs all replicas.

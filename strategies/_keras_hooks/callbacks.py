@@ -1,7 +1,7 @@
-"""Callbacks: rank 0 writes and talks, all decide alike.
+"""Callbacks: rank 0 writes files and prints; all processes take the same decisions.
 
-Logs are the same on all processes, to the bit, so callbacks that decide by them decide alike. What is left: who writes
-logs, who restores a backup, and stopping, which a program may also decide by a clock.
+Logs are bit-equal on all processes, so callbacks that decide by them decide alike. Three things remain: which process
+writes logs, which restores a backup, and stopping, which a program may also decide by a clock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STOPPED, _PREEMPTED = "stop_training was set", "SIGTERM"
 
 
 def install() -> None:
-    """Wraps the list that calls callbacks, and the callback that restores."""
+    """Wraps the list that calls callbacks, and the callbacks that restore and write files."""
     wrap(callback_list.CallbackList, "__init__", _init, in_step=False)
     wrap(callback_list.CallbackList, "on_train_begin", _on_train_begin, in_step=False)
     wrap(callback_list.CallbackList, "on_epoch_begin", _on_epoch_begin, in_step=False)
@@ -67,7 +67,7 @@ def _process_group(model: keras.Model | None) -> ProcessGroup | None:
 
 
 def _save_tree(original: Callable[..., None], callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Has rank 0 write the state tree: Orbax knows of no other processes, and the folder is one."""
+    """Writes the state tree on rank 0 only: Orbax knows of no other processes, and all have the same folder."""
     model = callback.model
     engine = engine_of(model.distribute_strategy)
     if engine is None or engine.process_group is None:
@@ -85,7 +85,7 @@ def _init(
     process_group = _process_group(model)
     _check(model, keras.tree.flatten(callbacks or []))
     if process_group is not None and process_group.rank > 0:
-        # Before they meet the model, at which some open their files.
+        # Before callbacks get the model: some open their files then.
         callbacks = [each for each in keras.tree.flatten(callbacks or []) if not isinstance(each, _WRITERS)]
         kwargs["add_progbar"] = False
         for callback in callbacks:
@@ -97,7 +97,7 @@ def _init(
 
 
 def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
-    """Refuses, on all ranks, what would have rank 0 read weights that other processes hold; warns of shards in logs."""
+    """Refuses, on all ranks, callbacks that need weights of other processes; warns of histograms of shards."""
     engine = None if model is None else engine_of(model.distribute_strategy)
     swapping = next((each for each in callbacks if isinstance(each, keras.callbacks.SwapEMAWeights)), None)
     if engine is not None and engine.sharded_updates is not None and swapping is not None:
@@ -165,7 +165,7 @@ def _on_batch_end(original: Callable[..., None], callbacks: callback_list.Callba
 def _on_train_batch_end(
     original: Callable[..., None], callbacks: callback_list.CallbackList, batch: int, *args: Any
 ) -> None:
-    """Has all processes stop behind the same step, whichever of them wants to."""
+    """Stops all processes after the same step if one of them wants to stop."""
     _on_batch_end(original, callbacks, batch, *args)
     member = _member(callbacks)
     if member is None:
@@ -178,7 +178,7 @@ def _on_train_batch_end(
         try:
             preemption.saver(batch + 1)
         except SystemExit:
-            # The last to write may need the others.
+            # Other processes may need this one until they have written.
             member.meet("end after a checkpoint")
             raise
 
@@ -197,10 +197,10 @@ def _on_epoch_end(
         if alone is not None and alone.preemption.is_asked:
             _end_if_saved(alone.preemption, epoch, is_chief=True)
         return
-    # Callbacks of rank 0 alone may save now, and the program after `fit`.
+    # Callbacks on rank 0 alone may save in the next call, and the program may after `fit`.
     sum_accumulated(getattr(model, "optimizer", None))
     original(callbacks, epoch, logs)
-    # Whatever made one process stop, or asks it to end, all stop with it.
+    # All processes stop, or end, if one of them stops or was asked to end.
     weights = same_models.weights_held_alike(model)
     of = f"the weights of the model {model.name!r}, at the end of epoch {epoch + 1}"
     member = callbacks.model.distribute_strategy.extended.member
@@ -215,7 +215,7 @@ def _on_epoch_end(
 
 
 def _end_if_saved(preemption: Preemption, epoch: int, *, is_chief: bool) -> None:
-    """Ends a process that was asked to, or whose peer was, behind the checkpoint of an epoch: all have met."""
+    """Exits after the epoch's checkpoint, if a saver is registered; called if this rank or a peer received SIGTERM."""
     if preemption.saver is None:
         return
     if is_chief:
@@ -226,7 +226,7 @@ def _end_if_saved(preemption: Preemption, epoch: int, *, is_chief: bool) -> None
 def _restore(
     original: Callable[..., None], callback: keras.callbacks.Callback, logs: Mapping[str, float] | None = None
 ) -> None:
-    """Rank 0 reads the backup and sends the epoch to the others: the file need not be on their machines."""
+    """Reads the backup on rank 0, which sends the epoch to the others: their machines need not have the file."""
     model = callback.model
     process_group = _process_group(model)
     if process_group is None:
@@ -245,7 +245,7 @@ def _restore(
 
 
 def _say_if_within_an_epoch(callback: Any) -> None:
-    """Logs that steps are taken twice, on one device, too: Keras has no way to begin within an epoch."""
+    """Logs that steps are repeated, as on one device: Keras cannot begin within an epoch."""
     metadata = Path(callback.backup_dir) / "training_metadata.json"
     if callback.save_freq == "epoch" or not metadata.exists():
         return

@@ -1,7 +1,7 @@
-"""Layers that under a strategy do not compute what they compute on one device, found before training.
+"""Finds, before training, layers that under a strategy do not compute what they compute on one device.
 
-The model is traced once, in a graph that is thrown away. Each loss that a layer adds is judged by the rule by which a
-training step puts those of replicas together, and each output by whether a row of it depends on other rows: see
+The model is traced once, in a graph that is discarded. Each loss that a layer adds is checked against the rule by which
+a training step combines the losses of replicas; each output is checked for rows that depend on other rows: see
 ``strategies.batches.row_kinds``.
 """
 
@@ -44,32 +44,33 @@ _ONE_MICROBATCH = f"Use num_microbatches=1, and check again; or {_AS_ROWS}."
 
 
 class KerasStrategy(MeshStrategy):
-    """The base of the strategies: a mesh, and what becomes of a Keras model on it."""
+    """The base class of the strategies: a mesh, and a check of Keras models on it."""
 
     def check(self, model: Any, inputs: Any = None) -> tuple[Finding, ...]:
-        """Returns the layers that do not compute what they compute on one device, with ways out; empty if all do.
+        """Returns the layers that do not compute what they compute on one device, with fixes; empty if there are none.
 
-        Looked at are the calls of all layers, in training. Found are
+        The check covers the calls of all layers, in training. It finds
 
-        * layers whose output mixes rows (``x - mean(x, 0)``, statistics of the batch, flips and sorting along rows,
-          rows that are shuffled): over several replicas, or several micro-batches of a pipeline, they see some rows;
+        * layers whose output mixes rows (``x - mean(x, 0)``, statistics of the batch, flips, sorting or shuffling along
+          rows): over several replicas, or several micro-batches of a pipeline, they see only some of the rows;
         * losses that a layer adds (``add_loss``) and that are neither a mean nor a sum over rows, such as the
-          load-balancing losses of most mixtures of experts: training takes the mean of theirs. What is put together
-          right, as activity regularizers are, is not among them;
-        * in a pipeline of several micro-batches, ``BatchNormalization(synchronized=True)``, which normalizes by each of
-          them.
+          load-balancing losses of most mixtures of experts: training takes the mean over replicas or micro-batches.
+          Losses that are combined correctly, as those of activity regularizers, are no findings;
+        * in a pipeline of several micro-batches, ``BatchNormalization(synchronized=True)``, which normalizes by each
+          micro-batch.
 
-        Not looked at are a ``train_step``, loss functions and metrics, of which training warns, and what layers keep in
-        variables. ``BatchNormalization`` without ``synchronized=True`` is no finding: it is known to normalise by the
-        rows of its replica. Of functions that TensorFlow does not show, as in ``tf.py_function``, nothing is known.
+        The check does not cover ``train_step``, loss functions and metrics, about which training warns, nor values that
+        layers keep in variables. ``BatchNormalization`` without ``synchronized=True`` is no finding: it is known to
+        normalize by the rows of its replica. Functions that TensorFlow cannot trace, as in ``tf.py_function``, are not
+        checked.
 
-        The model is traced, not computed: weights, seeds, metrics and losses stay as they are. Nothing is printed, and
+        The model is traced, not computed: weights, seeds, metrics and losses do not change. Nothing is printed, and
         processes do not wait for each other.
 
         Args:
-            model: of Keras, built.
+            model: a built Keras model.
             inputs: a batch as the model takes it, or a ``tf.TensorSpec`` for each tensor. Sequential and Functional
-                models need none, unless they cannot be traced with the sizes that they leave open.
+                models need none, unless they cannot be traced with their unknown sizes.
 
         Raises:
             ValueError: the model is not built, or needs `inputs`.
@@ -122,17 +123,17 @@ def _layers_with_faults(
 ) -> tuple[list[tuple[Any, tuple[str, int] | None]], list[Any]]:
     """Returns the layers that mix rows, with the lines that do, and those that add a loss that is neither mean nor sum.
 
-    Each once.
+    Each layer is listed once.
     """
     layers = model._flatten_layers()
-    # Each call of a model forgets the losses of the one before, and in here notes which are whose.
+    # The call below replaces the losses of the previous call: they are restored at the end.
     before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in layers]
     dependence = RowDependence(_static_rows(inputs), of_microbatches=of_microbatches)
     found: list[Any] = []
     mixing: list[tuple[Any, tuple[str, int] | None]] = []
 
     def call(inputs: Any) -> tuple[()]:
-        # In this scope nothing is assigned to variables.
+        # In a StatelessScope nothing is assigned to variables.
         with (
             keras.StatelessScope(collect_losses=True),
             shares.judged_by(dependence),
@@ -145,7 +146,7 @@ def _layers_with_faults(
         return ()
 
     try:
-        # Metrics are read as a replica has them: their totals are sums over processes, which would wait for each other.
+        # As a replica: totals of metrics, as read outside of replicas, are collectives that wait for other processes.
         with global_state_kept(), current_parts().as_first_replica():
             shapes_of(call, inputs)
     finally:
@@ -160,7 +161,7 @@ def _layers_with_faults(
 def _watched(
     layers: Sequence[Any], dependence: RowDependence, mixing: list[tuple[Any, tuple[str, int] | None]]
 ) -> Iterator[None]:
-    """Inside, layers whose outputs mix rows are noted: those that do it themselves, not those after or around them."""
+    """Context manager: adds layers that mix rows to `mixing`, but not the layers after or around them."""
 
     def watch(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -186,7 +187,7 @@ def _watched(
 
 
 def _symbolic_inputs(model: Any, inputs: Any) -> Any:
-    """Returns symbolic tensors in the structure of a model's inputs, of any number of rows unless it fixes one."""
+    """Returns symbolic tensors in the structure of a model's inputs; rows are unknown unless the model fixes them."""
     if not model.built:
         raise ValueError(
             "Only a model that is built can be checked: it has no layers before. Call it on a batch, or its `build`, "
@@ -199,7 +200,7 @@ def _symbolic_inputs(model: Any, inputs: Any) -> Any:
             "A model without a graph does not tell what it takes: give a batch of inputs, as in strategy.check(model, "
             f"x[:2]). Received: {model.name!r} of class {type(model).__qualname__}, inputs=None."
         )
-    # A Sequential has one.
+    # A Sequential model has one input.
     return model._inputs_struct if hasattr(model, "_inputs_struct") else model.inputs[0]
 
 
@@ -211,7 +212,7 @@ def _symbolic(value: Any) -> Any:
 
 
 def _static_rows(inputs: Any) -> Collection[int]:
-    """The numbers of rows that models fix, which appear as plain numbers in what they compute."""
+    """Returns the numbers of rows that inputs fix, which appear as plain ints in the model's computations."""
     firsts = [each.shape[0] for each in keras.tree.flatten(inputs) if len(each.shape)]
     return sorted({int(size) for size in firsts if size is not None})
 

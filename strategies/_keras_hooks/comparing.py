@@ -1,6 +1,6 @@
-"""Comparison of what all processes have to do alike, before the first step: refused on all of them where it differs.
+"""Comparison of the programs of all processes before the first step: a difference is an error on all of them.
 
-Lines of text describe it. Only their digest is exchanged, beside the collectives; where that differs, so are the lines.
+Lines of text describe a program. Processes exchange a digest of the lines, and the lines only if the digests differ.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _ANY = re.compile("")
 
 
 def compare(engine: ReplicatedExtended, lines: Sequence[str], remedy: str = "", where: re.Pattern[str] = _ANY) -> None:
-    """Compares lines between all processes of a job. All of them call it, as often as the others.
+    """Compares lines between all processes of a job. All processes call it, the same number of times.
 
     Args:
-        engine: of a strategy over several processes.
-        lines: what has to be the same, those first that mean most to the user.
-        remedy: the way out, for the error, if a line differs that matches `where`.
-        where: see there.
+        engine: the engine of a strategy over several processes.
+        lines: what has to be the same, most telling for the user first.
+        remedy: a fix, which the error names if a line that differs matches `where`.
+        where: a pattern of lines, see `remedy`.
 
     Raises:
-        ValueError: on all processes, naming what differs on which rank.
+        ValueError: lines differ; raised on all processes, with the lines of each rank that differ.
     """
     told = _differing(engine, list(lines))
     if told is not None:
@@ -37,8 +37,8 @@ def compare(engine: ReplicatedExtended, lines: Sequence[str], remedy: str = "", 
 
 
 def difference(told: Sequence[Sequence[str]], remedy: str = "", where: re.Pattern[str] = _ANY) -> str:
-    """Returns the error about lines that differ, from those of all processes by rank; see `compare`."""
-    # Lines that a process alone has, or has otherwise: those that all have, in whatever order, are left out.
+    """Returns the error message about differing lines, given the lines of all processes by rank; see `compare`."""
+    # Lines that all processes have, in whatever order, are left out.
     common = set(told[0]).intersection(*told[1:])
     own = [[line for line in lines if line not in common] for lines in told]
     same: dict[str, list[int]] = {}

@@ -1,11 +1,11 @@
 """``jit_compile``: XLA compiles the forward pass, the loss and the gradients of each replica.
 
-Keras hands the whole step to XLA, which fails under every strategy with more than one device: XLA compiles for one, and
-the step's reductions are between them. Here Keras' own steps hand over what a replica computes for itself
-(`engine.compiled_replica`). Reductions, clipping, optimizer and metrics stay outside, as they are without XLA. A single
-replica on a single device is left to Keras, which compiles all of it.
+Keras passes the whole step to XLA, which fails under every strategy with more than one device: XLA compiles for one
+device, and the step's reductions run between devices. Here Keras' own steps pass XLA only the computation of one
+replica (`engine.compiled_replica`). Reductions, clipping, optimizer and metrics stay outside, as they are without XLA.
+With a single replica on a single device, the whole step is compiled, as Keras does.
 
-Steps of a model's own, and whatever XLA cannot compile, are computed as without `jit_compile`; the log says so once.
+Steps that a model overrides, and whatever XLA cannot compile, run as without `jit_compile`; the log says so once.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from strategies.engine.replicated import ReplicatedExtended
 
 _logger = logging.getLogger(__name__)
 
-#: Tensor metadata of a model's outputs that metrics read.
+#: Tensor metadata that metrics read from a model's outputs.
 _METADATA = ("_keras_mask", "_keras_logits")
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
-# Models whose `jit_compile` Keras has chosen. Of each model what was said of it, and how its batches are padded.
+# `_chosen`: models whose `jit_compile` was "auto". `_said`: the reasons that were logged for a model.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _paddings: weakref.WeakKeyDictionary[keras.Model, Padding] = weakref.WeakKeyDictionary()
 _said: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Wraps Keras' steps, and what chooses for ``jit_compile="auto"``; `train_steps` calls :func:`train_step`."""
+    """Wraps Keras' steps and the choice for ``jit_compile="auto"``; `train_steps` calls :func:`train_step`."""
     wrap(keras_trainer.Trainer, "_resolve_auto_jit_compile", _resolve_auto, in_step=False)
     wrap(keras_tf_trainer.TensorFlowTrainer, "test_step", _test_step)
     wrap(keras_tf_trainer.TensorFlowTrainer, "predict_step", _predict_step)
 
 
 def note_request(model: keras.Model, jit_compile: bool | str) -> None:
-    """Remembers what ``compile`` was asked for: what the user asked for by name is worth a warning if it fails."""
+    """Records the ``jit_compile`` given to ``compile``: if it was not "auto", running uncompiled is worth a warning."""
     _said.pop(model, None)
     if jit_compile == "auto":
         _chosen.add(model)
@@ -61,7 +61,7 @@ def note_request(model: keras.Model, jit_compile: bool | str) -> None:
 
 @contextlib.contextmanager
 def not_by_keras(model: keras.Model) -> Iterator[None]:
-    """Inside, Keras makes functions of steps under our strategies that it does not compile itself."""
+    """Context manager: functions that Keras makes of steps under our strategies are not compiled by Keras."""
     engine = engine_of(model.distribute_strategy)
     if engine is None or not model.jit_compile:
         yield
@@ -77,7 +77,7 @@ def not_by_keras(model: keras.Model) -> Iterator[None]:
 
 
 def is_whole(model: keras.Model) -> bool:
-    """True if steps are compiled whole: there is one replica, and it has one device."""
+    """Returns True if steps are compiled whole: there is one replica, on one device."""
     engine = engine_of(model.distribute_strategy)
     if engine is None or engine.central is not None:
         return False
@@ -85,16 +85,16 @@ def is_whole(model: keras.Model) -> bool:
 
 
 def whole(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns the step, compiled if all of it is to be: with its updates and metrics, as by Keras.
+    """Returns the step, compiled with its updates and metrics where steps are compiled whole.
 
-    Keras compiles what calls `Strategy.run`. There are the clocks of `engine.waiting`, which XLA does not have. Call
-    outside of :func:`not_by_keras`.
+    Keras would compile the caller of `Strategy.run`, which contains the clocks of `engine.waiting`: XLA has no such
+    ops. Call outside of :func:`not_by_keras`.
     """
     if not (is_whole(model) and model.jit_compile) or model.run_eagerly:
         return step
     compiled = tf.function(step, reduce_retracing=True, autograph=False, jit_compile=True)
 
-    # A tf.function would be called by `Strategy.run` outside of the replica, so for the first device.
+    # `Strategy.run` would call a tf.function outside of the replica, and so compile it for the first device.
     @functools.wraps(step)
     def on_device_of_replica(data: Any) -> Any:
         return compiled(data)
@@ -111,7 +111,7 @@ def _resolve_auto(original: Callable[[keras.Model], bool], model: keras.Model) -
 
 
 def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
-    """Keras' training step, with what each replica computes for itself compiled, if it is to be; else ``original``."""
+    """Runs Keras' training step with each replica's own computation compiled; ``original`` if it is not to be."""
     if not _is_compiled(model) or not model.trainable_weights:
         return original(model, data)
 
@@ -167,7 +167,7 @@ def _predict_step(original: Callable[..., Any], model: keras.Model, data: Any) -
 
 
 def _is_compiled(model: keras.Model) -> bool:
-    """True if XLA is asked to compile this step of the trainer, and nothing known speaks against it."""
+    """Returns True if XLA is to compile the replica's part of this step, and no reason against it is known."""
     share, engine = shares.current(), engine_of(model.distribute_strategy)
     if share is None or engine is None or not share.in_trainer or not model.jit_compile or tf.executing_eagerly():
         return False
@@ -191,7 +191,7 @@ def _known_reason(model: keras.Model, engine: ReplicatedExtended) -> str | None:
 
 
 def _say(model: keras.Model, reason: object) -> None:
-    """Says once of a model and a reason, on rank 0, that XLA compiles nothing."""
+    """Logs, on rank 0 and once per model and reason, that the model runs uncompiled."""
     engine, text = engine_of(model.distribute_strategy), str(reason)
     said = _said.setdefault(model, set())
     if engine is None or not engine.should_checkpoint or text in said:
@@ -202,16 +202,16 @@ def _say(model: keras.Model, reason: object) -> None:
 
 
 def padding_of(model: keras.Model) -> Padding:
-    """Returns the padding of a model's batches, which what draws them keeps up to date."""
+    """Returns the padding of a model's batches; whoever draws batches keeps it up to date."""
     return _paddings.setdefault(model, Padding())
 
 
 def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any, *, training: bool = False) -> Any:
-    """As :func:`compute`; smaller batches are padded if the model is row-wise."""
+    """Calls :func:`compute`, with smaller batches padded if the model is row-wise."""
     engine, share = engine_of(model.distribute_strategy), shares.current()
     on_gpu = engine is not None and engine.computes_on_gpus
     rows = [leaf for leaf in keras.tree.flatten(arguments) if tf.is_tensor(leaf)]
-    # Several steps that are one function may be a loop that draws batches.
+    # A function of several steps may draw batches in a loop, where `Padding.read` does not work.
     may_pad = share is not None and model.steps_per_execution == 1 and all(map(_has_open_size, rows))
     if not may_pad or not is_row_wise(model, training=training):
         return compute(function, arguments, on_gpu=on_gpu)
@@ -234,7 +234,7 @@ def _track(model: keras.Model, x: Any, loss: tf.Tensor) -> None:
 
 
 def _for_metrics(model: keras.Model, predicted: Any) -> Any:
-    """Returns what metrics need of the outputs; nothing without metrics, so that XLA need not write outputs out."""
+    """Returns the outputs and their metadata for metrics; None without metrics, so that XLA need not write outputs."""
     if model._compile_metrics is None:
         return None
     metadata = [[getattr(leaf, name, None) for name in _METADATA] for leaf in keras.tree.flatten(predicted)]

@@ -1,9 +1,9 @@
-"""Counters, of the step that finds no batch.
+"""Counters of the step that finds no batch.
 
-Keras asks for a batch inside the graph of the step. At the end of a dataset whose length it does not know, the step
-has begun before it learns that there is none: what in it needs no batch is done. The optimizer has counted a step,
-which moves the learning rate of a schedule, and random seeds of layers have been drawn from. Where a batch is asked for
-before the step begins, as between processes, the same is done here.
+Keras draws a batch inside the graph of the step. At the end of a dataset of unknown length, the step has begun before
+it finds that no batch is left, and its operations that need no batch have run: the optimizer has counted a step, which
+moves the learning rate of a schedule, and random seeds of layers have advanced. Where a batch is drawn before the step
+begins, as between processes, this module has the same effects.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 
 class Counters:
-    """The variables that the steps of a model's function count with, and by how much.
+    """The variables that count the steps of a model's function, and by how much each advances per step.
 
     Args:
-        model: the model, built.
+        model: the model; it has to be built before its first step.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -28,22 +28,22 @@ class Counters:
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Takes what runs inside for one step."""
+        """Context manager: measures by how much the counters advance in the block, which runs one step."""
         variables = self._variables()
         before = [_read(variable) for variable in variables]
         yield
-        # Unsigned seeds may have passed their highest number: so does the difference.
+        # Unsigned seeds may have wrapped around; the difference wraps around with them.
         strides = [_read(variable) - value for variable, value in zip(variables, before, strict=True)]
         self._strides = [pair for pair in zip(variables, strides, strict=True) if pair[1].any()]
 
     def count(self) -> None:
-        """Counts one step more, of which nothing else is done."""
+        """Advances the counters by one step, with no other effect of a step."""
         for variable, stride in self._strides:
             variable.assign(_read(variable) + stride)
 
     def _variables(self) -> list[keras.Variable]:
         model = self._model
-        # A loss scale's optimizer, which is wrapped, counts the steps whose gradients are finite: those have a batch.
+        # A LossScaleOptimizer's inner optimizer counts only steps with finite gradients, and these have a batch.
         optimizers = {id(each): each for each in vars(model).values() if isinstance(each, keras.Optimizer)}
         if isinstance(model.optimizer, keras.Optimizer):
             optimizers[id(model.optimizer)] = model.optimizer
@@ -55,9 +55,10 @@ class Counters:
 
 
 def _counts_without_batch(optimizer: keras.Optimizer) -> bool:
-    """True if no operation that needs a batch runs before the optimizer counts the step.
+    """Returns True if the optimizer counts the step without waiting for an operation that needs a batch.
 
-    One that reads the count does, inside the conditional of gradient accumulation, which needs the gradients.
+    With gradient accumulation, an update that reads the count does so inside a conditional that needs the gradients,
+    and the step is counted after it.
     """
     if not optimizer.gradient_accumulation_steps:
         return True

@@ -1,7 +1,7 @@
-"""Hooks into what writes and reads files of models: nothing in Keras knows of other processes.
+"""Hooks into the functions that write and read files of models: nothing in Keras knows of other processes.
 
-All of them would write the same path. ``saving.one_writer`` says which does, and for what the others wait. A folder
-that another process made in the meantime is as good as one's own.
+All processes would write the same path. ``saving.one_writer`` decides which one does, and what the others wait for.
+A folder that another process has made in the meantime is no error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def _engine(model: keras.Model | None) -> ReplicatedExtended | None:
-    """Returns the model's engine if other processes take part in it."""
+    """Returns the engine of the model, or of the current strategy, if its job has several processes."""
     engine = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
     return None if engine is None or engine.process_group is None else engine
 
@@ -73,7 +73,7 @@ def _save(
         return original(model, filepath, *args, **kwargs)
     if engine.process_group is None:
         return write(filepath)
-    # An error on all processes that save, not only on the one that reads them.
+    # Checked on all processes, so that all raise the error, not only the one that reads the accumulators.
     check_known(accumulators_of(getattr(model, "optimizer", None)))
     return write_on_rank_0(engine, filepath, variables_of(model), write)
 
@@ -97,7 +97,7 @@ def _get_h5_file(
     path_or_io: object,
     mode: str | None = None,
 ) -> Result:
-    """Opens a file of weights so that a full disk is an error of Keras' caller, not a crash of HDF5."""
+    """Opens a file of weights so that a full disk is an error that Keras' caller sees, not a crash of HDF5."""
     mode = mode or store.mode
     if store.archive or mode == "r" or not isinstance(path_or_io, (str, pathlib.Path)):
         return original(store, path_or_io, mode)
@@ -112,28 +112,28 @@ def _export(
     **kwargs: Rest.kwargs,
 ) -> Result | None:
     def export(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
-        # No process can run the graph of a model whose weights others hold.
+        # No process can run the graph of a model with weights that only other processes own.
         is_whole = all(holds_all(variable.value) for variable in model.variables)
         exported = model if is_whole else plain_form(model)
-        # Some formats are written only of models that were called.
+        # Some formats require a model that was called.
         exported._called = model._called
         return original(exported, path, *args, **kwargs)
 
     engine = _engine(model)
     if engine is not None and str(filepath).endswith(".xml"):
-        # OpenVINO writes a second file beside it, of the same name.
+        # OpenVINO writes a second file of the same name beside it.
         return drive(engine, variables_of(model), lambda: export(model, filepath, *args, **kwargs))
     return _save(export, model, filepath, *args, **kwargs)
 
 
 def _is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:
-    """Keras reads and writes the file of a whole model in memory, if that is free: a part of it is held here."""
+    """Returns False where a replica spans processes: Keras would then keep the file of the whole model in memory."""
     engine = _engine(model)
     return original(model) and (engine is None or not engine.parts.spans_processes)
 
 
 def _makedirs(original: Callable[[str], Result], path: str) -> Result | None:
-    """Keras makes a folder that it has not seen, as callbacks on all processes do: one comes first."""
+    """Makes a folder; it is no error if another process makes it between Keras' check and its call."""
     try:
         return original(path)
     except FileExistsError:

@@ -1,12 +1,12 @@
-"""Loss and metric functions that look at several rows at a time are computed from the rows of all replicas.
+"""Loss and metric functions that look at several rows at a time, computed from the rows of all replicas.
 
-F1, a root of a mean, a contrastive loss, a Dice loss are no means over rows, and cannot be put together from those of
-replicas. The kind of what a function returns (``row_dependence``) says so. Such a function is computed a second time,
-from the gathered labels, outputs and weights (``engine.row_gathers``), by every replica alike; TensorFlow drops what
-was computed before. From then on its own rows are not tried any more. Keras' own functions are not asked, but for the
-few that look at the batch.
+F1, a root of a mean, a contrastive loss or a Dice loss is not a mean over rows, and cannot be combined from values of
+replicas. The kind of the function's result (``row_dependence``) shows this. Such a function is computed a second time,
+from the gathered labels, outputs and weights (``engine.row_gathers``), identically on every replica; TensorFlow prunes
+the first computation. From then on it is only computed from gathered rows. Keras' own functions are not checked, except
+for the few that look at the batch.
 
-Only in steps of Keras' trainer.
+All this applies only in steps of Keras' trainer.
 """
 
 from __future__ import annotations
@@ -35,39 +35,42 @@ from strategies.replica.joinable import check_needs_no_others
 
 _logger = logging.getLogger(__name__)
 
-#: Of Keras' own functions those that look at all rows. Others are sums or means over rows, or have a value for each.
+#: Keras' own functions that look at all rows. Its others are sums or means over rows, or have a value for each row.
 _OF_THE_BATCH = frozenset({"circle", "dice", "tversky"})
-#: Of outputs, for losses and metrics.
+#: Tensor metadata of outputs that losses and metrics read.
 _METADATA = ("_keras_mask", "_keras_logits")
 
 # Losses and metrics that are computed from all rows.
 _gathering: weakref.WeakSet[Any] = weakref.WeakSet()
-# "ask": a value that looks at several rows is reported to the caller. "said": there is a warning of it already.
+# "ask": a value that looks at several rows raises `_LooksAtSeveralRowsError`. "said": a warning has been given already.
 # "gathered": the rows are those of all replicas.
 _state: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_gathered_functions", default=None)
 
 
 class _LooksAtSeveralRowsError(Exception):
-    """Ends the computation of a function from a replica's own rows."""
+    """Aborts the computation of a function from a replica's own rows."""
 
 
 def install() -> None:
-    """Wraps what calls loss functions, and metric functions."""
+    """Wraps the callers of loss functions and metric functions."""
     wrap(keras_loss.Loss, "__call__", _call_loss)
     wrap(reduction_metrics.MeanMetricWrapper, "update_state", _update_metric)
 
 
 def check_loss(share: shares.Share, values: tf.Tensor, value: tf.Tensor, is_mean: bool) -> bool:
-    """Takes note of the values of a loss function before they count as those of a replica.
+    """Checks whether the values of a loss function look at several rows, before they are taken as a replica's.
 
     Args:
-        share: of the replica.
+        share: the share of the replica.
         values: one number, or numbers for each row.
-        value: what is made of them.
-        is_mean: whether that is their plain mean.
+        value: the loss that is reduced from them.
+        is_mean: whether `value` is the plain mean of `values`.
 
     Returns:
-        whether a warning of this loss has been given already.
+        whether a warning about this loss has been given already.
+
+    Raises:
+        _LooksAtSeveralRowsError: they do, and the caller is to gather rows.
     """
     if _state.get() == "ask":
         dependence = shares.dependence_here()
@@ -78,7 +81,7 @@ def check_loss(share: shares.Share, values: tf.Tensor, value: tf.Tensor, is_mean
 
 
 def has_all_rows() -> bool:
-    """True while a loss is computed from the rows of all replicas."""
+    """Returns True while a loss is computed from the rows of all replicas."""
     return _state.get() == "gathered"
 
 
@@ -126,7 +129,7 @@ def _update_metric(
     y_true, y_pred, sample_weight = _gathered(given, "metric", metric, metric._fn)
     with shares.none():
         values = tf.convert_to_tensor(metric._fn(y_true, y_pred, **metric._fn_kwargs))
-    # Each replica adds its part, by its rows, of what all have: the parts add up to 1.
+    # Every replica has the global value, so each adds it weighted by its part of the rows: the parts add up to 1.
     part = mark(tf.identity(share.weigh(tf.constant(1.0))), Kind.SUM)
     mask = getattr(y_pred, "_keras_mask", None)
     sample_weight = keras_loss.apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
@@ -138,14 +141,14 @@ def _update_metric(
 
 
 def _update(metric: keras.metrics.MeanMetricWrapper, values: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Updates a metric as Keras does, by values that are computed already."""
+    """Updates a metric as Keras does, with values that are computed already."""
     mask = getattr(y_pred, "_keras_mask", None)
     sample_weight = keras_loss.apply_mask(sample_weight, mask, dtype=metric.dtype, reduction="sum")
     reduction_metrics.Mean.update_state(metric, values, sample_weight)
 
 
 def _remembered(loss: keras.losses.Loss) -> Any:
-    """Returns what is remembered of a loss that looks at several rows: pipelines compute with copies of losses."""
+    """Returns the key of a loss in `_gathering`, equal for its copies: pipelines compute with copies of losses."""
     function = getattr(loss, "fn", None)
     if function is None:
         return type(loss)
@@ -153,7 +156,7 @@ def _remembered(loss: keras.losses.Loss) -> Any:
 
 
 def _share_of(function: Any) -> shares.Share | None:
-    """The share of the replica, where a function has to be asked if it looks at several rows; else None."""
+    """Returns the replica's share if the function has to be checked for looking at several rows, else None."""
     share = shares.current()
     if share is None or not share.in_trainer or in_shapes_only() or _state.get() is not None:
         return None
@@ -177,7 +180,7 @@ def _in_state(state: str) -> Iterator[None]:
 
 
 def _may_gather(share: shares.Share, given: Any, role: str, function: Any) -> bool:
-    """True if the rows of all replicas can be had here; else a warning says why not."""
+    """Returns True if the rows of all replicas can be gathered here; else warns why not."""
     leaves = [leaf for leaf in tf.nest.flatten(given) if leaf is not None]
     check_needs_no_others()
     number = shares.num_microbatches()
@@ -210,7 +213,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _gathered(given: Any, role: str, owner: Any, function: Any) -> Any:
-    """Returns labels, outputs and weights of the rows of all replicas, with the masks and logits of outputs."""
+    """Gathers labels, outputs and weights from all replicas, with the masks and logits of outputs."""
     leaves = tf.nest.flatten(given)
     metadata = [getattr(leaf, name, None) for leaf in leaves for name in _METADATA]
     rows = [leaf if leaf is None or _is_number(leaf) else tf.convert_to_tensor(leaf) for leaf in (*leaves, *metadata)]
@@ -229,7 +232,7 @@ def _gathered(given: Any, role: str, owner: Any, function: Any) -> Any:
 
 
 def _say(role: str, function: Any, own: list[tf.Tensor]) -> None:
-    """Says once of a function, on rank 0, what is gathered for it."""
+    """Logs, on rank 0, how many bytes are gathered for a function."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is None or not engine.should_checkpoint:
         return

@@ -1,4 +1,4 @@
-"""Keras' global state that making layers changes: its random generator, and the counters behind automatic names."""
+"""The global state of Keras that changes when layers are made: its random generator and the name counters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope as in_sc
 
 from strategies._keras_hooks.keras_versions import GLOBAL_SEED_GENERATOR
 
-# Of `keras.src.utils.naming`, which has no constant for it.
+# The key that `keras.src.utils.naming` uses, which has no constant for it.
 _NAME_COUNTERS = "object_name_uids"
 
 
 @contextlib.contextmanager
 def _of_keras_kept() -> Iterator[None]:
-    """Puts back at the end what was there at the beginning, in this thread."""
+    """Context manager: restores Keras' random generator and name counters of this thread."""
     generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     seed = None if generator is None else generator.state.numpy()
     counters: Any = global_state.get_global_attribute(_NAME_COUNTERS)
@@ -28,7 +28,7 @@ def _of_keras_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        # None has Keras make one when it needs it, with a seed of Python's generator.
+        # With None, Keras makes a generator when it needs one, with a seed from Python's generator.
         global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
         if generator is not None:
             generator.state.assign(seed)
@@ -36,17 +36,17 @@ def _of_keras_kept() -> Iterator[None]:
 
 
 def in_stateless_scope() -> bool:
-    """True inside of a ``keras.StatelessScope``, in which variables have other values."""
+    """Returns True inside of a ``keras.StatelessScope``, in which variables have other values."""
     return bool(in_scope())
 
 
 @contextlib.contextmanager
 def global_state_kept() -> Iterator[None]:
-    """Inside, layers can be made without a trace in the global state of Python, NumPy and Keras.
+    """Context manager: layers made in the block leave the global state of Python, NumPy and Keras unchanged.
 
-    Afterwards their random generators are where they were, so that a model that is made next starts with the weights
-    with which it would have started, and Keras goes on counting automatic names, which appear in logs and paths, where
-    it was. What is made inside, and outlives it, has to be given names of its own.
+    At the end their random generators are restored, so that a model made later starts with the same weights as without
+    the block, and so are Keras' counters of automatic names, which appear in logs and paths. Layers that are made in
+    the block and outlive it need explicit names.
 
     Example:
 

@@ -1,20 +1,20 @@
-"""Gradients of a trainer's step: with respect to weights, they are those of the global batch where they are taken.
+"""Gradients in a step of Keras' trainer: with respect to weights, ``tape.gradient`` returns those of the global batch.
 
-A step of Keras' trainer is a program for one device. The gradient of its loss with respect to what all replicas have
-alike (weights, and what was computed from weights alone) is the sum over replicas of local gradients. The target's
-kind (``row_dependence``) says what a replica's term is: the gradient of ``weight_r * m_r`` for a mean over rows
-``m_r``, and of a sum over rows as it is. Penalties of weights, the same on all replicas, count as means: the weights of
-all replicas add up to 1.
+A step of Keras' trainer is a program for one device. The gradient of its loss with respect to values that are the same
+on all replicas (weights, and values computed from weights alone) is the sum over replicas of local gradients. The
+target's kind (``row_dependence``) determines a replica's term: the gradient of ``weight_r * m_r`` for a mean over rows
+``m_r``, the plain gradient for a sum over rows. Penalties of weights, the same on all replicas, count as means: the
+weights of all replicas add up to 1.
 
-The sum is made in ``tape.gradient`` and ``tf.gradients``, so that whatever the program does with it (clipping, noise,
-a norm in the logs, an ``assign_sub``) is right because it is done with the gradient of the global batch. Gradients with
-respect to rows, as of a gradient penalty on inputs, stay with their replica.
+The sum is computed in ``tape.gradient`` and ``tf.gradients``, so that whatever the program does with it (clipping,
+noise, a norm in the logs, an ``assign_sub``) uses the gradient of the global batch. Gradients with respect to rows, as
+of a gradient penalty on inputs, stay with their replica.
 
-In Keras' own ``train_step`` nothing looks at the gradients before the optimizer does. There they are left local, marked
-as terms of a sum, and the optimizer sums them (``optimizers``): scattered where the optimizer is sharded, gathered over
-steps where it accumulates, in one message with the metrics.
+In Keras' own ``train_step`` nothing looks at the gradients before the optimizer does. There they stay local, marked as
+terms of a sum, and the optimizer sums them (``optimizers``): by reduce-scatter where the optimizer is sharded, once per
+update where it accumulates over steps, in one message with the metrics.
 
-Only in steps of Keras' trainer. In a loop of the user's own, TensorFlow's convention holds: losses are to add up.
+All this holds only in steps of Keras' trainer. In a custom loop, TensorFlow's convention holds: losses are to add up.
 """
 
 from __future__ import annotations
@@ -41,20 +41,19 @@ from strategies.replica.passes import differentiates_passes
 from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
 
-#: Weighed. So is one number that is neither mean nor sum, which is nearest to what is meant, but a warning says so.
+#: Kinds that are weighted. So is a scalar that is neither mean nor sum, as the closest guess, with a warning.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.DRAWN)
-#: Of these kinds also tensors of several numbers, which have no rows any more.
+#: Of these kinds, tensors of several numbers are weighted as well: they have no rows any more.
 _REDUCED = (Kind.MIXED, Kind.OTHER)
 
-# True while TensorFlow computes a gradient: what is differentiated in there is a factor of it, and no gradient of its
-# own, as in a layer that is computed again.
+# True while TensorFlow computes a gradient: one taken inside, as for a recomputed layer, is only a factor of it.
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_in_gradient", default=False)
 # True in Keras' own train_step.
 _in_keras_step: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_in_keras_step", default=False)
 
 
 def install() -> None:
-    """Wraps TensorFlow's ways to ask for a gradient: on it, Keras has none of its own."""
+    """Wraps TensorFlow's functions that compute gradients: Keras has none of its own on TensorFlow."""
     wrap(tf.GradientTape, "gradient", _gradient)
     wrap(tf.GradientTape, "jacobian", _jacobian)
     wrap(tf.GradientTape, "batch_jacobian", _jacobian)
@@ -63,7 +62,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def in_keras_step(model: keras.Model) -> Iterator[None]:
-    """Inside, Keras' own train_step of a model runs: the optimizer is the first that looks at its gradients."""
+    """Context manager: Keras' own train_step runs, so gradients stay local if the model's optimizer sums them."""
     token = _in_keras_step.set(_sums_itself(model.optimizer))
     try:
         yield
@@ -75,9 +74,9 @@ def for_optimizer(optimizer: Any, gradients: Sequence[Any], variables: Sequence[
     """Returns local gradients of a step of the trainer as an optimizer takes them.
 
     Args:
-        optimizer: whose ``apply_gradients`` gets them.
+        optimizer: the optimizer whose ``apply_gradients`` gets them.
         gradients: terms of sums over replicas, or None.
-        variables: per gradient its variable.
+        variables: the variable of each gradient.
     """
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
     gradients = as_unrounded(gradients, variables)
@@ -89,7 +88,7 @@ def for_optimizer(optimizer: Any, gradients: Sequence[Any], variables: Sequence[
 
 
 def _sums_itself(optimizer: Any) -> bool:
-    """True of an optimizer that sums gradients over replicas before a user's code sees them."""
+    """Returns True if an optimizer sums gradients over replicas before a user's code sees them."""
     return isinstance(optimizer, keras.Optimizer) and not overrides(
         optimizer, base_optimizer.BaseOptimizer, "apply_gradients"
     )
@@ -107,7 +106,7 @@ def _gradient(
     if _is_factor():
         return original(tape, target, sources, output_gradients, *args, **kwargs)
     _note_gradient()
-    # Asked before: a persistent tape may go on while its gradient is taken.
+    # Determined before: a persistent tape may record again while its gradient is taken.
     stays = _stays_local()
     with _taking():
         local = original(tape, target, sources, _upstream(target, output_gradients), *args, **kwargs)
@@ -126,7 +125,7 @@ def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = No
 def _jacobian(
     original: Callable[..., Any], tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Leaves derivatives of each number of the target with what has the target: a row's are of that row."""
+    """Returns the local Jacobian, marked with the kind of the target: derivatives of a row belong to that row."""
     if _is_factor():
         return original(tape, target, sources, *args, **kwargs)
     with _taking():
@@ -140,7 +139,7 @@ def _jacobian(
 
 
 def _is_factor() -> bool:
-    """True where a gradient is a part of a backward pass that somebody else asked for."""
+    """Returns True where a gradient is taken inside of another gradient's backward pass."""
     return _inside.get() or differentiates_passes()
 
 
@@ -154,18 +153,18 @@ def _taking() -> Iterator[None]:
 
 
 def _note_gradient() -> None:
-    """Tells a strategy that gathers weights where a backward pass begins."""
+    """Notifies the gathers of sharded weights that a backward pass begins."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is not None and engine.sharded_weights is not None:
         engine.sharded_weights.gathers.note_gradient(is_last=not differentiates_passes())
 
 
 def _upstream(target: Any, given: Any) -> Any:
-    """Returns what gradients of `target` are to be multiplied by, in its structure; None for nothing.
+    """Returns the output gradients of `target`, in its structure, weighted where it is a mean; None stands for ones.
 
     Args:
         target: a nest of tensors.
-        given: by the program, in the structure of `target`, or None.
+        given: the program's output gradients, in the structure of `target`, or None.
     """
     share = shares.current()
     if share is None or not share.in_trainer or share.num_replicas == 1:
@@ -191,36 +190,36 @@ def _upstream(target: Any, given: Any) -> Any:
 
 
 def _is_of_batch(share: shares.Share, target: Any) -> bool:
-    """True if losses of replicas add up to that of the global batch."""
+    """Returns True if the replicas' losses add up to the loss of the global batch."""
     return not any(is_fault(share.dependence.kind(leaf)) for leaf in tf.nest.flatten(target))
 
 
 def _stays_local() -> bool:
-    """True where the sum is left to the optimizer, or nobody can meet the other replicas."""
+    """Returns True where the sum is left to the optimizer, or no collective can run."""
     share = shares.current()
     if share is None or shares.is_in_microbatches():
         return True
-    # One that is taken while a tape records is a part of the loss, not Keras' own.
+    # A gradient taken while a tape records is a part of the loss, not the gradient that Keras' step takes.
     if _in_keras_step.get() and not gradient_record.could_possibly_record():
         return True
     return not _can_meet(share)
 
 
 def _can_meet(share: shares.Share) -> bool:
-    """True where the replicas of this process can run one collective together: in the graph of their step."""
+    """Returns True where the replicas of this process can run one collective together: in the graph of their step."""
     if tf.executing_eagerly() or type(tf.distribute.get_replica_context()) is ReplicaContext:
         return not share.in_inner_function
     return share.is_in_step_graph
 
 
 def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
-    """Returns gradients with respect to what all replicas have alike as sums over replicas; others as they are.
+    """Returns gradients, summed over replicas where the source is the same on all of them, else local.
 
     Args:
-        local: of this replica, in the structure of `sources`.
-        target: a nest of tensors, of which they are the gradients.
+        local: this replica's gradients, in the structure of `sources`.
+        target: the differentiated nest of tensors.
         sources: a nest of variables and tensors.
-        stays: whether sums are left to the optimizer.
+        stays: whether gradients stay local, and sums are left to the optimizer.
     """
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
     if share is None or engine is None or share.num_replicas == 1:
@@ -234,7 +233,7 @@ def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
         return tf.nest.pack_sequence_as(sources, flat)
     mine = [i for i, source in enumerate(of) if flat[i] is not None and _is_alike(share, source)]
     for i, source in enumerate(of):
-        # Of the loss of the global batch, with respect to a row.
+        # The gradient of the global batch's loss with respect to rows has rows.
         is_tensor = isinstance(source, tf.Tensor) and isinstance(flat[i], tf.Tensor)
         if is_tensor and share.dependence.kind(source) is Kind.ROWS and _is_of_batch(share, target):
             mark(flat[i], Kind.ROWS)
@@ -242,7 +241,7 @@ def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
         for i in mine:
             flat[i] = _as_term(flat[i])
     else:
-        # Of a table whose rows are shared out, each replica has other rows: the optimizer sends them to the owners.
+        # Each replica has gradients of other rows of a row-sharded table: the optimizer sends them to the owners.
         for i in [i for i in mine if is_row_sharded(of[i])]:
             flat[i] = _as_term(flat[i])
             mine.remove(i)
@@ -256,12 +255,12 @@ def _is_variable(source: Any) -> bool:
 
 
 def _is_alike(share: shares.Share, source: Any) -> bool:
-    """True of a variable, and of a tensor that does not depend on rows."""
+    """Returns True for a variable, and for a tensor that does not depend on rows."""
     return not isinstance(source, tf.Tensor) or share.dependence.kind(source) is Kind.SAME
 
 
 def _as_shard(engine: ReplicatedExtended, total: Any, source: Any) -> Any:
-    """Marks the gradient of a shard as that, so that what looks at all of its numbers is found; returns it."""
+    """Marks the gradient of a shard, so that operations that look at all of its numbers are found; returns it."""
     if weight_of(source) is not None and isinstance(total, tf.Tensor):
         mark(total, Kind.SHARD_APART if engine.parts.crosses("tensor") else Kind.SHARD)
     return total
@@ -275,14 +274,14 @@ def _as_term(gradient: Any) -> Any:
 
 
 def _summed(engine: ReplicatedExtended, share: shares.Share, gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
-    """Returns sums of gradients over all replicas, of which gradients can be taken; None as it is."""
+    """Returns differentiable sums of gradients over all replicas; None stays None."""
     mine = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not mine:
         return gradients
     targets = [sources[i].value if isinstance(sources[i], keras.Variable) else sources[i] for i in mine]
     own = [gradients[i] for i in mine]
     if gradient_record.could_possibly_record() and not any(map(is_overwritten, targets)):
-        # As tensors: a tape records no slices.
+        # As tensors: a tape does not record IndexedSlices.
         totals = _recorded(engine, [tf.convert_to_tensor(each) for each in own], targets)
     else:
         totals = _met(engine, own, targets)
@@ -293,7 +292,7 @@ def _summed(engine: ReplicatedExtended, share: shares.Share, gradients: list[Any
 
 
 def _met(engine: ReplicatedExtended, gradients: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-    """Has all replicas sum gradients."""
+    """Sums gradients over all replicas."""
 
     def across(_: tf.distribute.Strategy, gradients: list[Any]) -> list[Any]:
         return engine.sum_gradients(gradients, targets)
@@ -306,9 +305,9 @@ def _met(engine: ReplicatedExtended, gradients: Sequence[Any], targets: Sequence
 
 
 def _recorded(engine: ReplicatedExtended, gradients: Sequence[tf.Tensor], targets: Sequence[Any]) -> list[Any]:
-    """Sums gradients as :func:`_met`; the gradient of such a sum is the sum of all replicas' upstream gradients.
+    """Sums gradients as :func:`_met` does; the sum's gradient is the sum of all replicas' upstream gradients.
 
-    Not by ``tf.custom_gradient``, which looks for variables in all of the graph that other replicas have made.
+    ``tf.custom_gradient`` is not used: it would look for variables in the whole graph, which other replicas have made.
     """
     with gradient_record.stop_recording():
         totals = _met(engine, gradients, targets)

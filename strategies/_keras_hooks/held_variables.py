@@ -1,8 +1,8 @@
-"""Optimizers where a replica spans processes: each process updates the variables that it holds.
+"""Optimizers where a replica spans processes: each process updates the variables that it owns.
 
-Every process builds the optimizer with all variables of the model, and is handed all of them in every step; those that
-others hold have no gradient, no value and no slots here. What one process decides for all, a step that is skipped after
-an overflow, all of them decide together.
+Every process builds the optimizer with all variables of the model, and is given all of them in every step. A variable
+that only other processes own has no gradient, no value and no slots in this process. All processes decide together
+whether a step is skipped after an overflow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strategies.replica.weight_slices import WeightSlice
 
 
 def install() -> None:
-    """Wraps the check for overflow, and what looks at all variables of a model."""
+    """Wraps the check for overflow, and the methods that loop over all variables of a model."""
     wrap(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite)
     wrap(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _for_held)
     wrap(keras_tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _for_held)
@@ -35,7 +35,10 @@ def apply_held(
     gradients: Sequence[Any],
     variables: Sequence[Any] | None,
 ) -> Any:
-    """Calls an optimizer's ``apply`` with what this process holds: gradients and their variables, all where None."""
+    """Calls an optimizer's ``apply`` with the gradients and variables that this process owns.
+
+    With ``variables=None``, gradients are those of all variables that the optimizer was built with.
+    """
     if (spanning_parts() is None and sharded_updates() is None) or not gradients:
         return apply(gradients, variables)
     known = optimizer._trainable_variables if variables is None else variables
@@ -46,7 +49,7 @@ def apply_held(
 
 
 def _apply_nothing(optimizer: keras.Optimizer) -> None:
-    """Does what a step does beside updates: takes part in norms, and counts."""
+    """Runs a step without gradients: takes part in the sums of norms, updates moving averages and counts the step."""
     steps = optimizer.gradient_accumulation_steps
     if steps:
         is_due = tf.equal((optimizer._iterations + 1) % steps, 0)
@@ -78,7 +81,7 @@ def _is_held(variable: Any) -> bool:
 
 
 def sum_over_holders() -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """Returns the sum over the processes that hold parts of what is updated; None if this one holds all."""
+    """Returns a function that sums over the processes that own parts of what is updated; None if this one owns all."""
     parts, sharded = spanning_parts(), sharded_updates()
     group = None if sharded is None else sharded.process_group
     if parts is None and group is None:
@@ -93,7 +96,7 @@ def sum_over_holders() -> Callable[[tf.Tensor], tf.Tensor] | None:
 
 
 class _Seen:
-    """An optimizer with some of its moving averages only."""
+    """A view of an optimizer with only some of its moving averages."""
 
     def __init__(self, optimizer: keras.Optimizer, averages: Sequence[Any]) -> None:
         self._optimizer = optimizer
@@ -104,7 +107,7 @@ class _Seen:
 
 
 def _for_held(original: Callable[..., None], optimizer: keras.Optimizer, trainable_variables: Sequence[Any]) -> None:
-    """Goes through the variables that this process holds, and their averages; through shards, number by number."""
+    """Calls the original with only the variables that this process owns, and their averages; split weights by shard."""
     if not optimizer.use_ema or (spanning_parts() is None and sharded_updates() is None):
         return original(optimizer, trainable_variables)
     pairs = [

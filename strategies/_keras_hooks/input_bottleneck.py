@@ -1,4 +1,4 @@
-"""Says so when training waits for its input: once per ``fit``, with what to do about it."""
+"""A warning, once per ``fit``, when training waits for its input, with what to do about it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _logger = logging.getLogger(__name__)
 class SlowInputWarning(keras.callbacks.Callback):
     """Logs one warning per ``fit`` if training waits for batches for too large a part of its time.
 
-    Part of every ``fit`` under our strategies on rank 0, whose own input it looks at. That only another rank waits for
-    its files shows in that rank's logs (``keras_ext.Throughput``), and as waiting for communication in rank 0's.
+    Every ``fit`` under our strategies has it on rank 0, and it measures the input of rank 0. If only another rank waits
+    for its files, that rank's logs (``keras_ext.Throughput``) show it, and rank 0's show waiting for communication.
     Neither validation counts, nor the first execution, which traces the step and fills the pipeline.
 
-    It asks the clock once per execution, and reads what was waited where `seconds` have passed. As it defines no
-    ``on_train_batch_end``, Keras does not wait for the logs of every step on its behalf.
+    It reads the time once per execution, and the waiting time only where its clock is started or stopped. As it defines
+    no ``on_train_batch_end``, Keras does not wait for the logs of every step on its behalf.
 
     Args:
-        share: of the time, above which it is too much.
-        seconds: the least training time that is judged together.
-        steps: the least number of steps that are.
+        share: the largest fraction of the time that training may wait without a warning.
+        seconds: the least training time of a window.
+        steps: the least number of steps of a window.
     """
 
     def __init__(self, *, share: float = 0.2, seconds: float = 10.0, steps: int = 20) -> None:
@@ -36,24 +36,24 @@ class SlowInputWarning(keras.callbacks.Callback):
         self._least_steps = steps
         self._is_first_execution = True
         self._is_done = False
-        # Of what is judged next: what is measured already, and since when, if the clock runs.
+        # The current window: (seconds, seconds waited, steps) measured so far, and at the clock's start if it runs.
         self._measured = (0.0, 0.0, 0)
         self._begin: tuple[float, float, int] | None = None
         self._batch = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts anew."""
+        """Resets the measurement."""
         self._is_first_execution, self._is_done = True, False
         self._measured, self._begin = (0.0, 0.0, 0), None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the clock, save in the first epoch: there the end of the first execution does."""
+        """Starts the clock, except in the first epoch, where the end of the first execution starts it."""
         self._batch = 0
         if not self._is_first_execution and not self._is_done:
             self._begin = self._now()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Judges what lies behind, where it is enough."""
+        """Evaluates the window measured so far, once it is long enough."""
         self._batch = batch
         if self._is_first_execution and batch > 0:
             self._is_first_execution = False
@@ -69,7 +69,7 @@ class SlowInputWarning(keras.callbacks.Callback):
         self._stop()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Stops the clock where there is no validation."""
+        """Stops the clock, if validation has not stopped it."""
         self._is_first_execution = False
         self._stop()
 

@@ -1,4 +1,4 @@
-"""Input: datasets whose length processes agree upon, and batches that are copied to the devices ahead of their step."""
+"""Input: datasets whose length all processes agree on, and batches that are prefetched to the devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from strategies.engine.seeds import agree_on_random_state
 
 
 def install() -> None:
-    """Wraps the iterator over an epoch, and what makes datasets for it."""
+    """Wraps Keras' epoch iterator, and the adapters that make datasets for it."""
     wrap(keras_tf_trainer.TFEpochIterator, "__init__", _epoch_iterator, in_step=False)
     wrap(epoch_iterator.EpochIterator, "reset", _reset, in_step=False)
     wrap(data_adapters, "is_tf_dataset", _is_dataset, in_step=False)
@@ -45,7 +45,7 @@ def _epoch_iterator(
     if engine is not None and engine.process_group is not None:
         same_inputs.compare(engine, kwargs)
         if isinstance(kwargs.get("x"), keras.utils.PyDataset):
-            # Its batches are shuffled by Python's generator, and its own code mostly by numpy's.
+            # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
             agree_on_random_state(engine.process_group)
     token = _shared_out.set(engine is not None and engine.process_group is not None)
     try:
@@ -60,12 +60,12 @@ def _epoch_iterator(
 
 
 def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: ReplicatedExtended) -> bool:
-    """True if elements may be prefetched to the devices, before their step.
+    """Returns True if elements may be prefetched to the devices, before their step.
 
-    False for generators, which the user may go on reading after the last step. With `steps_per_execution`, the steps
-    that run together are called one after the other, each with an element that is at its device: inside one function
-    they would draw batches that are copied when they are needed. Where processes agree at every element, it is the
-    same on all of them.
+    False for generators, which the user may continue to read after the last step. With `steps_per_execution`, the steps
+    of an execution are then called one after the other, each with an element that is already on its device: inside one
+    function they would draw batches that are copied only when needed. Where processes agree on every element, the
+    result is the same on all of them.
     """
     dataset = iterator._distributed_dataset
     may = (
@@ -80,17 +80,17 @@ def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: Replicat
 
 
 def _is_read_by_us_alone(iterator: keras_tf_trainer.TFEpochIterator, dataset: tf.data.Dataset | AgreedDataset) -> bool:
-    """True if nobody misses, or hears of, elements that were drawn and not used."""
+    """Returns True if drawing elements that are then not used has no effect outside of the iterator."""
     adapter = iterator.data_adapter
     if isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):
-        # Keras reads it by a generator, to its end and once per epoch, unless the user says how many steps it has.
+        # Keras reads it through a generator, to its end once per epoch, unless the user gives `steps_per_epoch`.
         return adapter.num_batches is not None and iterator.steps_per_epoch is None
     is_known = isinstance(adapter, (array_data_adapter.ArrayDataAdapter, tf_dataset_adapter.TFDatasetAdapter))
     return is_known and not reads_generator(getattr(dataset, "dataset", dataset))
 
 
 def _reset(original: Callable[..., None], iterator: epoch_iterator.EpochIterator) -> None:
-    """Keras counts the batches of this process' dataset; others may have more."""
+    """Sets the job's number of batches: Keras counts those of this process' dataset, and others may have more."""
     original(iterator)
     dataset = getattr(iterator, "_distributed_dataset", None)
     dataset = dataset.dataset if isinstance(dataset, ReadAheadDataset) else dataset
@@ -99,16 +99,16 @@ def _reset(original: Callable[..., None], iterator: epoch_iterator.EpochIterator
 
 
 def _is_dataset(original: Callable[[object], bool], value: object) -> bool:
-    """Keras knows TensorFlow's distributed datasets by the names of their classes."""
+    """Returns True also for `AgreedDataset`: Keras recognizes distributed datasets by TensorFlow's class names."""
     return isinstance(value, AgreedDataset) or bool(original(value))
 
 
 def _dataset_of_known_length(
     original: Callable[..., tf.data.Dataset], adapter: data_adapters.DataAdapter
 ) -> tf.data.Dataset:
-    """Keras' dataset of arrays, or of a ``PyDataset``, does not know the length that Keras knows.
+    """Sets the cardinality of Keras' dataset of arrays, or of a ``PyDataset``, to the length that the adapter knows.
 
-    Processes would have to ask each other at every step, and the last would end an epoch with a warning.
+    Without it, processes would have to agree at every step, and Keras would warn at the end of the last epoch.
     """
     dataset = original(adapter)
     length = adapter.num_batches if _shared_out.get() else None

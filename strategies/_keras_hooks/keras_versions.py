@@ -1,7 +1,7 @@
-"""Differences between the supported releases of Keras, in one place, each with the releases that it concerns.
+"""Differences between the supported releases of Keras, each with the releases that it concerns.
 
-The rest of the package is written as for the newest release, and asks for a release nowhere. Every difference is
-found by looking for the name, not by comparing numbers of versions.
+The rest of the package is written for the newest release, and checks for a release nowhere. Every difference is
+detected by looking for a name, not by comparing version numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ except ImportError:
 else:
     _MULTI_OPTIMIZERS = (MultiOptimizer,)
 
-#: Optimizers that hand all of their gradients to others. Keras 3.12 to 3.14 have no `MultiOptimizer`.
+#: Optimizers that pass all of their gradients to others. Keras 3.12 to 3.14 have no `MultiOptimizer`.
 WRAPPING_OPTIMIZERS = (loss_scale_optimizer.LossScaleOptimizer, *_MULTI_OPTIMIZERS)
 
-#: The callback that writes folders of Orbax. Keras 3.12 has none.
+#: The callback that writes Orbax checkpoints. Keras 3.12 has none.
 ORBAX_CHECKPOINTS: tuple[type[keras.callbacks.Callback], ...] = (
     (keras.callbacks.OrbaxCheckpoint,) if hasattr(keras.callbacks, "OrbaxCheckpoint") else ()
 )
@@ -35,11 +35,11 @@ GLOBAL_SEED_GENERATOR: str = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "g
 
 
 def sort_layers(model: keras.Model, key: Callable[[keras.layers.Layer], Any]) -> None:
-    """Sorts the list of layers by which a model counts its weights, as ``list.sort`` does.
+    """Sorts the list of layers that determines the order of a model's weights, as ``list.sort`` does.
 
-    In Keras 3.12 to 3.14 the list of a Functional model is one of TensorFlow's, which cannot be sorted by a key, nor be
-    changed in place without leaving checkpoints of TensorFlow: another is set, as Keras set it. In Keras 3.15, and in
-    Sequential models, it belongs to Keras' own tracking, which has to keep the one it has.
+    In Keras 3.12 to 3.14 a Functional model has a list of TensorFlow's tracking, which cannot be sorted by a key, and
+    which TensorFlow's checkpoints refuse once it was changed in place: a new list is set, as Keras set it. In Keras
+    3.15, and in Sequential models, the list belongs to Keras' own tracking, and has to remain the same object.
     """
     layers = model._layers
     if isinstance(layers, tf.__internal__.tracking.Trackable):

@@ -1,7 +1,7 @@
-"""Files of Keras' legacy format (``model.h5``): of models that are not plain, those of a plain copy.
+"""Files of Keras' legacy format (``model.h5``): a model that is not plain is written as a plain copy.
 
-The format knows variables by their names and layers by their configs, and asks nobody how they are written. So what is
-split, in stages or in shards is first copied into the plain model that a ``.keras`` file of it would give.
+The format stores variables by name and layers by config, and has no hook for how they are written. So a model that is
+split, in stages or sharded is first copied into the plain model that its ``.keras`` file would give.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 def plain_form(model: keras.Model) -> keras.Model:
-    """Returns the model itself, or the plain model that a ``.keras`` file of it gives, if it is none."""
+    """Returns the model itself if it is plain, else the plain model that its ``.keras`` file gives."""
     variables = [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]
     layers = model._flatten_layers()
     has_parts = any(whole is not own for whole, own in zip(joined(variables), variables, strict=False))
@@ -39,7 +39,7 @@ def plain_form(model: keras.Model) -> keras.Model:
 
 
 def _without_strategy(function: Callable[[], _Result]) -> _Result:
-    """Calls a function outside of the scope of any strategy: a scope belongs to a thread, and cannot be left in it."""
+    """Calls a function outside of any strategy's scope: in a new thread, as a thread cannot suspend its scope."""
     if not tf.distribute.has_strategy():
         return function()
     results: list[_Result] = []

@@ -1,7 +1,7 @@
-"""Lookups of rows in tables that are on a parameter device: only the rows leave it.
+"""Lookups of rows in tables on a parameter device: only the rows leave that device.
 
 Keras reads the whole table on the replica's device, then takes the rows. On one device that costs nothing; here it
-would send the table to each compute device in each step, and need room for it there.
+would copy the table to each compute device in each step, and need memory for it there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strategies.engine.central import CentralVariable
 
 
 def install() -> None:
-    """Wraps the taking of rows, by which `keras.layers.Embedding` looks up."""
+    """Wraps ``take``, which `keras.layers.Embedding` calls."""
     wrap(keras_tf_numpy, "take", _take)
 
 
@@ -30,8 +30,8 @@ def _take(original: Callable[..., Any], x: Any, indices: Any, axis: int | None =
     if not isinstance(table, CentralVariable) or axis != 0 or isinstance(indices, (tf.SparseTensor, tf.RaggedTensor)):
         return original(x, indices, axis)
     positions = tf.convert_to_tensor(indices)
-    # As Keras has it: a negative one counts from the end.
+    # As in Keras: negative indices count from the end.
     positions = tf.where(positions < 0, positions + tf.cast(table.shape[0], positions.dtype), positions)
     rows = table.sparse_read(positions)
-    # In mixed precision Keras casts the table: the rows are the same.
+    # In mixed precision Keras casts the table. Casting the rows gives the same.
     return tf.cast(rows, x.dtype) if isinstance(x, keras.Variable) else rows

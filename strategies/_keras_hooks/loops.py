@@ -1,8 +1,8 @@
-"""Loops of a program's own that never call ``strategy.run``: errors that say so, where TensorFlow's do not.
+"""Errors about custom training loops that never call ``strategy.run``, where TensorFlow's own are unclear.
 
-Outside of ``strategy.run`` there is no replica: a batch of all replicas is no tensor, and a gradient has no device. In
-one process such a loop outside the scope is a program for one device, and right. Several processes would each train by
-what they have themselves.
+Outside of ``strategy.run`` no replica runs: a batch of all replicas is no tensor, and a gradient has no device. In one
+process such a loop outside the scope is a correct program for one device. Several processes would each train on their
+own gradients only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUN = (
 
 
 def install() -> None:
-    """Wraps the conversion of what layers are called on, the handles of variables, and the last step of an update."""
+    """Wraps the conversion of layers' inputs, the handles of variables, and the optimizers' backend update."""
     wrap(DTypePolicy, "convert_input", _convert_input)
     wrap(core.Variable, "handle", _handle)
     wrap(keras_tf_optimizer.TFOptimizer, "_backend_update_step", _update_step)

@@ -1,17 +1,17 @@
-"""Losses: rows weigh the same wherever they are.
+"""Losses: each row has the same weight, whatever its replica.
 
 Keras divides a loss by the replica's own count (of rows, of unmasked entries, of sample weights) and then by the
 number of replicas. Summed over replicas, that is the loss of the global batch only if all counts are equal. Here
 
 * every loss value ``m_r`` of replica r is formed such that ``sum over r of weight_r * m_r`` is the global value;
-* in a step of Keras' trainer, the program sees ``m_r``, as on one device. What it does with it is weighed where
-  replicas come together: in gradients (``gradients``), so that their sum is the global gradient, in means of scalars
-  (``trackers``) and in what the step returns (``engine.outputs``);
-* in a custom loop the program sees ``weight_r * m_r``, as TensorFlow's convention for ``strategy.run`` has it:
+* in a step of Keras' trainer, the program sees ``m_r``, as on one device. Weights apply where values of replicas are
+  combined: in gradients (``gradients``), so that their sum is the global gradient, in means of scalars
+  (``trackers``) and in the step's results (``engine.outputs``);
+* in a custom loop the program sees ``weight_r * m_r``, following TensorFlow's convention for ``strategy.run``:
   ``strategy.reduce("SUM", loss, axis=None)`` is the global value.
 
-``Model.compute_loss`` forms its total from raw ``m_r``, so terms that a subclass adds to it count alike. What layers
-add to the loss may be a sum over rows: it is divided by the weight first.
+``Model.compute_loss`` forms its total from raw ``m_r``, so terms that a subclass adds to it are weighted alike. A loss
+that a layer adds may be a sum over rows: it is divided by the weight first.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ def install() -> None:
 
 
 def _as_signs(original: Callable[[tf.Tensor], tf.Tensor], y_true: tf.Tensor) -> tf.Tensor:
-    """Labels of 0 and 1 as -1 and 1: Keras looks whether all are of that kind, and each replica finds the same."""
+    """Converts labels 0 and 1 to -1 and 1, per row: Keras' check of all labels finds the same on each replica."""
     dependence = shares.known_dependence()
     signs = original(y_true)
     return signs if dependence is None else mark(signs, dependence.kind(y_true))
 
 
 def wrap_compute_loss(model_class: type) -> None:
-    """Wraps the class' own ``compute_loss``, if it has one, so that all of it is weighed."""
+    """Wraps ``compute_loss`` in the class that defines it, so that the whole result is weighted."""
     owner = next(cls for cls in model_class.__mro__ if "compute_loss" in vars(cls))
     wrap(owner, "compute_loss", _compute_loss)
 
 
 @contextlib.contextmanager
 def _raw(share: shares.Share) -> Iterator[None]:
-    """Inside, losses stay raw: the caller weighs the result."""
+    """Context manager: losses stay raw (``m_r``), and the caller weights the result."""
     shares.attach(dataclasses.replace(share, raw_losses=True))
     try:
         yield
@@ -73,7 +73,7 @@ def _raw(share: shares.Share) -> Iterator[None]:
 
 
 def _emit(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
-    """Returns ``m_r`` as the program is to see it."""
+    """Returns ``m_r`` as the program sees it: raw, or weighted in a custom loop."""
     if share.num_replicas == 1:
         return value
     if share.raw_losses or share.in_trainer:
@@ -84,13 +84,13 @@ def _emit(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
 def _scale(original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.Tensor:
     share = shares.current()
     if gathered_functions.has_all_rows():
-        # Not a part, of which replicas' would add up.
+        # A global value is not one term of a sum over replicas.
         return value
     return original(value) if share is None else _emit(tf.convert_to_tensor(value), share)
 
 
 def _unscale(original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.Tensor:
-    # Keras asks for it in its own steps, where losses are shown as they are.
+    # Keras calls it in its own steps, where losses have not been scaled.
     return original(value) if shares.current() is None else value
 
 
@@ -115,13 +115,13 @@ def _reduce(
     is_plain = sample_weight is None and mask is None and reduction in _BY_COUNT
     is_said = gathered_functions.check_loss(share, values, value, is_plain)
     if len(values.shape) == 0:
-        # The loss' own function has reduced it.
+        # The loss function itself has reduced its values.
         if share.num_replicas > 1 and not is_said:
             kind, dependence = share.dependence.kind(value), share.dependence
             warn_of(kind, "What a loss function returns, one number for all rows,", value, dependence)
         return _emit(share.as_mean(value), share)
     if reduction == "sum":
-        # A sum over rows needs no weight. A program outside compute_loss sees it as it is in a custom loop.
+        # A sum over rows needs no weight. In a custom loop, a program outside compute_loss sees it unchanged.
         if not share.raw_losses and (not share.in_trainer or shares.is_in_microbatches()):
             return value
         value = share.unweigh(value)
@@ -141,7 +141,7 @@ def _reduce(
 
 
 def _without_added(values: tf.Tensor, share: shares.Share) -> tf.Tensor:
-    """Returns the values of rows, 0 for those that were added to the batch."""
+    """Returns the values of rows, with 0 for rows that pad the batch."""
     if not len(values.shape):
         raise ValueError("A loss that is one number for all rows cannot leave out those that were added.")
     counts = tf.less(tf.range(tf.shape(values)[0]), share.rows_that_count)
@@ -151,7 +151,7 @@ def _without_added(values: tf.Tensor, share: shares.Share) -> tf.Tensor:
 def _own_count(
     dtype: tf.DType, sample_weight: tf.Tensor | None, mask: tf.Tensor | None, reduction: str
 ) -> tf.Tensor | None:
-    """Returns what Keras divides this replica's loss by, where that is not proportional to rows; else None."""
+    """Returns the divisor that Keras uses for this replica's loss; None if it is proportional to the number of rows."""
     if reduction in _BY_COUNT:
         return None if mask is None else tf.reduce_sum(tf.cast(mask, dtype))
     merged = keras_loss.apply_mask(

@@ -1,4 +1,4 @@
-"""Keras' making of a variable: its shape and dtype, which its initial value, a callable, does not tell."""
+"""Creation of Keras variables: passes on shape and dtype, which the initial value, a callable, does not tell."""
 
 from __future__ import annotations
 

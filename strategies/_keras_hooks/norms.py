@@ -1,7 +1,7 @@
-"""Norms of gradients, by which they are clipped: those of whole weights, and of all weights of the model.
+"""Clipping by norms of gradients: of whole weights, or of all weights of the model.
 
-A process may hold some shards of a weight, and some weights of the model. What the norms need of the others is summed:
-the squares of all split weights in one message, or of all the model in one number.
+A process may own only some shards of a weight, and some weights of the model. The sums of squares are then summed over
+processes: those of all split weights in one message, or one number for the whole model.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from strategies.replica.weight_slices import WeightSlice
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
-# The variables of the gradients that are about to be clipped: clipping itself is not told of them.
+# The variables of the gradients that are clipped next: Keras' clipping does not get them.
 _applied: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("keras_strategies_applied", default=())
 
 
 def install() -> None:
-    """Wraps the clipping, and what chooses the gradients to clip."""
+    """Wraps clipping, and the method that selects the gradients to clip."""
     wrap(base_optimizer.BaseOptimizer, "_filter_empty_gradients", _filter)
     wrap(base_optimizer.BaseOptimizer, "_clip_gradients", _clip)
 
@@ -42,7 +42,7 @@ def _filter(
 ) -> tuple[list[Gradient], list[Any]]:
     kept = original(optimizer, grads, variables)
     if optimizer.clipnorm or optimizer.global_clipnorm:
-        # Those that are replaced by their gradients are not clipped.
+        # Keras does not clip gradients that overwrite their variable.
         _applied.set([v for v in kept[1] if not optimizer._overwrite_variable_with_gradient(v)])
     return kept
 
@@ -82,12 +82,12 @@ def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, g
 
 
 def _weight(variable: Any) -> Any:
-    """Returns the variable of which one is a slice; any other as it is."""
+    """Returns the variable that a slice belongs to; any other variable as it is."""
     return variable.variable if isinstance(variable, WeightSlice) else variable
 
 
 def _processes_with_slices() -> ProcessGroup | None:
-    """Returns the processes among which updates are dealt out; None if they are not."""
+    """Returns the group of processes over which updates are sharded; None if they are not."""
     sharded = sharded_updates()
     return None if sharded is None else sharded.process_group
 
@@ -98,19 +98,19 @@ def _clipped_together(
     own: Sequence[Gradient],
     total: Callable[[tf.Tensor], tf.Tensor],
 ) -> list[Gradient]:
-    """Clips by the norm over all weights of the model, of which this process counts its own."""
+    """Clips by the norm over all weights of the model; this process contributes the squares of `own`."""
     norm = tf.sqrt(total(_sum_of_squares(own, _dtype(optimizer))))
     limit = optimizer.global_clipnorm
-    # As Keras has it; infinite norms make NaNs.
+    # As in Keras: infinite norms make NaNs.
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-    # Slices become a tensor there: optimizers then see the sum of those of one row, and not each by itself.
+    # As in Keras, IndexedSlices become a tensor: optimizers then see the sum of a row's slices, not each by itself.
     return [_scaled(_dense(gradient), scale) for gradient in grads]
 
 
 def _summed_over(
     group: ProcessGroup, optimizer: keras.Optimizer, squares: dict[SplitWeight, tf.Tensor]
 ) -> dict[SplitWeight, tf.Tensor]:
-    """Returns the sums over processes that hold shards of weights, perhaps of others than this one."""
+    """Returns the sums of squares over the group, for all split weights: its processes may own different shards."""
     every = [each for each in joined(optimizer._trainable_variables) if isinstance(each, SplitWeight)]
     if not every:
         return squares
@@ -120,7 +120,7 @@ def _summed_over(
 
 
 def _dtype(optimizer: keras.Optimizer) -> tf.DType:
-    """Of norms: the same on processes that hold other variables."""
+    """Returns the dtype of norms, equal on all processes."""
     dtypes = [tf.as_dtype(variable.dtype) for variable in optimizer._trainable_variables]
     return tf.float64 if tf.float64 in dtypes else tf.float32
 

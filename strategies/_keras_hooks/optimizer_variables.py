@@ -1,8 +1,8 @@
-"""The variables that an optimizer is built with: those of the model, whole weights, or slices of them.
+"""The variables that an optimizer is built with: the model's, whole weights, or slices of them.
 
-Shards of split weights are put together for optimizers that look at more than one number at a time
-(``whole_updates``). Where updates are dealt out over the data axis, optimizers get slices (``sharded_optimizers``).
-Where variables are on a parameter device, what optimizers make while they are built is there, too.
+Optimizers that look at more than one number at a time get whole weights in place of shards (``whole_updates``). Where
+updates are sharded over the data axis, optimizers get slices (``sharded_optimizers``). Where variables are on a
+parameter device, the variables that optimizers make while they are built are on it, too.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from strategies.replica.weight_identity import named_as_wholes
 
 
 def install() -> None:
-    """Wraps what takes variables at the end of training; what takes them before is wrapped by :func:`wrap_build`."""
+    """Wraps ``finalize_variable_values``, called at the end of training; :func:`wrap_build` wraps ``build``."""
     for owner in (base_optimizer.BaseOptimizer, *WRAPPING_OPTIMIZERS):
         if "finalize_variable_values" in vars(owner):
             wrap(owner, "finalize_variable_values", _finalize, in_step=False)
 
 
 def wrap_build(optimizer: keras.Optimizer) -> None:
-    """Wraps the ``build`` of the optimizer's class, if it gets other variables than the model's, and of inner ones."""
+    """Wraps ``build`` of the optimizer's class if it gets other variables than the model's; likewise for inner ones."""
     for inner in sharded_optimizers.inner_optimizers(optimizer):
         wrap_build(inner)
-    # Those that wrap others are wrapped once and for all.
+    # `optimizers.install` wraps the `build` of these.
     if isinstance(optimizer, WRAPPING_OPTIMIZERS):
         return
     engine = engine_of(tf.distribute.get_strategy())
     is_central = engine is not None and engine.central is not None
-    # Keras' own look at no names.
+    # Keras' own optimizers do not look at the names of variables.
     looks_at_names = not type(optimizer).build.__module__.startswith("keras.")
     if looks_at_names or needs_whole(optimizer) or is_central or sharded_optimizers.sharded_updates() is not None:
         for cls in type(optimizer).__mro__:
@@ -54,7 +54,7 @@ def _build(original: Callable[..., None], optimizer: keras.Optimizer, variables:
 
 
 def taken(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any]:
-    """Returns the variables that an optimizer takes in the place of the model's."""
+    """Returns the variables that an optimizer is built with in place of the model's."""
     dealt = sharded_optimizers.sliced(optimizer, variables)
     if dealt is not None:
         return dealt
@@ -65,7 +65,7 @@ def _finalize(original: Callable[..., None], optimizer: keras.Optimizer, variabl
     if sharded_optimizers.dealt_of(optimizer) is None:
         original(optimizer, joined(variables) if needs_whole(optimizer) else variables)
     elif isinstance(optimizer, WRAPPING_OPTIMIZERS):
-        # Those that it wraps, each for itself.
+        # Each optimizer that it wraps finalizes its own slices.
         original(optimizer, optimizer._trainable_variables)
     else:
         sharded_optimizers.finalize(original, optimizer)

@@ -1,12 +1,12 @@
 """Optimizers: gradients are reduced first, then the optimizer runs unchanged on every device.
 
-Keras reduces gradients at the end of ``apply``: after unscaling them, checking them for overflow, clipping them and
-adding them up over micro-steps, all of which it did to one replica's part. It also meets the other replicas inside
-conditionals, which TensorFlow refuses. Reducing at the very start of ``apply`` cures both, for every optimizer and
-for optimizers wrapped in others: an inner ``apply`` finds itself outside any replica and passes straight through.
+Keras reduces gradients at the end of ``apply``: after it has unscaled them, checked them for overflow, clipped them and
+accumulated them over micro-steps, all on one replica's part. It also runs collectives inside conditionals, which
+TensorFlow refuses. Reducing at the very start of ``apply`` cures both, for every optimizer and for optimizers wrapped
+in others: an inner ``apply`` finds itself outside any replica and passes straight through.
 
 In a step of Keras' trainer most gradients are those of the global batch already (``gradients``), and only those that
-are still terms of a sum are summed: ``applied_gradients`` tells them apart.
+are still terms of a sum are summed: ``applied_gradients`` distinguishes them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _wrapped: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategie
 
 
 def install() -> None:
-    """Wraps the optimizers' ``apply`` and ``apply_gradients``."""
+    """Wraps ``apply`` and ``apply_gradients`` of optimizers, and the making of their variables."""
     # A user's optimizer may override `apply` and work on the gradients there: the trainer's calls go through
-    # apply_gradients, which nobody overrides, so it is wrapped as well.
+    # apply_gradients, which is hardly ever overridden, so it is wrapped as well.
     wrap(base_optimizer.BaseOptimizer, "apply_gradients", _apply_gradients)
     for owner in (base_optimizer.BaseOptimizer, *WRAPPING_OPTIMIZERS):
         wrap(owner, "apply", _apply)
@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def _is_reduced() -> bool:
-    """True where gradients are global already: one device is updated, or there are no replicas of ours."""
+    """Returns True where gradients are global already: one device is being updated, or the strategy is not ours."""
     return get_update_replica_id() is not None or engine_of(tf.distribute.get_strategy()) is None
 
 
@@ -63,11 +63,11 @@ def _reduce_first(
     variables: list[Any] | None,
     update: Callable[[Sequence[Any], Sequence[Any] | None], Any],
 ) -> Any:
-    """Calls ``update`` with global gradients and their variables: once where there are no replicas, else per device."""
+    """Calls ``update`` with global gradients and their variables: once outside of replicas of ours, else per device."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is None or _is_reduced():
         return update(gradients, variables)
-    # In the replica's own thread: where replicas meet, there is another.
+    # Read in the replica's own thread: `across` runs in another.
     may_defer = train_steps.may_defer_update()
     of = optimizer._trainable_variables if variables is None else variables
     gradients, are_global = applied_gradients.as_terms(gradients, of)
@@ -81,12 +81,12 @@ def _reduce_first(
         if engine.sharded_updates is not None:
             return sharded_optimizers.apply(engine, optimizer, gradients, variables, update)
         known = optimizer._trainable_variables if variables is None else variables
-        # A variable of TensorFlow has a `value`, too: a method.
+        # Not for a tf.Variable: its `value` is a method.
         shards = [shard for v in known for shard in shards_of(v)]
         targets = [shard.value if isinstance(shard, keras.Variable) else shard for shard in shards]
         if engine.central is not None:
             result = engine.update_replicas(gradients, on_device, targets)
-            # Each replica has a component of what an optimizer made before it was built.
+            # Variables that an optimizer makes before it is built have a component on each replica.
             engine.layout.mirror(optimizer.variables)
             return result
         accumulators = _accumulators(optimizer, variables)
@@ -107,7 +107,7 @@ def _reduce_first(
 
 
 def _accumulators(optimizer: keras.Optimizer, variables: list[Any] | None) -> list[Any] | None:
-    """Returns the accumulator of each variable's gradient, if the optimizer gathers gradients over several steps."""
+    """Returns the accumulator of each variable's gradient, if the optimizer accumulates gradients over steps."""
     if not optimizer.gradient_accumulation_steps:
         return None
     variables = optimizer._trainable_variables if variables is None else variables
@@ -120,10 +120,10 @@ def _accumulators(optimizer: keras.Optimizer, variables: list[Any] | None) -> li
 def _add_variable(
     original: Callable[..., Any], optimizer: keras.Optimizer, reference_variable: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Lets accumulated gradients be parts of a sum. Keras' name for them is all that tells them from other slots.
+    """Makes a slot; accumulators hold each replica's part of a sum, and are recognized only by Keras' name for them.
 
-    Not in a wrapped optimizer: a loss scale is checked at every step on the global gradient, so each replica
-    gathers that. Nor of what replaces its variable, of which each replica gathers the maximum over all.
+    In a wrapped optimizer they do not: a loss scale is checked at every step on the global gradient, so each replica
+    accumulates that. Nor for gradients that overwrite their variable: each replica accumulates the maximum over all.
     """
     if isinstance(reference_variable, WeightSlice):
         with named_as_shard(reference_variable):

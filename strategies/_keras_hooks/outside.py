@@ -1,4 +1,4 @@
-"""Refusals of what was made outside of the strategy's scope, by the name of that part."""
+"""Errors about models, optimizers and metrics that were made outside of the strategy's scope, naming the part."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def check_part(strategy: tf.distribute.Strategy, kind: str, part: object) -> Non
     """Refuses a model, an optimizer or a metric that has variables of one device only.
 
     Args:
-        strategy: under which it is used.
-        kind: what it is, in words.
-        part: anything; what is none of these passes.
+        strategy: the strategy under which it is used.
+        kind: the kind of `part`, in words.
+        part: a model, an optimizer or a metric; any other object is accepted.
 
     Raises:
-        ValueError: it has such variables; the innermost model or layer that was made outside is named.
+        ValueError: it has such variables; the error names the model or layer in it that was made outside.
     """
     if not isinstance(part, (keras.Model, keras.Optimizer, keras.Metric)):
         return
@@ -30,7 +30,7 @@ def check_part(strategy: tf.distribute.Strategy, kind: str, part: object) -> Non
 
 
 def of_another_strategy(model: keras.Model, strategy: tf.distribute.Strategy) -> str:
-    """Returns the error of a model that was made under another strategy, or under none."""
+    """Returns the error message about a model that was made under another strategy, or under none."""
     return _not_made_under(f"model {model.name!r}", strategy)
 
 
@@ -43,7 +43,7 @@ def _message(kind: str, part: Any, found: Collection[Any], strategy: tf.distribu
     ids = {id(variable) for variable in found}
     first = next(iter(found))
     received = f" Received a variable of one device only: {getattr(first, 'path', first.name)!r}."
-    # A model that was made under another strategy, or none, was refused before.
+    # `of_another_strategy` has already refused a model that was itself made under another strategy, or none.
     inner = part._flatten_layers(include_self=False) if isinstance(part, keras.Model) else []
     for layer in inner:
         own = layer.variables
@@ -63,7 +63,7 @@ def _message(kind: str, part: Any, found: Collection[Any], strategy: tf.distribu
 
 
 def _ways(layer: Any) -> str:
-    """The methods that replace or add variables of a layer, as far as they were called."""
+    """Returns the methods, of those that replace or add variables of a layer, that were called."""
     was_called = {
         "`quantize`": getattr(layer, "quantization_mode", None) is not None,
         "`enable_lora`": getattr(layer, "lora_enabled", False),

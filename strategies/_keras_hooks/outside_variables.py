@@ -1,7 +1,7 @@
-"""A program's step that writes a ``tf.Variable`` of one device, made outside of the strategy's scope, is warned of.
+"""Warns when a program's step writes a ``tf.Variable`` of one device, made outside of the strategy's scope.
 
-Replicas have no components of such a variable: each writes it after the other. Keras' variables are checked by their
-path before (`stored_values`); TensorFlow's own are only seen where TensorFlow writes them.
+Replicas have no components of such a variable: they write it one after the other. `stored_values` checks Keras'
+variables where they are assigned, by path; TensorFlow's own are only seen where TensorFlow writes them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from strategies.engine import state_writes
 
 
 def install() -> None:
-    """Wraps the writes of TensorFlow's variables: scatters, and what returns the variable, end in `_lazy_read`."""
+    """Wraps writes of TensorFlow's variables: scatters, and writes that return the variable, end in `_lazy_read`."""
     wrap(BaseResourceVariable, "_lazy_read", _write)
     for name in ("assign", "assign_add", "assign_sub"):
         wrap(ResourceVariable, name, _write)
 
 
 def _write(original: Callable[..., Any], variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-    # TensorFlow has each component name the variable that it belongs to: the component, or its handle.
+    # In TensorFlow, a component or its handle refers to the distributed variable that it belongs to.
     is_component = hasattr(variable, "_distributed_container") or hasattr(variable.handle, "_distributed_container")
     if (
         not is_component

@@ -1,8 +1,8 @@
-"""Classes that are plain classes of Keras in files, so that Keras alone opens what they save.
+"""Classes that files record as plain classes of Keras, so that Keras alone can load them.
 
-A class bears two names: ``__qualname__`` is its own, and ``__name__`` that of the plain class. Keras reads the latter
-where it names layers, which are then named alike with and without strategies, and the folders of files. Anything but
-the class' own name would have to replace Keras' function of names, for the layers of all programs in the process.
+Such a class has two names: ``__qualname__`` is its own, and ``__name__`` that of the plain class. Keras uses the latter
+to name layers, so that their names are the same with and without strategies, and to name folders in files. Any other
+way would have to replace Keras' naming function, for the layers of all programs in the process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import keras
 
-# The class of what ``keras.Model(inputs, outputs)`` makes has no public name.
+# The class of ``keras.Model(inputs, outputs)`` has no public name.
 from keras.src.models.functional import Functional
 from keras.src.saving import serialization_lib
 
@@ -23,16 +23,16 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def install() -> None:
-    """Wraps what says in a file which class a layer is of."""
+    """Wraps the function that records in a file the class of a layer."""
     wrap(serialization_lib, "serialize_with_public_class", _as_plain_class, in_step=False)
 
 
 def saved_as(plain_class: type) -> Callable[[_Class], _Class]:
-    """Makes layers of the decorated class be layers of `plain_class` in files, so that Keras alone opens them.
+    """Saves layers of the decorated class as layers of `plain_class`, so that Keras alone can load them.
 
-    With ``keras.Model`` they are models of inputs and outputs. The decorated class has a class method
-    ``plain_config(config)``, which takes out of a config what `plain_class` does not know. Its ``__name__`` becomes
-    that of `plain_class`; ``__qualname__``, which Python prints, stays. Subclasses of it are classes like others.
+    With ``keras.Model`` they are functional models. The decorated class needs a class method ``plain_config(config)``,
+    which removes from a config what `plain_class` does not know. Its ``__name__`` becomes that of `plain_class`;
+    ``__qualname__``, which Python prints, stays. Subclasses are saved under their own class.
 
     Example:
 
@@ -42,7 +42,7 @@ def saved_as(plain_class: type) -> Callable[[_Class], _Class]:
             def plain_config(cls, config):
                 return {name: value for name, value in config.items() if name != "gather_output"}
     """
-    # Configs may be asked for before any strategy is made.
+    # Configs may be read before any strategy is made.
     install()
     plain = Functional if plain_class is keras.Model else plain_class
 
@@ -55,7 +55,7 @@ def saved_as(plain_class: type) -> Callable[[_Class], _Class]:
 
 
 def is_plain(cls: type) -> bool:
-    """True if a layer of the class is of that class in files, too."""
+    """Returns True if files record a layer of the class under that class itself."""
     return _PLAIN not in vars(cls)
 
 

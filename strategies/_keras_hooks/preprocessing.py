@@ -1,4 +1,4 @@
-"""Layers that learn from data beforehand, where a replica spans processes: others hold what they have learnt.
+"""Layers that are adapted to data before training, where a replica spans processes and others own their state.
 
 Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 """
@@ -16,7 +16,7 @@ from strategies.replica.deferred import is_remote
 
 
 def install() -> None:
-    """Wraps what turns the variables of a normalization into constants."""
+    """Wraps the method that turns the variables of a `Normalization` into constants."""
     wrap(keras.layers.Normalization, "finalize_state", _finalize, in_step=False)
 
 
@@ -24,6 +24,6 @@ def _finalize(original: Callable[[Any], None], layer: Any) -> None:
     if not layer.built or layer.input_mean is not None or not is_remote(layer.adapt_mean):
         original(layer)
         return
-    # For shapes: this process never computes the layer.
+    # Only the shapes matter: this process never computes the layer.
     layer.mean = tf.zeros(layer._broadcast_shape, layer.compute_dtype)
     layer.variance = tf.ones(layer._broadcast_shape, layer.compute_dtype)

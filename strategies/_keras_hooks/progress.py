@@ -1,4 +1,4 @@
-"""The method of a model that a process is in, told to the others when an error ends it."""
+"""The model's method that a process is running, and the report to the other processes when an error ends it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from strategies.engine.explained import explained
 
 @contextlib.contextmanager
 def called(member: Member, call: str) -> Iterator[None]:
-    """Inside, this process is in a method of a model; what ends it is told to the others."""
+    """Context manager: records that this process runs a method of a model, and reports an error that ends it."""
     before = member.position
     if before.call:
-        # Of `fit`, which evaluates.
+        # A nested call, such as `fit` evaluating.
         member.position = Position(f"{call} inside of {before.call}", before.epoch, 0)
     else:
         member.forget_failure()
@@ -25,7 +25,7 @@ def called(member: Member, call: str) -> Iterator[None]:
         with explained(member):
             yield
     except BaseException as error:
-        # An error of a nested call may be handled by the callback that made it.
+        # The callback that made a nested call may handle its error.
         if not before.call:
             member.note_failure(error)
             member.preemption.drop_saver()

@@ -1,11 +1,11 @@
-"""Random seeds: replicas draw differently, and the seeds they keep and save are one device's.
+"""Random seeds: replicas draw different numbers, and the seed states that are kept and saved are those of one device.
 
 A layer's seed state is the same on all replicas, so Dropout would drop the same positions of every replica's rows.
-The replica's index enters where a seed is used, not where it is kept.
+The replica's index enters where a seed is used, not where it is stored.
 
-In a step of Keras' trainer that holds for what is drawn for rows. Numbers in a shape without rows, such as noise on a
-weight, are those of one device on all replicas. So are rows that are drawn with an int for a seed: each replica draws
-for all rows of the batch, and takes its own.
+In a step of Keras' trainer this applies to numbers for rows. Numbers in a shape without rows, such as noise on a
+weight, are those of one device on all replicas. So are numbers for rows that are drawn with an int as seed: each
+replica draws for all rows of the batch, and takes its own.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from strategies.replica.recomputed import check_seeded
 _STRIDE = 0x9E3779B9
 
 _Draw = Callable[..., tf.Tensor]
-# True while numbers are drawn that all replicas have alike.
+# True while numbers are drawn that are the same on all replicas.
 _alike: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_draws_alike", default=False)
 
 
 def install() -> None:
-    """Wraps the drawing of a seed, the generator that serves draws without one, and the draws of initial values."""
+    """Wraps the drawing of a seed, the generator for draws without one, and Keras' backend functions that draw."""
     wrap(seed_generator.SeedGenerator, "next", _next)
     wrap(seed_generator, "global_seed_generator", _global_seed_generator)
     wrap(backend_random, "normal", _normal)
@@ -72,14 +72,14 @@ def _global_seed_generator(original: Callable[[], keras.random.SeedGenerator]) -
     share = shares.current()
     if share is None:
         return original()
-    # Keras keeps one per thread, so that every replica would make its own at every trace.
+    # Keras keeps one generator per thread, so that every replica would make its own at every trace.
     return tf.distribute.get_replica_context().merge_call(_mirrored_seed_generator)
 
 
 def _mirrored_seed_generator(strategy: tf.distribute.Strategy) -> keras.random.SeedGenerator:
     extended: Any = strategy.extended
     if extended.seed_generator is None:
-        # Made only where a draw is traced, which need not be on all processes: what they draw next stays the same.
+        # Not all processes need trace a draw: Python's state is restored, so that they draw the same numbers next.
         state = python_random.getstate()
         with tf.init_scope():
             extended.seed_generator = seed_generator.SeedGenerator()
@@ -123,7 +123,7 @@ def _categorical(
     def draw(shape: Any) -> tf.Tensor:
         if shape[0] is rows:
             return original(logits, num_samples, dtype, seed)
-        # What a row gets depends on its position and its logits.
+        # The draw of a row depends on its position and its logits only.
         first = _first_row(share)
         return original(tf.pad(logits, [[first, shape[0] - first - rows], [0, 0]]), num_samples, dtype, seed)
 
@@ -148,7 +148,7 @@ def _dropout(original: _Draw, inputs: tf.Tensor, rate: float, noise_shape: Any =
 
 
 def _placed(shape: Any, seed: Any, draw: Callable[[Any], tf.Tensor]) -> tf.Tensor:
-    """Returns what `draw` draws in a shape: for the rows of a replica, or the same on all of them."""
+    """Draws numbers in a shape: for the rows of the replica if the shape has rows, else the same on all replicas."""
     share = _of_trainer()
     if share is None:
         return draw(shape)
@@ -171,7 +171,7 @@ def _placed(shape: Any, seed: Any, draw: Callable[[Any], tf.Tensor]) -> tf.Tenso
         )
         return draw(shape)
     whole = draw([share.num_all, *shape[1:]])
-    # One that is lent has the numbers of the last.
+    # A dummy row gets the numbers of the batch's last row.
     first = _first_row(share)
     rows = whole[first : first + shape[0]]
     if isinstance(shape[0], int):
@@ -185,7 +185,7 @@ def _of_trainer() -> shares.Share | None:
 
 
 def _has_rows(shape: Any, share: shares.Share) -> bool:
-    """True if a shape has the replica's number of rows in it."""
+    """Returns True if a shape contains the replica's number of rows."""
     if isinstance(shape, tf.Tensor):
         return share.dependence.kind(shape) is not Kind.SAME
     sizes: Sequence[Any] = list(shape) if isinstance(shape, Sequence | tf.TensorShape) else [shape]
@@ -198,12 +198,12 @@ def _has_rows(shape: Any, share: shares.Share) -> bool:
 
 
 def _may_be_another(shape: Any) -> bool:
-    """True if the first size of a shape is the replica's number of rows, perhaps by chance: a plain number."""
+    """Returns True if the first size of a shape is a plain int, which equals the number of rows perhaps by chance."""
     return not isinstance(shape, tf.Tensor) and isinstance(shape[0], int) and not isinstance(shape[0], RowCount)
 
 
 def _draws_for_all(shape: Any, seed: int) -> bool:
-    """True if the replica can draw for the rows of all, which are as many as it knows."""
+    """Returns True if the replica can draw for the rows of all replicas: it knows their number and its first row."""
     share = _of_trainer()
     if share is None or share.num_all is None or share.in_inner_function or shares.is_in_microbatches():
         return False

@@ -1,8 +1,8 @@
-"""Layers made under a ``keras.RematScope``: computed again for the backward pass, as they were computed.
+"""Layers made under a ``keras.RematScope``: the backward pass recomputes them with the same state and seeds.
 
-Keras 3.15 hands the call of such a layer to ``tf.recompute_grad``, which takes no keyword arguments in a graph, so that
-``fit`` fails for all layers that are told whether they train; and draws of random numbers are drawn anew, so that a
-gradient is that of another Dropout.
+Keras 3.15 passes the call of such a layer to ``tf.recompute_grad``, which takes no keyword arguments in a graph, so
+that ``fit`` fails for all layers with a ``training`` argument; and recomputation draws new random numbers, so that the
+gradient belongs to another Dropout mask.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from strategies.replica.row_exchange import lie_on_replicas
 
 
 def install() -> None:
-    """Wraps Keras' way to compute something again."""
+    """Wraps Keras' ``remat``."""
     wrap(core, "remat", _remat)
 
 
 def _remat(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     if engine_of(tf.distribute.get_strategy()) is None:
         return original(function)
-    # Of a layer's call, what changes with it; an activation changes nothing.
+    # A layer's call may change its non-trainable variables, such as seeds; an activation function changes none.
     layer = getattr(function, "__self__", None)
     trained = {id(variable) for variable in layer.trainable_variables} if isinstance(layer, keras.Layer) else set()
     changing = [v for v in layer.variables if id(v) not in trained] if isinstance(layer, keras.Layer) else []

@@ -1,6 +1,6 @@
-"""Attributes that layers are given while a replica runs: the losses that they add, and tensors.
+"""Attributes that are set on layers while a replica runs: the losses that they add, and tensors.
 
-Keras keeps both on the layer, which all replicas of a process share. See ``strategies.replica.attributes``.
+Keras stores both on the layer, which all replicas of a process share. See ``strategies.replica.attributes``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COLLECTIONS = ("_losses", "_loss_ids")
 
 
 def install() -> None:
-    """Wraps what collects losses, and the setting of attributes."""
+    """Wraps the methods that collect losses, and the setting of attributes."""
     wrap(keras.Layer, "add_loss", _with_own_losses)
     wrap(keras.Layer, "_clear_losses", _with_own_losses)
     wrap(keras.Layer, "__setattr__", _set_attribute, in_step=False)
@@ -41,7 +41,7 @@ def _with_own_losses(
 
 def _set_attribute(original: Callable[..., None], layer: keras.Layer, name: str, value: object) -> None:
     attributes = replica_attributes.current()
-    # Attributes set while a layer is built are made once, for all replicas.
+    # Attributes that are set while a layer is built are set once, for all replicas.
     if attributes is not None and getattr(layer, "built", False):
         before = vars(layer).get(name)
         if _holds_tensor(value) or _holds_tensor(before):
@@ -54,5 +54,5 @@ def _holds_tensor(value: object) -> bool:
         return any(_holds_tensor(item) for item in value.values())
     if isinstance(value, (list, tuple, set)):
         return any(_holds_tensor(item) for item in value)
-    # Pieces in several parts of a replica stand for a tensor; so do variables, which all replicas share.
+    # Tensors in pieces on several devices of a replica count, too. Variables do not: all replicas share them.
     return is_tensor(value) or (hasattr(value, "__tf_tensor__") and not hasattr(value, "assign"))

@@ -1,4 +1,4 @@
-"""`ops.shape` and `tf.size`: the number of rows of a replica, where it is known beforehand, says that it is one."""
+"""`ops.shape` and `tf.size`: a replica's number of rows, where it is static, is marked as a number of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _size(original: Callable[..., Any], input: Any, out_type: tf.DType | None = 
     share = shares.current()
     if share is None or not share.in_trainer or share.num_replicas == 1 or not isinstance(input, tf.Tensor):
         return original(input, out_type, name)
-    # TensorFlow would make it a constant where the shape is known, which does not show what it is the size of.
+    # With a static shape TensorFlow would return a constant, which does not show whose size it is.
     return tf.raw_ops.Size(input=input, out_type=out_type or tf.int32, name=name)
 
 

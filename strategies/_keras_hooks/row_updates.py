@@ -1,11 +1,11 @@
-"""Adagrad updates the rows of a sharded table that were looked up, and computes with no others.
+"""Adagrad updates of a row-sharded table that compute only with the rows that were looked up.
 
-A row without a gradient stays as it is under Adagrad, and so does its accumulator. Keras adds the slices of a sparse
-gradient to their rows only, but then takes the square root of the accumulator of all rows, and looks at each for zeros,
-to divide a few rows by theirs. Of a table with millions of rows that is nearly all of a step. Here Keras' own method
-computes with the rows that have slices: the same operations on the same numbers.
+Adagrad changes neither a row without a gradient nor its accumulator. Keras adds the slices of a sparse gradient only to
+their rows, but then takes the square root of the accumulator of all rows, and compares each with zero, to divide a few
+rows. For a table with millions of rows that is nearly all of a step. Here Keras' own method computes with the rows that
+have slices: the same operations on the same numbers.
 
-SGD without momentum adds slices to their rows as it is. The others, such as Adam, change rows without gradients, too.
+SGD without momentum already adds slices only to their rows. Others, such as Adam, also change rows without gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def install() -> None:
 def _update_step(
     original: Callable[..., None], optimizer: keras.optimizers.Adagrad, gradient: Any, variable: Any, learning_rate: Any
 ) -> None:
-    # Keras divides by zero where there is neither an accumulator nor an epsilon, in rows without gradients, too.
+    # With accumulator and epsilon both zero, Keras divides by zero also in rows without gradients: kept as it is.
     by_row = isinstance(gradient, tf.IndexedSlices) and isinstance(variable, StoredSlice) and optimizer.epsilon > 0
     if not by_row or not is_row_sharded(variable.variable):
         original(optimizer, gradient, variable, learning_rate)
@@ -48,7 +48,7 @@ def _update_step(
 
 @contextlib.contextmanager
 def _viewed(slot: Any, rows: tf.Tensor) -> Iterator[None]:
-    """Inside, a slot of Keras has these rows only."""
+    """Context manager: a slot of Keras' optimizer consists of these rows only."""
     whole = slot._value
     slot._value = RowView(whole.values[get_update_replica_id() or 0], rows)
     try:

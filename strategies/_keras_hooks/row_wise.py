@@ -1,8 +1,8 @@
-"""Models that compute each row of their output, and its loss, from the same row of their input and of nothing else.
+"""Row-wise models: they compute each row of their output, and its loss, from the same row of their input alone.
 
-To such a model rows can be added that count for nothing. Only what is known to be of that kind is: models of Keras' own
-layers, activation functions and losses, as Keras wrote them. In training neither BatchNormalization, which looks at all
-rows, nor Dropout, whose draws depend on the number of rows.
+Batches of such a model can be padded with rows that count for nothing. Only models of Keras' own layers, activation
+functions and losses, as Keras wrote them, are taken to be row-wise. In training, BatchNormalization is excluded, as it
+looks at all rows, and Dropout, as its draws depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _REDUCTIONS = ("mean", "sum", "sum_over_batch_size")
 
 
 def is_row_wise(model: keras.Model, *, training: bool) -> bool:
-    """True if `model` and the losses that it was compiled with are known to be of that kind."""
+    """Returns True if `model` and the losses that it was compiled with are known to be row-wise."""
     known = _LAYERS if training else _LAYERS | _NOT_IN_TRAINING
     return _has_only(model, known) and all(map(_is_known, keras.tree.flatten(model.loss)))
 
@@ -72,13 +72,13 @@ def is_row_wise(model: keras.Model, *, training: bool) -> bool:
 def _has_only(model: keras.Model, known: Iterable[type]) -> bool:
     if type(model) not in _MODELS or not _is_as_written(model, "compute_loss"):
         return False
-    # Of a functional model, the operations between its layers as well.
+    # A functional model may have operations between its layers.
     parts = model.operations if isinstance(model, Functional) else model.layers
     return all(_is_known_part(part, known) for part in parts)
 
 
 def _is_known_part(part: Any, known: Iterable[type]) -> bool:
-    # `layer(x, training=True)`, while the model is built, holds in evaluation too.
+    # An option such as in `layer(x, training=True)`, given while the model is built, also applies in evaluation.
     if any(_options(node) for node in part._inbound_nodes):
         return False
     if isinstance(part, keras.Model):
@@ -87,13 +87,13 @@ def _is_known_part(part: Any, known: Iterable[type]) -> bool:
 
 
 def _is_as_written(part: Any, *methods: str) -> bool:
-    """False if what Keras wrote is replaced in this one object, or followed by a loss of its outputs."""
+    """Returns False if this object replaces a method of Keras, or adds a loss of its outputs."""
     replaced = any(name in vars(part) for name in ("call", *methods))
     return not replaced and getattr(part, "activity_regularizer", None) is None
 
 
 def _options(node: Any) -> list[Any]:
-    """Returns what a call was given beside tensors; not what only says that something is off."""
+    """Returns the arguments of a call that are neither tensors nor None nor False."""
     arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
     given = [value for value in arguments if not isinstance(value, keras.KerasTensor)]
     return [value for value in given if value is not None and value is not False]
@@ -102,12 +102,12 @@ def _options(node: Any) -> list[Any]:
 def _looks_across(layer: Any) -> bool:
     if isinstance(layer, keras.layers.InputLayer):
         return False
-    # Quantized layers may scale by what is largest in the batch.
+    # Quantized layers may scale by the largest value in the batch.
     if getattr(layer, "quantization_mode", None) is not None:
         return True
     if not any(getattr(layer, "activation", _ACTIVATIONS[0]) is each for each in _ACTIVATIONS):
         return True
-    # An axis from the end, which softmax has as well, is the first in a tensor of few dimensions.
+    # A negative axis, which softmax has as well, may be the first one of a tensor with few dimensions.
     ranks = {len(tensor.shape) for node in layer._inbound_nodes for tensor in node.output_tensors}
     smallest = min(ranks, default=0)
     if smallest < 2 or max(np.ndim(getattr(layer, name, 0)) for name in ("scale", "offset")) >= smallest:
@@ -128,5 +128,5 @@ def _is_known(loss: Any) -> bool:
         return any(loss is each for each in _LOSSES)
     own = type(loss) is getattr(keras.losses, type(loss).__name__, None) and _is_as_written(loss)
     of_rows = any(getattr(loss, "fn", None) is each for each in _LOSSES) and loss.reduction in _REDUCTIONS
-    # Outputs have two dimensions at least; those of higher rank may have another axis than the last.
+    # Outputs have at least two dimensions, so that neither axis -1 nor axis 1 is the rows'.
     return own and of_rows and getattr(loss, "_fn_kwargs", {}).get("axis", -1) in (-1, 1)

@@ -1,7 +1,7 @@
-"""The arguments of ``fit``, ``evaluate`` and ``predict``, compared between processes before their first step.
+"""Comparison of the arguments of ``fit``, ``evaluate`` and ``predict`` between processes, before the first step.
 
 Rows themselves are not compared here: they may be large, and are compared when the first batch is drawn
-(``batches.first_batch``). But a shard that a dataset takes by the rank shows in its steps.
+(``batches.first_batch``). But ``dataset.shard`` by rank is found here, in the dataset's transformations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strategies.engine.replicated import ReplicatedExtended
 _NAMES = ("steps_per_epoch", "batch_size", "shuffle", "class_weight", "steps_per_execution")
 #: The arguments that hold rows.
 DATA = ("x", "y", "sample_weight")
-# Of the call that makes the iterator: what changes the number of steps, or what happens between them.
+# Arguments of the call that makes the iterator which change the number of steps, or what happens between steps.
 _OF_CALL = (
     "epochs",
     "initial_epoch",
@@ -34,7 +34,7 @@ _OF_CALL = (
     "steps",
 )
 
-# Lines about rows.
+# Matches lines about rows.
 _OF_DATA = re.compile(rf"\w+\(({'|'.join(DATA)})=")
 
 # The arguments of the call that runs, until they are compared.
@@ -43,7 +43,7 @@ _call: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("k
 
 @contextlib.contextmanager
 def of_call(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, the first iterator that is made is compared together with the arguments of its call."""
+    """Context manager: `compare` of the first iterator made in the block also compares these arguments of the call."""
     token = _call.set(dict(arguments))
     try:
         yield
@@ -52,10 +52,10 @@ def of_call(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def compare(engine: ReplicatedExtended, arguments: Mapping[str, Any]) -> None:
-    """Compares the arguments of Keras' iterator over an epoch between processes. All of them call it.
+    """Compares the arguments of Keras' epoch iterator between processes. All processes call it.
 
     Raises:
-        ValueError: on all processes, naming what differs on which rank.
+        ValueError: arguments differ; raised on all processes, naming what differs on which rank.
     """
     call = engine.member.position.call or "an epoch"
     asked = _call.get() or {}
@@ -74,7 +74,7 @@ def _description(arguments: Mapping[str, Any]) -> Iterator[str]:
         value = arguments.get(name)
         if name == "batch_size" and isinstance(x, tf.data.Dataset):
             value = _batch_size(x)
-        # An iterator counts steps in a variable.
+        # Other values, such as a variable, are compared by type.
         yield f"{name}={value if isinstance(value, (int, bool, str, dict, type(None))) else type(value).__name__}"
     for name in (*_OF_CALL, "validation_data"):
         if name in arguments:
@@ -93,7 +93,7 @@ def _forms(data: Any) -> Iterator[str]:
     for leaf in keras.tree.flatten(data):
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
         if isinstance(leaf, tf.TypeSpec):
-            # Parts of a batch that processes read for themselves may have other numbers of rows.
+            # Where each process reads its own part of a batch, numbers of rows may differ.
             yield re.sub(r"shape=\(\d+", "shape=(None", str(leaf))
         elif shape is not None and dtype is not None:
             yield f"{type(leaf).__name__} {tuple(shape)} {dtype}"
@@ -102,7 +102,7 @@ def _forms(data: Any) -> Iterator[str]:
 
 
 def _shards(dataset: tf.data.Dataset) -> Iterator[str]:
-    """Yields the shards that a dataset of global batches takes of others; none if it is the process' own."""
+    """Yields the ``shard`` transformations of a dataset of global batches; none if processes read data of their own."""
     if not _is_of_global_batches(dataset):
         return
     if isinstance(dataset, ShardDataset):
@@ -118,7 +118,7 @@ def _is_of_global_batches(dataset: tf.data.Dataset) -> bool:
 
 
 def _batch_size(dataset: tf.data.Dataset) -> int | None:
-    """Returns the batch size of a dataset whose last steps are known; None if it does not show."""
+    """Returns the batch size of a dataset of global batches, from its transformations; None if unknown."""
     if not _is_of_global_batches(dataset):
         return None
     while not isinstance(dataset, (BatchDataset, ParallelBatchDataset)):

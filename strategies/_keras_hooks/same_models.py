@@ -1,7 +1,7 @@
-"""Models on several processes: before the first step, all processes have the same one, or are told so.
+"""Comparison of models between processes before the first step: a difference is an error on all processes.
 
 Processes that train different models would compute with weights that do not belong together, or wait for each other.
-What a model is, and how it was compiled, is described by lines (`comparing`); then values of weights are compared.
+Lines of text describe a model and how it was compiled (`comparing`); then values of weights are compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.holders import place_of
 
-# Models that were compared: since they were compiled, and ever.
+# `_compared`: models that were compared since their last `compile`. `_known`: models that were ever compared.
 _compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _known: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
@@ -34,17 +34,17 @@ _NOT_HELD = -1
 
 
 def forget(model: keras.Model) -> None:
-    """Has a model compared again: it is compiled anew."""
+    """Lets the next :func:`compare` compare the model again: it was recompiled."""
     _compared.discard(model)
 
 
 def compare(model: keras.Model) -> None:
-    """Compares a model between processes, once after it was compiled.
+    """Compares a model between processes, once after each `compile`.
 
-    All processes call it. A model that is not built yet is left for a later call.
+    All processes call it. A model that is not built yet is compared at a later call.
 
     Raises:
-        ValueError: on all processes, if they have different models, or other values of a variable that several hold.
+        ValueError: on all processes, if they have different models, or different values of a variable that several own.
     """
     engine = engine_of(model.distribute_strategy)
     job = None if engine is None else engine.process_group
@@ -57,7 +57,7 @@ def compare(model: keras.Model) -> None:
 
 
 def _description(model: keras.Model) -> Iterator[str]:
-    """Yields what has to be the same: lines that mean something to the user, those that differ most likely first."""
+    """Yields lines that must be equal on all processes and mean something to the user, most likely to differ first."""
     for layer in model._flatten_layers():
         name = _plain(layer.name)
         yield f"layer {name} of class {type(layer).__name__}"
@@ -86,11 +86,11 @@ def _description(model: keras.Model) -> Iterator[str]:
 
 
 def _settings(layer: keras.Layer) -> dict[str, Any]:
-    """Returns the configuration of a layer; nothing of models, whose layers are described one by one."""
+    """Returns the configuration of a layer; of a model only dtype and `trainable`: its layers are described by line."""
     try:
         config = {} if isinstance(layer, keras.Model) else layer.get_config()
     except Exception:
-        # Layers of users, and some of well-known packages, have none that works.
+        # `get_config` fails in some layers of users and of well-known packages.
         config = {}
     return {name: _plain(_stable(value)) for name, value in config.items() if name != "name"} | {
         "dtype": layer.dtype_policy.name,
@@ -99,32 +99,32 @@ def _settings(layer: keras.Layer) -> dict[str, Any]:
 
 
 def _plain(path: str) -> str:
-    # Keras numbers the names of layers: a process that has made other models before numbers otherwise.
+    # Keras numbers the names of layers: a process that has made other models before has other numbers.
     return re.sub(r"_\d+(?=/|'|$)", "", path)
 
 
 def _stable(config: Any) -> str:
-    # Of functions and objects without a representation of their own, Python writes the address.
+    # The default `repr` of functions and objects contains their address.
     return re.sub(r" at 0x[0-9a-f]+", "", repr(config))
 
 
 def _names(given: Any) -> list[str]:
     names = [getattr(each, "name", getattr(each, "__name__", _stable(each))) for each in keras.tree.flatten(given)]
-    # Without the numbers of Keras, which count what else a process has made.
+    # Without Keras' numbers, which count what else a process has made.
     return [_plain(str(name)) for name in names]
 
 
 def _compare_values(model: keras.Model, engine: ReplicatedExtended, job: ProcessGroup) -> None:
-    """Refuses other values of a variable on processes that all hold it: nothing would make them agree again."""
+    """Refuses different values of a variable on its owner ranks: nothing would make them agree again."""
     variables = _alike(model)
     if model in _known or not engine.parts.spans_processes:
-        # States of seeds advance where layers run.
+        # Integer seed states advance where layers run, so they may differ.
         variables = [v for v in variables if tf.as_dtype(v.dtype).is_floating]
     refuse_other_values(variables, job, f"{len(variables)} variables of the model {model.name!r}")
 
 
 def _alike(model: keras.Model) -> list[Any]:
-    """Returns the model's variables that every process which has them holds alike."""
+    """Returns the model's variables that have to be equal on all of their owner ranks."""
     return [v for v in model.variables if not isinstance(v._value, (MetricVariable, ShardedVariable))]
 
 
@@ -132,11 +132,11 @@ def compare_weights(model: keras.Model, when: str = "") -> None:
     """Compares the values of a model's weights between processes. All processes call it.
 
     Args:
-        model: under a strategy of this package; nothing happens under another.
-        when: for the error, as in "after step 3".
+        model: a model under a strategy of this package; nothing happens under another.
+        when: the time for the error, as in "after step 3".
 
     Raises:
-        ValueError: on all processes, if they hold other values.
+        ValueError: on all processes, if values differ.
     """
     engine = engine_of(model.distribute_strategy)
     job = None if engine is None else engine.process_group
@@ -147,21 +147,21 @@ def compare_weights(model: keras.Model, when: str = "") -> None:
 
 
 def weights_held_alike(model: keras.Model) -> list[Any]:
-    """Returns the model's weights that every process which has them holds alike."""
+    """Returns the model's floating-point weights that have to be equal on all of their owner ranks."""
     weights = {id(weight) for weight in model.weights}
     return [v for v in _alike(model) if id(v) in weights and tf.as_dtype(v.dtype).is_floating]
 
 
 def refuse_other_values(variables: Sequence[Any], job: ProcessGroup, of: str) -> None:
-    """Raises an error on all processes if those that hold a variable hold other values of it."""
+    """Raises an error on all processes if the values of a variable differ between its owner ranks."""
     gathered_with_checksums(variables, job, of)
 
 
 def gathered_with_checksums(variables: Sequence[Any], job: ProcessGroup, of: str, *numbers: int) -> list[list[int]]:
-    """Returns numbers of each process, by rank, for which the message of checksums has room; compares these.
+    """Compares checksums of variables and returns every rank's `numbers`, which travel in the same message.
 
     Raises:
-        ValueError: on all processes, if those that hold a variable hold other values of it.
+        ValueError: on all processes, if the values of a variable differ between its owner ranks.
     """
     sums = [_NOT_HELD if is_remote(v) else _checksum(v) for v in variables]
     row = np.array([[*numbers, *sums]], np.int64)
@@ -185,7 +185,7 @@ def gathered_with_checksums(variables: Sequence[Any], job: ProcessGroup, of: str
 
 
 def _checksum(variable: Any) -> int:
-    # Not `numpy()`, which copies. A sum of words runs as fast as memory is read.
+    # Not `numpy()`, which copies. Summing words is as fast as reading memory.
     data = np.ascontiguousarray(tf.convert_to_tensor(component_of(variable))).reshape(-1).view(np.uint8)
     whole = data.size // 8 * 8
     words = int(np.add.reduce(data[:whole].view(np.uint64), dtype=np.uint64))

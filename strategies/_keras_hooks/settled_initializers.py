@@ -1,9 +1,9 @@
-"""Initializers whose results depend on how often they were called: settled when the variable is made.
+"""Initializers with a state: their next state, or the numbers they draw, is fixed when a variable is made.
 
 Where a replica spans processes, weights are drawn when they are needed, and each process draws its own. An initializer
-with a state, such as a seed generator or a generator of numpy, would give them other numbers then than it gives plain
-Keras, and each process others. So every process takes its next state, or what it draws, in the order in which variables
-are made.
+with a state, such as a seed generator or a generator of numpy, would then give other numbers than it gives plain Keras,
+and different ones on each process. So every process takes the initializer's next state, or the numbers that it draws,
+in the order in which variables are made.
 
 Its contract is tested in ``tests/strategies/processes/spanning_refusals.py``.
 """
@@ -21,12 +21,12 @@ import tensorflow as tf
 from strategies._keras_hooks.wrapping import spanning_parts
 from strategies.replica.deferred import is_remote
 
-#: Of functions that draw what they are asked for, and leave the state to `settled`.
+#: Modules whose functions draw any part of a weight on request, and have called `settled` on the user's initializer.
 _OURS = ("strategies.", "keras_ext.")
 
 
 class _Taken(keras.random.SeedGenerator):
-    """A seed generator with one state, which was taken from another one.
+    """A seed generator that always returns one state, taken from another seed generator.
 
     Args:
         state: an eager tensor.
@@ -36,28 +36,28 @@ class _Taken(keras.random.SeedGenerator):
         self._state = state
 
     def next(self, ordered: bool = True) -> tf.Tensor:
-        """Returns it, however often."""
+        """Returns the same state at every call."""
         return self._state
 
 
 def settled(initializer: Callable[..., Any], shape: Sequence[int], dtype: Any) -> Callable[..., Any]:
     """Returns an initializer that gives the same numbers whenever, and however often, it is called.
 
-    Itself, unless a replica spans processes and it has a state. Of Keras' own with a seed generator, it takes the next
-    seed; others that may have a state, such as a user's function, are called now: every process holds what they draw
-    until its variable has it.
+    Returns the initializer unchanged unless a replica spans processes and it has a state. From a Keras initializer with
+    a seed generator, the next seed is taken; others that may have a state, such as a user's function, are called now:
+    every process holds the result until its variable has it.
 
     Args:
-        initializer: an initializer of Keras, or a function that takes a shape and ``dtype=``.
-        shape: of the variable.
-        dtype: of the variable.
+        initializer: a Keras initializer, or a function that takes a shape and ``dtype=``.
+        shape: the shape of the variable.
+        dtype: the dtype of the variable.
     """
     if spanning_parts() is None or _module(initializer).startswith(_OURS):
         return initializer
     state = getattr(initializer, "__dict__", {}).values()
     generators = [each for each in state if isinstance(each, keras.random.SeedGenerator)]
     if any(is_remote(each.state) for each in generators):
-        # Of a copy's layer, at a place where this process holds nothing.
+        # The initializer belongs to a cloned layer at coordinates that this process does not own.
         return initializer
     if isinstance(initializer, keras.Initializer) and _module(initializer).startswith("keras."):
         if not generators:

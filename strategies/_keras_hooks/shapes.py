@@ -1,4 +1,4 @@
-"""Shapes and dtypes of what Keras would compute: errors that follow from these come up in every process."""
+"""Shapes and dtypes of what Keras would compute: errors that follow from them are raised on every process."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from keras.src import backend
 
 from strategies.batches import shares
 
-#: Stands for a number of rows that is not known. A prime, and no size that a tensor has otherwise: nothing fits by
-#: chance, and a size that is a multiple of it is that multiple of the rows.
+#: A placeholder for an unknown number of rows. It is a prime, and no usual size of a tensor: nothing fits by chance,
+#: and a size that is a multiple of it is that multiple of the rows.
 SYMBOLIC_ROWS = 7919
 
-# Of models whose stages are in several processes: the batches that were checked since they were compiled.
+# The specs of batches that were checked since a model with stages on several processes was compiled.
 _checked: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
 def forget(model: keras.Model) -> None:
-    """Has batches checked again: the model is compiled anew."""
+    """Lets batches be checked again: the model was recompiled."""
     _checked.pop(model, None)
 
 
 def check_ahead(model: keras.Model, batch: Any) -> None:
-    """Has a model check a batch before the first step of its kind, if it has a method ``check_batch``.
+    """Calls ``check_batch`` of a model, if it has one, before the first step with batches of these shapes.
 
     Args:
-        model: that is compiled.
-        batch: inputs, labels and weights of rows as they are given to the model; tensors, or specs of them.
+        model: the compiled model.
+        batch: inputs, labels and weights of rows as the model gets them; tensors, or their specs.
     """
     check = getattr(model, "check_batch", None)
     if check is None:
@@ -48,11 +48,11 @@ def check_ahead(model: keras.Model, batch: Any) -> None:
 def shapes_of(function: Callable[..., Any], *tensors: Any) -> Any:
     """Returns ``function(*tensors)`` with Keras' symbolic tensors in place of its results; nothing is computed.
 
-    Variables keep their values, and need none; no collective runs. Where the number of rows, the first dimension, is
-    not known, all tensors are taken to have `SYMBOLIC_ROWS`, so that what does not fit is found.
+    Variables do not change, and need no values; no collective runs. Where the number of rows, the first dimension, is
+    unknown, it is `SYMBOLIC_ROWS` in all tensors, so that shapes that do not fit are found.
 
     Args:
-        function: takes tensors of a graph that is thrown away.
+        function: takes tensors of a graph that is discarded.
         *tensors: nests of tensors, of Keras' symbolic tensors, and of None.
     """
     with shares.none():

@@ -1,7 +1,7 @@
-"""Optimizers whose updates are dealt out over the data axis: they are built with slices of weights, and see no others.
+"""Optimizers whose updates are sharded over the data axis (ZeRO): they are built with slices of weights only.
 
-To Keras' optimizers a slice is a variable. Those that update number by number get ranges of the elements; those that do
-not get whole weights, each of which has one owner. ``engine.sharded_updates`` moves gradients and weights.
+To Keras' optimizers a slice is a variable. Optimizers that update number by number get ranges of the elements; others
+get whole weights, each with one owner. ``engine.sharded_updates`` moves gradients and weights.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from strategies.replica.weight_slices import WeightSlice
 
 
 def install() -> None:
-    """Wraps the question of an optimizer to which of its variables weight decay applies."""
+    """Wraps the method that decides whether weight decay applies to a variable."""
     wrap(base_optimizer.BaseOptimizer, "_use_weight_decay", _use_weight_decay)
 
 
 def sharded_updates() -> ShardedUpdates | None:
-    """Returns the present strategy's dealing out of updates; None if it does not deal them out."""
+    """Returns the current strategy's `ShardedUpdates`; None if it does not shard updates."""
     engine = engine_of(tf.distribute.get_strategy())
     return None if engine is None else engine.sharded_updates
 
 
 def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
-    """Returns the optimizers that one wraps."""
+    """Returns the optimizers that an optimizer wraps."""
     wrapped = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     return [each for each in wrapped if isinstance(each, keras.Optimizer)]
 
 
 def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any] | None:
-    """Returns the slices of an optimizer's variables, as which they are dealt out; None if they are not.
+    """Returns the slices into which an optimizer's variables are partitioned; None if updates are not sharded.
 
     Raises:
-        ValueError: the optimizer needs whole weights, of which there are only shards or some rows.
+        ValueError: the optimizer needs whole weights, and replicas have only shards or some rows of a weight.
     """
     updates = sharded_updates()
     if updates is None:
         return None
     if not variables or isinstance(variables[0], WeightSlice):
-        # Those of an optimizer that wraps this one.
+        # An optimizer that wraps this one has already been given slices.
         return variables
     whole = some_need_whole(optimizer)
     if whole and (split := [each.path for each in variables if weight_of(each) is not None]):
@@ -74,16 +74,16 @@ def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any
 
 
 def some_need_whole(optimizer: keras.Optimizer) -> bool:
-    """True if an optimizer, or one that it wraps, gets whole weights where updates are dealt out."""
+    """Returns True if an optimizer, or one that it wraps, gets whole weights where updates are sharded."""
     inner = inner_optimizers(optimizer)
     if inner:
         return any(map(some_need_whole, inner))
-    # One that wraps others, but chooses them by the variables, shows none before it is built.
+    # An optimizer that chooses its inner ones by the variables has none before it is built.
     return isinstance(optimizer, WRAPPING_OPTIMIZERS) or needs_whole(optimizer) or has_own_way(optimizer)
 
 
 def dealt_of(optimizer: keras.Optimizer) -> DealtWeights | None:
-    """Returns the weights that an optimizer was built with, dealt out; None if they are not."""
+    """Returns the partitioned weights that an optimizer was built with; None if it was not built with slices."""
     known = optimizer._trainable_variables
     return known[0].dealt if known and isinstance(known[0], WeightSlice) else None
 
@@ -95,10 +95,10 @@ def apply(
     variables: Sequence[Any] | None,
     update: Callable[[Sequence[Any], Sequence[Any] | None], Any],
 ) -> Any:
-    """Updates variables by gradients of replicas, each owner its slices. Call in cross-replica context.
+    """Updates variables with gradients of replicas; each owner updates its slices. Call in cross-replica context.
 
     Raises:
-        ValueError: a variable with which the optimizer was not built, or an optimizer that was built elsewhere.
+        ValueError: the optimizer was not built with a variable, or was built under another strategy.
     """
     updates, dealt = engine.sharded_updates, dealt_of(optimizer)
     if updates is None or dealt is None:
@@ -122,7 +122,7 @@ def apply(
     skips = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     counter = optimizer.inner_optimizer._iterations if skips else None
     result = updates.run(dealt, found, update, gathers_at=_gathers_at(optimizer), counter=counter)
-    # Its counter and rate, which the update changed for one replica of each group.
+    # The update changed the optimizer's counter and learning rate for one replica of each group only.
     engine.layout.mirror(optimizer.variables)
     return result
 
@@ -132,7 +132,7 @@ def _key(variable: Any) -> int:
 
 
 def _gathers_at(optimizer: keras.Optimizer) -> tf.Tensor | None:
-    """Returns whether this step changes weights; None if it always does."""
+    """Returns a bool tensor, whether this step changes weights; None if every step does."""
     inner = inner_optimizers(optimizer)
     if inner:
         return _gathers_at(inner[0]) if len(inner) == 1 else None
@@ -143,18 +143,18 @@ def _gathers_at(optimizer: keras.Optimizer) -> tf.Tensor | None:
 
 
 def make_slot(optimizer: keras.Optimizer, each: WeightSlice, *args: Any, **kwargs: Any) -> Any:
-    """Makes a slot of a slice: a variable of the slice's shape on the device of its owner."""
-    # Not the method of Keras' optimizers for TensorFlow, which asks for the devices of a variable: a slice is none.
+    """Makes a slot of a slice: a variable of the slice's shape on the owner's device."""
+    # Not Keras' method for TensorFlow, which reads the devices of a distributed variable: a slice is none.
     with making_slot_of(each):
         return base_optimizer.BaseOptimizer.add_variable_from_reference(optimizer, each, *args, **kwargs)
 
 
 def finalize(original: Callable[..., None], optimizer: keras.Optimizer) -> None:
-    """Sets weights to their moving averages, at the end of training, each owner its slices."""
+    """Sets weights to their moving averages at the end of training; each owner sets its slices."""
     dealt = dealt_of(optimizer)
     if not optimizer.use_ema or dealt is None:
         return
-    # The end of a training is not in the scope of its strategy.
+    # Training ends outside of the strategy's scope.
     with dealt.variables[0].value.distribute_strategy.scope():
         updates = sharded_updates()
         if updates is None:
@@ -166,11 +166,11 @@ def finalize(original: Callable[..., None], optimizer: keras.Optimizer) -> None:
 
 
 class _Asked:
-    """A variable as an optimizer is asked for it, by its id and by its name.
+    """An id and a name that stand for a variable where an optimizer looks up weight decay.
 
     Args:
         key: the id.
-        name: that of the variable of TensorFlow, in which the names of layers are.
+        name: the name of TensorFlow's variable, which contains the names of layers.
     """
 
     def __init__(self, key: str, name: str) -> None:
@@ -178,7 +178,7 @@ class _Asked:
 
 
 def _use_weight_decay(original: Callable[..., bool], optimizer: keras.Optimizer, variable: Any) -> bool:
-    """Asks for the weight that the variable is, or is a part of, as it is on one device: a program excludes weights."""
+    """Decides by the whole weight, with its keys and name on one device: programs exclude weights, not their parts."""
     weight = variable
     if not isinstance(variable, WeightSlice):
         position = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))

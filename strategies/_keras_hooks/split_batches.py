@@ -1,6 +1,7 @@
-"""Errors of steps that need all rows of a batch at once, in the words of the program.
+"""Explains errors of steps that need all rows of a batch at once.
 
-A replica has some of the rows. Where a step takes their number from elsewhere, TensorFlow says that shapes do not fit.
+A replica has some of the rows. Where a step takes their number from elsewhere, TensorFlow reports that shapes do not
+fit.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-# TensorFlow's words for shapes that do not fit, when it traces and when it runs.
+# TensorFlow's messages about shapes that do not fit, while tracing and while running.
 _SHAPES = re.compile(
     r"Dimensions? (?:\d+ in both shapes )?must be equal|Cannot reshape a tensor|Input to reshape is a tensor|"
     r"Incompatible shapes|required broadcastable shapes|Matrix size-incompatible|must have the same first dimension|"
     r"[Ss]hapes? .* (?:incompatible|not compatible)|Dimensions of inputs should match"
 )
-# Of a name, as in "dense_2", and of a line of a program a number says nothing.
+# `_NUMBER` does not match the number in a name, as in "dense_2"; numbers of lines (`_LINE`) are removed before.
 _NUMBER = re.compile(r"(?<![\w.:])\d+(?![\w.])")
 _LINE = re.compile(r"\bline \d+")
 
@@ -34,10 +35,10 @@ _HINT = (
 
 @contextlib.contextmanager
 def explained(num_replicas: int) -> Iterator[None]:
-    """Inside, errors of shapes that differ as the rows of a replica and those of the batch do say so.
+    """Context manager: explains errors about shapes that differ by a factor of the number of replicas.
 
     Args:
-        num_replicas: over which a batch is divided.
+        num_replicas: the number of replicas over which a batch is divided.
 
     Raises:
         ValueError: in place of TensorFlow's error, which it contains.
@@ -52,6 +53,6 @@ def explained(num_replicas: int) -> Iterator[None]:
 
 
 def _differ_as_rows(text: str, num_replicas: int) -> bool:
-    """True if of two numbers one is what a replica has of the other: as many rows, or multiples of them."""
+    """Returns True if a number in the text is `num_replicas` times another, as rows of a batch and of a replica are."""
     numbers = sorted({int(number) for number in _NUMBER.findall(_LINE.sub("", text))} - {0})
     return any(whole // part == num_replicas for part, whole in itertools.combinations(numbers, 2))

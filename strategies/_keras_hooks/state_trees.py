@@ -1,6 +1,6 @@
-"""State trees (``model.get_state_tree``), which ``OrbaxCheckpoint`` writes: each weight and slot is one, of its name.
+"""State trees (``model.get_state_tree``), which ``OrbaxCheckpoint`` writes: whole weights and slots, under their paths.
 
-Keras makes a tree of the paths of variables. Shards of a weight have paths of their own, or those of slots the same.
+Keras makes a tree from the paths of variables. Shards of a weight have different paths; slots of shards may share one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from strategies.replica.splitting import SplitWeight, joined, value_of
 
 
 def install() -> None:
-    """Wraps what makes trees of lists of variables, and what assigns trees to them."""
+    """Wraps the methods that make trees of lists of variables, and that assign trees to them."""
     wrap(keras.Model, "_create_nested_dict", _create, in_step=False)
     wrap(keras.Model, "_assign_variable_values", _assign, in_step=False)
 
 
 class _Whole:
-    """A weight or a slot that may be in parts, as a variable of the path that it has on one device."""
+    """A weight or slot that may be split, as one variable with the path that it has on one device."""
 
     def __init__(self, whole: Any, path: str) -> None:
         self._whole = whole
@@ -38,7 +38,7 @@ class _Whole:
         return tf.convert_to_tensor(self.numpy())
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value; where processes hold parts, all of them call it."""
+        """Returns the whole value. All processes call it if parts are on several processes."""
         return value_of(self._whole)
 
 
@@ -55,7 +55,7 @@ def _assign(
 
 
 def _named(model: keras.Model, variables: Sequence[Any]) -> Sequence[Any]:
-    """Returns the variables with a whole in the place of parts."""
+    """Returns the variables, with one whole in place of the parts of a weight or slot."""
     wholes = joined(variables)
     if len(wholes) == len(variables) and not any(map(spans_processes, variables)):
         return variables
@@ -67,7 +67,7 @@ def _named(model: keras.Model, variables: Sequence[Any]) -> Sequence[Any]:
 
 
 def _path(path: str, paths: Mapping[str, str]) -> str:
-    """Returns the path of a whole from that of its first part: a weight, or a slot that is named by a weight's path."""
+    """Returns the path of a whole, given that of its first part: of a weight, or of a slot named by a weight's path."""
     if path in paths:
         return paths[path]
     folder, _, name = path.rpartition("/")

@@ -1,7 +1,7 @@
-"""Values of files of weights, range by range, where a replica spans processes.
+"""Values in files of weights, read and written range by range where a replica spans processes.
 
-Keras reads and writes one weight after the other, each as an array. Of a weight that other processes hold, none should
-read the array; of one that this process holds, it should not hold the array beside it.
+Keras reads and writes one weight after the other, each as an array. A process should not read the array of a weight
+that only others own, nor hold the whole array in memory beside a weight that it owns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _reading: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategie
 
 
 def install() -> None:
-    """Wraps the store of a file, and the setting of a variable."""
+    """Wraps the store of a file, and the assignment of a variable."""
     wrap(saving_lib.H5IOStore, "__getitem__", _read, in_step=False)
     wrap(saving_lib.H5IOStore, "__setitem__", _write, in_step=False)
     wrap(variables.Variable, "assign", _assign)
@@ -38,7 +38,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def reading_in_ranges() -> Iterator[None]:
-    """Inside, each process reads of a file what it holds."""
+    """Context manager: each process reads from files only the weights that it owns."""
     token = _reading.set(True)
     try:
         yield
@@ -60,7 +60,7 @@ def _write(original: Callable[..., None], store: Any, key: str, value: Any) -> N
         return
     if not store._h5_entry_initialized:
         store._create_h5_group(store._h5_entry_path)
-    # As h5py does with an array: the dataset gets its name when it is written.
+    # As h5py does with an array: the dataset gets its name only after it is written.
     dataset = store._h5_entry_group.create_dataset(None, tuple(value.shape), value.dtype)
     ranges.write(dataset, value)
     store._h5_entry_group[key] = dataset

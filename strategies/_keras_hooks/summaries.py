@@ -1,7 +1,7 @@
-"""Further scalars beside those that a ``keras.callbacks.TensorBoard`` writes, in its own event files.
+"""Additional scalars in the event files of a ``keras.callbacks.TensorBoard``.
 
-A second file of events in the same folder would not do: TensorBoard goes on with the next file of a run when there is
-one, and does not come back to the one before.
+A second event file in the same folder would not do: TensorBoard moves on to the next file of a run when one exists,
+and does not return to the one before.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ def write_scalars(board: Any, values: Mapping[str, float], step: int, *, of_vali
     """Writes scalars by their names into the event file of training, or of validation.
 
     Args:
-        board: a ``keras.callbacks.TensorBoard`` that `fit` has been given, and that is not at its end.
+        board: a ``keras.callbacks.TensorBoard`` of a `fit` that is running.
         values: the scalars.
-        step: of all of them.
-        of_validation: the second file.
+        step: the step of all scalars.
+        of_validation: whether to write to the event file of validation.
     """
-    # Properties, which open the file when they are first asked for.
+    # These properties open the file on first access.
     writer = board._val_writer if of_validation else board._train_writer
-    # With `update_freq` steps, the callback has others recorded only.
+    # With an integer `update_freq`, the callback turns recording off between its own steps.
     with writer.as_default(), tf.summary.record_if(True):
         for name, value in values.items():
             tf.summary.scalar(name, value, step=step)

@@ -1,9 +1,9 @@
-"""``BatchNormalization(synchronized=True)``: the sums of one layer are one message each way, forward and backward.
+"""``BatchNormalization(synchronized=True)``: one all-reduce per layer for the forward pass, one for the backward pass.
 
-Keras asks for three sums over all replicas one by one: of the values, of their squares, and their number.
+Keras all-reduces three sums one by one: of the values, of their squares, and their number.
 
-Without ``synchronized`` the layer looks at the rows of its replica, as is documented: that is no finding.
-Micro-batches of a pipeline run one after the other, so that such a layer cannot see them all: that is a finding.
+Without ``synchronized`` the layer normalizes by the rows of its replica, as documented: that is no finding. In a
+pipeline micro-batches run one after the other, so that a synchronized layer does not see them all: that is a finding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Moments = tuple[tf.Tensor, tf.Tensor]
 
 
 def install() -> None:
-    """Wraps the mean and variance over all replicas, and the layer."""
+    """Wraps the computation of mean and variance over all replicas, and the layer's call."""
     wrap(keras_tf_nn, "_compute_moments_sync", _moments)
     wrap(batch_normalization.BatchNormalization, "call", _call)
 
@@ -51,12 +51,12 @@ def _moments(original: Callable[..., _Moments], x: tf.Tensor, axes: Sequence[int
     context: Any = tf.distribute.get_replica_context()
     if context is None or engine_of(context.strategy) is None:
         return original(x, axes, keepdims)
-    # Keras' arithmetic, for the same bits.
+    # The same arithmetic as Keras', for bit-equal results.
     count = tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True)
     total = tf.reduce_sum(x, axis=axes, keepdims=True)
     squares = tf.reduce_sum(tf.square(x), axis=axes, keepdims=True)
     total, squares, count = context.all_reduce(_SUM, [total, squares, count])
-    # A number of entries has no gradient.
+    # The number of entries has no gradient.
     count = tf.stop_gradient(count)
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
@@ -64,10 +64,10 @@ def _moments(original: Callable[..., _Moments], x: tf.Tensor, axes: Sequence[int
 
 
 def norms_of_microbatches(model: Any) -> list[Finding]:
-    """Returns the synchronized layers of a pipeline that normalize by each micro-batch, where one device has all rows.
+    """Returns a finding per synchronized layer of a pipeline: it normalizes by micro-batch, one device by all rows.
 
     Args:
-        model: of Keras; one without an attribute ``num_microbatches`` has none.
+        model: a Keras model; without an attribute ``num_microbatches`` there are no findings.
     """
     number = int(getattr(model, "num_microbatches", 1))
     layers = [] if number == 1 else model._flatten_layers()
@@ -85,7 +85,7 @@ def norms_of_microbatches(model: Any) -> list[Finding]:
 
 
 def warn_of_norms(model: Any) -> None:
-    """Warns, as from the program's line, of the layers that :func:`norms_of_microbatches` finds, before it trains."""
+    """Warns before training, with the program's line, of the layers that :func:`norms_of_microbatches` finds."""
     findings = norms_of_microbatches(model)
     if findings:
         names = ", ".join(repr(finding.layer) for finding in findings)

@@ -1,8 +1,8 @@
-"""``Mean`` and ``Sum`` trackers in steps of Keras' trainer: what they are given counts as one device's number does.
+"""``Mean`` and ``Sum`` trackers in steps of Keras' trainer: they get the same numbers as on one device.
 
-A tracker's sums are those of all replicas. What has a number for each row adds up by itself. One number for a whole
-batch, such as a loss or a count, is given by each replica: by its kind (``row_dependence``) it is weighed by rows,
-added up, or, if it is neither a mean nor a sum over rows, a finding.
+A tracker's state is summed over all replicas. Values with a number for each row add up correctly. Each replica gives
+its own number for a whole batch, such as a loss or a count: depending on its kind (``row_dependence``) it is weighted
+by rows or added up; a number that is neither a mean nor a sum over rows is a finding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _update_mean(
     if share is None:
         return original(metric, values, sample_weight)
     if shares.is_in_microbatches():
-        # A pipeline gives means over the rows of its replica, put together of micro-batches.
+        # A pipeline gives means over the rows of its replica, combined from micro-batches.
         is_plain = sample_weight is None and _rank(values) == 0
         return original(metric, values, _votes(share) if is_plain and not share.is_even else sample_weight)
     kind = share.dependence.kind(values)
@@ -52,10 +52,10 @@ def _update_mean(
     if sample_weight is not None:
         weights = share.dependence.kind(sample_weight)
         if _counts_rows(sample_weight, weights, share):
-            # Keras passes a plain number with its own losses.
+            # Keras passes a plain int together with its own losses, which are means already.
             return original(metric, values if isinstance(sample_weight, int) else share.as_mean(values), sample_weight)
         if weights is not Kind.SAME or _rank(sample_weight):
-            # Keras' own metrics come with weights for each row.
+            # Keras' own metrics pass weights for each row.
             if _rank(values) == 0 and kind in (Kind.MEAN, *_TOTALS):
                 _say(metric, "is weighed by something else than the number of rows", sample_weight)
             return original(metric, values, sample_weight)
@@ -67,7 +67,7 @@ def _update_mean(
 
 
 def _votes(share: shares.Share) -> tf.Tensor:
-    """Returns the weight of a replica's number where that of an even share of the rows is 1."""
+    """Returns the weight of a replica's number, scaled so that an even share of the rows has weight 1."""
     return share.weigh(tf.constant(float(share.num_replicas)))
 
 
@@ -87,7 +87,7 @@ def _update_sum(
 
 
 def _of_tracker() -> shares.Share | None:
-    """The share of a replica whose tracker is one of several, of one step of Keras' trainer."""
+    """Returns the replica's share in a step of Keras' trainer on several replicas, else None."""
     share = shares.current()
     if share is None or not share.in_trainer or share.num_replicas == 1:
         return None
@@ -99,7 +99,7 @@ def _rank(value: Any) -> int:
 
 
 def _counts_rows(weight: Any, kind: Kind, share: shares.Share) -> bool:
-    """True of the number of the replica's rows: Keras passes a plain one, if it is known beforehand."""
+    """Returns True if `weight` is the replica's number of rows: Keras passes a plain int if it is static."""
     return kind is Kind.COUNT or (isinstance(weight, int) and weight in share.num_rows)
 
 

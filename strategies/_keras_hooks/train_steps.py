@@ -1,10 +1,10 @@
-"""Keras' own training step: across processes, one message carries its gradients and all else that it sums.
+"""Keras' own training step: across processes, the sums of metrics travel in the message of the gradients.
 
-Keras applies gradients, then updates the metrics and reads them. Written down in this order, the sums of metrics are a
-second message, because their terms are not there when that of the gradients is made. So the update is deferred until
-metrics are read, and their sums travel in its last bucket. Nothing in between may use what is updated: it is deferred
-only in Keras' own ``train_step``, with metrics that are Keras' own, which see predictions and targets only. Elsewhere,
-in steps and metrics of a user's own, everything happens in the order in which it is written.
+Keras applies gradients, then updates the metrics and reads them. In this order, the sums of metrics would be a second
+message, because their terms do not exist yet when the gradients are reduced. So the update is deferred until metrics
+are read, and their sums travel in its last bucket. Nothing in between may use what is updated: the update is deferred
+only in Keras' own ``train_step`` with Keras' own metrics, which see predictions and targets only. Steps and metrics of
+a user's own run in the order in which they are written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def install() -> None:
 
 
 def may_defer_update() -> bool:
-    """True where nothing uses what an optimizer updates before metrics are read."""
+    """Returns True where nothing uses the variables that an optimizer updates before metrics are read."""
     return _may_defer.get()
 
 
@@ -54,13 +54,13 @@ def _step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data:
         logs = compiled_steps.train_step(original, model, data)
     finally:
         _may_defer.reset(token)
-    # Without metrics, nobody has read any.
+    # Without metrics, no read has finished the deferred update.
     tf.distribute.get_replica_context().merge_call(lambda _: engine.finish_update())
     return logs
 
 
 def _metrics_see_no_weights(model: keras.Model) -> bool:
-    """True if all that ``train_step`` does behind ``apply_gradients`` is Keras' own."""
+    """Returns True if ``apply_gradients`` and all that ``train_step`` does after it is Keras' own."""
     used = [(model, keras_trainer.Trainer, "compute_metrics"), (model, keras_trainer.Trainer, "get_metrics_result")]
     used += [(model.optimizer, base_optimizer.BaseOptimizer, "apply_gradients")]
     if any(overrides(owner, of_keras, name) for owner, of_keras, name in used):
@@ -74,7 +74,7 @@ def _is_keras_own(metric: Any) -> bool:
     if metric is None or isinstance(metric, str):
         return True
     if isinstance(metric, Mapping):
-        # By output; a configuration may be that of any class.
+        # A dict of metrics by output. A dict with "class_name" is a configuration, perhaps of a user's class.
         return "class_name" not in metric and _is_keras_own(list(metric.values()))
     if isinstance(metric, (list, tuple)):
         return all(_is_keras_own(each) for each in metric)

@@ -1,4 +1,4 @@
-"""The trainer: what ``compile``, ``fit``, ``evaluate``, ``predict`` and the ``*_on_batch`` methods need."""
+"""Hooks into the trainer: ``compile``, ``fit``, ``evaluate``, ``predict`` and the ``*_on_batch`` methods."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from strategies.replica.splitting import check_frozen
 
 _logger = logging.getLogger(__name__)
 
-#: Runs one step, or a few, on what it draws from an iterator. Returns logs, or outputs.
+#: Runs one step, or a few, on elements of an iterator. Returns logs, or outputs.
 Step = Callable[[Any], Any]
 
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-# Of models on several processes: the methods whose first batch was compared.
+# The methods of a model on several processes whose first batch was compared.
 _compared: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -119,7 +119,10 @@ def _make_predict_function(
 
 
 def _driven(model: keras.Model, function: Step, combination: shares.Combination) -> Step:
-    """Returns ``function``, marked as the trainer's for as long as it runs: callbacks run outside of it."""
+    """Returns ``function``, run as a call of the trainer (`TrainerCall`); callbacks run outside of it.
+
+    Where batches come from `AgreedIterator` or `ReadAheadIterator`, they are drawn before each step.
+    """
     engine = engine_of(model.distribute_strategy)
     if engine is None:
         return function
@@ -135,7 +138,7 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
         with split_batches.explained(num_replicas), called_by_trainer(TrainerCall(combination, draws_batches)):
             if not one_by_one:
                 if model.jit_compile:
-                    # Keras hands lists of batches to what predicts; what trains or tests then draws them itself.
+                    # Keras passes lists of batches for prediction; steps that train or test draw their batches.
                     padding.note(data, padding.prediction if isinstance(data, list) else None)
                 return function(data)
             try:
@@ -150,7 +153,7 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
                 step = _step_of(function, data.element_spec, model.run_eagerly)
                 measured = counters.measured() if not steps else measured
                 steps.append((data.element_spec, step))
-            # As Keras runs an iterator: a few steps, the outputs of the last.
+            # As in Keras: runs a few steps and returns the outputs of the last.
             with measured:
                 if model.jit_compile:
                     padding.note(first, data)
@@ -166,10 +169,10 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
 
 
 def _step_of(function: Step, element_spec: tf.TypeSpec, run_eagerly: bool) -> Step:
-    """Returns Keras' function of an iterator as one of an element.
+    """Returns Keras' function of an iterator as a function of an element.
 
-    Called with tensors, it would be traced for the shape of the first batch first, and losses, which Keras weighs
-    otherwise where it knows the number of rows, would differ from those of a dataset.
+    Called with tensors, it would first be traced for the static shape of the first batch. Keras weights losses
+    differently where the number of rows is static, so that they would differ from those of a dataset.
     """
 
     def one(element: Any) -> Any:
@@ -207,13 +210,13 @@ def _compile(
 
 
 def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Refuses, before any step runs, what was made outside the strategy's scope, and weights that are half frozen."""
+    """Refuses, before any step, parts made outside the strategy's scope, and weights with only some shards frozen."""
     if model._distribute_strategy is not strategy:
         raise ValueError(of_another_strategy(model, strategy))
     losses.wrap_compute_loss(type(model))
     check_part(strategy, "model", model)
     check_frozen(model.variables)
-    # Steps of a model's own may use optimizers of its own, as adversarial networks do.
+    # Steps that a model overrides may use further optimizers, as adversarial networks do.
     for attribute in vars(model).values():
         if isinstance(attribute, keras.Optimizer):
             check_part(strategy, "optimizer", attribute)
@@ -223,7 +226,7 @@ def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
 
 def _wrap_result(metric: keras.Metric) -> None:
-    """Wraps the ``result`` of the metric's class, for steps that read metrics themselves."""
+    """Wraps ``result`` of the metric's class, for steps that read metrics themselves."""
     owner = next(cls for cls in type(metric).__mro__ if "result" in vars(cls))
     wrap(owner, "result", _read_across_replicas)
 
@@ -234,7 +237,7 @@ def _read_across_replicas(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> Result:
-    """Reads metrics, of a model or one, as those of all replicas; across processes, in one message."""
+    """Reads all metrics of a model, or one metric, over all replicas; across processes, in one message."""
     metrics = owner.metrics if isinstance(owner, keras.Model) else [owner]
     values = [v.value for metric in metrics for v in metric.variables]
     state = [value for value in values if isinstance(value, MetricVariable)]
@@ -252,7 +255,7 @@ def _read_across_replicas(
     alone = share.num_replicas == 1 and not (engine is not None and engine.parts.crosses("pipe"))
     if alone or not share.in_trainer:
         return original(owner, *args, **kwargs)
-    # Read by one replica, the metric would be that of its rows.
+    # Read in one replica, the metric would cover only its rows.
     result = tf.distribute.get_replica_context().merge_call(lambda _: read())
     return mark_reduced(result)
 
@@ -263,11 +266,11 @@ def _maybe_symbolic_build(
     iterator: epoch_iterator.EpochIterator | None = None,
     data_batch: Any = None,
 ) -> None:
-    """Builds a model before its first step, as far as it can be called on symbolic tensors in place of a batch.
+    """Builds a model before its first step, if it can be called on symbolic tensors in place of a batch.
 
-    Without a strategy Keras builds nothing ahead: the first step builds what it calls. So it does here where the model
-    has no ``call`` (adversarial networks) or one for other inputs than the first of the batch (siamese networks), and
-    where what it calls looks at values (``run_eagerly=True``), or assigns and reads a variable in a ``tf.cond``.
+    Without a strategy Keras builds nothing ahead: the first step builds what it calls. The same happens here where the
+    model has no ``call`` (adversarial networks) or one for other inputs than the first of the batch (siamese networks),
+    and where ``call`` looks at values (``run_eagerly=True``), or assigns and reads a variable in a ``tf.cond``.
     """
     if engine_of(model.distribute_strategy) is None:
         original(model, iterator=iterator, data_batch=data_batch)
@@ -275,10 +278,10 @@ def _maybe_symbolic_build(
     if type(model).call is keras.Model.call:
         return
     if iterator is not None:
-        # Keras draws a batch to learn its shape and dtype. A generator that can be read only once has lost it then.
+        # Keras would draw a batch to learn its shape and dtype: a generator that can be read only once would lose it.
         data_batch = _replica_specs(iterator._distributed_dataset.element_spec)
     shapes.check_ahead(model, data_batch)
-    # Errors and warnings of a call that the step may never make are not shown to the user: the step has its own.
+    # The step may never make this call, so its errors and warnings are not shown to the user: the step has its own.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

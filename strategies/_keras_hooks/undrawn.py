@@ -1,8 +1,8 @@
-"""Models that are made for their shapes: their variables are not drawn, and take no memory.
+"""Models that are made only for their shapes: their variables are not drawn, and take no memory.
 
-``keras.StatelessScope(initialize_variables=False)`` does not do it: in it, Keras refuses variables that are made of a
-value, and so the making of every optimizer (its iteration), and what is made there is on a list of those that the next
-such scope initializes.
+``keras.StatelessScope(initialize_variables=False)`` does not work: in it, Keras refuses variables that are made from a
+value, and with them every optimizer (its iteration); and it adds what is made there to a list of variables that the
+next such scope initializes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from strategies.replica.deferred import DeferredVariable
 
 @contextlib.contextmanager
 def variables_undrawn() -> Iterator[list[tf.Variable]]:
-    """Inside, what Keras makes by an initializer takes no memory until it is read or assigned.
+    """Context manager: variables that Keras makes from an initializer take no memory until they are read or assigned.
 
-    Yields the variables of TensorFlow, in the order in which they are made. The global state of Keras, and random
-    generators, are as they were afterwards.
+    Yields the variables of TensorFlow, in the order in which they are made. Restores the global state of Keras and the
+    random generators afterwards.
 
     Raises:
-        ValueError: a strategy's scope, in which variables are its own to make.
+        ValueError: a variable is made in the scope of a strategy.
     """
     _keras_hooks.install()
     made: list[tf.Variable] = []
@@ -40,7 +40,7 @@ def variables_undrawn() -> Iterator[list[tf.Variable]]:
             )
         initial_value = kwargs.get("initial_value")
         if callable(initial_value):
-            # The host's handles are enough.
+            # Handles on the host are enough.
             with tf.device("CPU:0"):
                 variable: tf.Variable = DeferredVariable(initial_value, **form_of(kwargs))
         else:

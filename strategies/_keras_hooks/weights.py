@@ -1,4 +1,4 @@
-"""Weights that are split: to the outside, arrays and files, each is one."""
+"""Split weights: arrays and files contain each as one whole weight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _slots: weakref.WeakKeyDictionary[keras.Optimizer, Slots] = weakref.WeakKeyDicti
 
 
 def install() -> None:
-    """Wraps what reads and sets weights as arrays, of layers and of optimizers."""
+    """Wraps the methods that read, set, save and load weights of layers and of optimizers."""
     wrap(keras.Layer, "get_weights", _get_weights, in_step=False)
     wrap(keras.Layer, "set_weights", _set_weights, in_step=False)
     wrap(base_optimizer.BaseOptimizer, "save_own_variables", _save_slots, in_step=False)
@@ -31,16 +31,16 @@ def install() -> None:
 
 
 def note_slot(optimizer: keras.Optimizer, reference: Any, slot: Any) -> None:
-    """Remembers that ``optimizer`` made ``slot`` for the variable ``reference``."""
+    """Records that ``optimizer`` made ``slot`` for the variable ``reference``."""
     weight = weight_of(reference)
     if weight is not None and not needs_whole(optimizer):
         _slots.setdefault(optimizer, Slots()).note(weight, reference, slot)
 
 
 def _whole(variables: Sequence[Any]) -> list[Any] | None:
-    """Returns the variables with split ones put together.
+    """Returns the variables with shards joined to whole weights.
 
-    None, so that Keras does the rest, if none is split, nor held by some of the processes only.
+    Returns None, for Keras to do the rest, if no weight is split and all processes own all weights.
     """
     whole = joined(variables)
     return whole if len(whole) < len(variables) or any(map(spans_processes, variables)) else None
@@ -65,7 +65,7 @@ def _set_weights(original: Callable[..., Any], layer: keras.Layer, weights: Sequ
 
 
 def _legacy_weights(original: Callable[[keras.Layer], list[Any]], layer: keras.Layer) -> list[Any]:
-    """Returns what a layer has in files of Keras 2, in their order: split weights as one."""
+    """Returns a layer's weights in the order of Keras 2 files, each split weight as one."""
     return joined(original(layer), only_split=True)
 
 
@@ -83,7 +83,7 @@ def _load_slots(original: Callable[..., Any], optimizer: keras.Optimizer, store:
     if whole is None:
         original(optimizer, store)
     elif len(store.keys()) != len(whole):
-        # As Keras has it: training goes on with slots of zeros.
+        # As in Keras: training continues with slots of zeros.
         warnings.warn(
             f"Skipping variable loading for optimizer '{optimizer.name}', because it has {len(whole)} variables "
             f"whereas the saved optimizer has {len(store.keys())} variables. ",

@@ -1,9 +1,8 @@
-"""Optimizers that look at more than one number at a time get whole weights, where others get shards.
+"""Optimizers that look at more than one number at a time get whole weights in place of shards.
 
-An update by each number alone, as Adam's, is the same for a shard as for the whole. LAMB divides by norms, Adafactor
-keeps means of rows and columns, and what a user's own class does is not known: in front of these, shards are put
-together, and what they assign is taken apart. It costs a weight's memory, one at a time, on the first device of each
-replica.
+An elementwise update, as Adam's, is the same for a shard as for the whole. LAMB divides by norms, Adafactor keeps means
+of rows and columns, and a user's own class is unknown: for these, shards are joined, and assigned values are split
+again. It costs the memory of one weight at a time, on the first device of each replica.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ _BY_NUMBER = (
 )
 
 
-#: Methods of optimizers that see gradients on their way, and that a user's class may override.
+#: Methods of optimizers through which gradients pass, and which a user's class may override.
 _ON_GRADIENTS = ("apply", "apply_gradients", "_clip_gradients", "_backend_apply_gradients", "_backend_update_step")
 
 
 def has_own_way(optimizer: keras.Optimizer) -> bool:
-    """True if the optimizer's class does something of its own to gradients, which may look at all of one."""
+    """Returns True if the optimizer's class overrides a method that processes gradients: it may need whole ones."""
     cls = type(optimizer)
     return any(getattr(cls, name) not in [getattr(known, name) for known in _BY_NUMBER] for name in _ON_GRADIENTS)
 
 
 def needs_whole(optimizer: keras.Optimizer) -> bool:
-    """True if the optimizer's update of one number may depend on other numbers of the weight."""
+    """Returns True if the optimizer's update of one number may depend on other numbers of the weight."""
     step = type(optimizer).update_step
     return not isinstance(optimizer, WRAPPING_OPTIMIZERS) and all(step is not cls.update_step for cls in _BY_NUMBER)
 
@@ -53,7 +52,7 @@ def needs_whole(optimizer: keras.Optimizer) -> bool:
 def whole_pairs(
     optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any] | None
 ) -> tuple[Sequence[Any], Sequence[Any] | None]:
-    """Returns gradients and variables as the optimizer takes them."""
+    """Returns gradients and variables, with whole weights in place of shards if the optimizer needs them."""
     if not needs_whole(optimizer):
         return gradients, variables
     if variables is None:
@@ -66,7 +65,7 @@ def whole_pairs(
 
 
 def shards_of(variable: Any) -> list[Any]:
-    """Returns the shards of a weight; of what is not split, that alone."""
+    """Returns the shards of a split weight; any other variable alone."""
     return variable.shards if isinstance(variable, SplitWeight) else [variable]
 
 
@@ -91,7 +90,7 @@ def _whole_gradient(gradients: list[Any], variable: Any) -> Any:
 
 
 def _gathered(own: tf.Tensor, weight: SplitWeight, parts: ReplicaParts) -> tf.Tensor:
-    """Returns what the processes along "tensor" have of a weight's gradient, in the order of its shards."""
+    """All-gathers a weight's gradient from the processes along "tensor", in the order of its shards."""
     if parts.groups.collectives is None:
         raise RuntimeError("There are no other processes.")
     is_even = len(set(weight.sizes)) == 1 and len(weight.sizes) == parts.mesh.axis_size("tensor")

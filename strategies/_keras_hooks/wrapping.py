@@ -1,4 +1,4 @@
-"""Wrapping of Keras' functions: once, in place, and recognisably."""
+"""Wraps Keras' functions in place, each once, and records them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strategies.replica.parts import ReplicaParts
 
 _MARK = "_keras_strategies_wrapper"
 
-#: Parameters that a wrapper hands on as they are, and what the wrapped function returns.
+#: Parameters that a wrapper passes on unchanged, and the result of the wrapped function.
 Rest = ParamSpec("Rest")
 Result = TypeVar("Result")
 
@@ -27,7 +27,7 @@ class Hook:
 
     Attributes:
         original: the function as it was before.
-        wrapper: is called with that first, then with what the caller passed.
+        wrapper: is called with `original` first, then with the caller's arguments.
     """
 
     original: Callable[..., Any]
@@ -35,27 +35,27 @@ class Hook:
 
     @property
     def name(self) -> str:
-        """The wrapper's, with its module."""
+        """The wrapper's name, with its module."""
         return f"{self.wrapper.__module__}.{self.wrapper.__qualname__}"
 
 
-# By their full names. Users' classes are left out: they may go.
+# Hooks by full name. Users' classes are left out: they may be garbage collected.
 _hooks: dict[str, Hook] = {}
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = True) -> None:
-    """Replaces ``owner.name``, or what gets it as a property, by a function that calls ``wrapper(original, ...)``.
+    """Replaces ``owner.name``, or the getter of a property, by a function that calls ``wrapper(original, ...)``.
 
     Args:
         owner: class or module that defines ``name`` itself.
         name: the attribute.
-        wrapper: takes the original function first, then what the caller passed.
-        in_step: whether it is called inside a step. AutoGraph, which converts a user's step, then leaves it alone,
-            as it leaves Keras' own functions alone.
+        wrapper: takes the original function first, then the caller's arguments.
+        in_step: whether it is called inside a step. AutoGraph, which converts a user's step, then does not convert it,
+            just as it does not convert Keras' own functions.
 
     Raises:
-        RuntimeError: if ``owner`` does not define ``name``: this Keras is not one this package was written for; or if
-            it is wrapped by another wrapper: two of one function have to call each other.
+        RuntimeError: if ``owner`` does not define ``name``: this package does not support this Keras; or if another
+            wrapper wraps it already: two wrappers of one function would have to call each other.
     """
     found = vars(owner).get(name)
     original = found.fget if isinstance(found, property) else found
@@ -77,7 +77,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
     hooked = tf.autograph.experimental.do_not_convert(wrapped) if in_step else wrapped
     setattr(hooked, _MARK, wrapper)
     if inspect.isfunction(original):
-        # Keras asks constructors for their arguments, and does not look behind a wrapper.
+        # Keras inspects the signatures of constructors, and does not unwrap them.
         vars(hooked)["__signature__"] = inspect.signature(original)
     setattr(owner, name, property(hooked, found.fset, found.fdel) if isinstance(found, property) else hooked)
     if full_name(owner, name).startswith(("keras.", "tensorflow.")):
@@ -90,12 +90,12 @@ def hooks() -> Mapping[str, Hook]:
 
 
 def full_name(owner: Any, name: str) -> str:
-    """The name of an attribute of a class or module, with its module."""
+    """Returns the name of an attribute of a class or module, with its module."""
     return f"{owner.__module__}.{owner.__qualname__}.{name}" if inspect.isclass(owner) else f"{owner.__name__}.{name}"
 
 
 def overrides(owner: Any, of_keras: type, name: str) -> bool:
-    """True if a method of ``owner`` is not that of a class of Keras: its class', or the object itself, has another."""
+    """Returns True if ``owner``, or its class, overrides a method of a class of Keras."""
     return getattr(getattr(owner, name, None), "__func__", None) is not vars(of_keras)[name]
 
 
@@ -106,6 +106,6 @@ def engine_of(strategy: tf.distribute.Strategy) -> ReplicatedExtended | None:
 
 
 def spanning_parts() -> ReplicaParts | None:
-    """Returns the parts of a replica under the present strategy if they belong to several processes."""
+    """Returns the parts of a replica under the current strategy if they belong to several processes, else None."""
     engine = engine_of(tf.distribute.get_strategy())
     return engine.parts if engine is not None and engine.parts.spans_processes else None

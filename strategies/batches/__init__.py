@@ -1,1 +1,1 @@
-"""The global batch: who reads which of its rows, prefetching, and what rows weigh in sums and means."""
+"""Splits global batches among processes and replicas, prefetches them, and weights their rows in sums and means."""

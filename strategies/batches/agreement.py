@@ -1,4 +1,4 @@
-"""Numbers that processes tell each other about their datasets: those that hold parts of one replica have the same."""
+"""Exchanges numbers about datasets between processes; processes that hold parts of one replica must agree on them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from strategies.collectives.process_group import ProcessGroup
 
 @dataclass(frozen=True)
 class Agreement:
-    """Asks all processes of a job, in one message.
+    """Gathers numbers from all processes of a job, with one collective per call.
 
     Args:
-        job: all processes; those of one replica are in a row.
-        num_together: how many hold the parts of one replica: 1 where each process holds whole ones.
+        job: all processes; the processes of one replica have consecutive ranks.
+        num_together: the number of processes that hold one replica together; 1 where each process holds whole replicas.
     """
 
     job: ProcessGroup
@@ -37,23 +37,23 @@ class Agreement:
         """Returns the numbers at each position along the mesh axis "data". All processes call it.
 
         Args:
-            what: names the numbers in the error.
-            numbers: this process' own, as many on all processes.
+            what: the name of the numbers in the error.
+            numbers: this process' numbers; every process passes the same count.
 
         Raises:
-            ValueError: on all processes, if those of one replica do not tell the same numbers.
+            ValueError: on all processes, if the processes of one replica pass different numbers.
         """
         return self.by_position(what, self.gathered(what, *numbers))
 
     def gathered(self, what: str, *numbers: int) -> np.ndarray:
-        """Returns the numbers of each process, ``[processes, numbers]``. All of them call it, with as many."""
+        """Returns the numbers of each process, ``[processes, numbers]``. All call it, with the same count."""
         own = tf.constant([[int(number) for number in numbers]], tf.int64)
         with carrying(what):
             by_rank: np.ndarray = self.job.gather(own, equal_sizes=True).numpy()
         return by_rank
 
     def by_position(self, what: str, by_rank: np.ndarray) -> list[list[int]]:
-        """Returns the numbers at each position along the mesh axis "data", from those of each process; see `told`."""
+        """Returns the numbers at each position along the mesh axis "data", given each process' numbers; see `told`."""
         num_numbers = by_rank.shape[1]
         by_position = by_rank.reshape(self.num_positions, self.num_together, num_numbers)
         if (by_position != by_position[:, :1]).any():

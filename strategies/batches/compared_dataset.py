@@ -1,7 +1,7 @@
-"""Portions of global batches, a plain ``tf.data.Dataset``, whose first batch can be compared between processes.
+"""A plain ``tf.data.Dataset`` of portions of global batches whose first batch can be compared between processes.
 
-The comparison comes before the first step, so the first element is drawn before it, once for each call of the trainer,
-and put back in front of the rest: a second iterator would read a generator further, and shuffle another time.
+The comparison comes before the first step. So once per call of the trainer, the first element is drawn early and put
+back in front of the rest. A second iterator would advance a generator and shuffle again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from strategies.batches.origins import Origin
 
 
 class Checked:
-    """The elements of a dataset of portions, each with checksums: those of the first global batch, then zeros.
+    """A dataset of portions paired with checksums: those of the first global batch, then zeros.
 
     Args:
         make: makes the dataset of pairs; called when it is needed.
-        origins: of the tensors that the checksums are of; called when they are needed.
+        origins: returns the origins of the tensors that have checksums; called when they are needed.
     """
 
     def __init__(self, make: Callable[[], tf.data.Dataset], origins: Callable[[], list[Origin]]) -> None:
@@ -30,15 +30,15 @@ class Checked:
         self._origins = origins
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns pairs of checksums, int64 ``[leaves]``, and of what an element is otherwise."""
+        """Returns the dataset of pairs of checksums, int64 ``[leaves]``, and a portion."""
         return self._make()
 
     def message(self, values: Any, *, are_arrays: bool) -> list[int]:
-        """Returns what this process tells the others of its first batch.
+        """Returns this process' message about its first batch.
 
         Args:
-            values: its checksums; None if it has none.
-            are_arrays: True if all that the dataset draws is the order of the rows of arrays.
+            values: the checksums of the batch; None if the process has no batch.
+            are_arrays: True if the only random thing in the dataset is the order of the rows of arrays.
         """
         origins = self._origins()
         if are_arrays:
@@ -47,12 +47,12 @@ class Checked:
 
 
 class ComparedDataset(UnaryUnchangedStructureDataset):
-    """A dataset of as many elements on all processes, which compares the first one when it is asked to.
+    """A dataset, equally long on all processes, that compares its first element between processes on request.
 
     Args:
-        dataset: of portions.
-        checked: the same with checksums.
-        agreement: of the processes.
+        dataset: the dataset of portions.
+        checked: the same portions with checksums.
+        agreement: exchanges numbers between the processes.
     """
 
     def __init__(self, dataset: tf.data.Dataset, checked: Checked, agreement: Agreement) -> None:
@@ -64,11 +64,11 @@ class ComparedDataset(UnaryUnchangedStructureDataset):
         self._is_due = self._are_arrays = False
 
     def compare_next(self, *, are_arrays: bool) -> None:
-        """Has the first element of the next iterator compared. All processes call it."""
+        """Requests that the first element of the next iterator be compared. All processes call it."""
         self._is_due, self._are_arrays = True, are_arrays
 
     def apply(self, transformation_func: Callable[[tf.data.Dataset], tf.data.Dataset]) -> ComparedDataset:
-        """Returns the same with other elements: what the function makes of them, one by one."""
+        """Returns the dataset with the function applied to its portions, which it must map one by one."""
         applied = ComparedDataset(transformation_func(self._portions), self._checked, self._agreement)
         applied._transformations = [*self._transformations, transformation_func]
         return applied
@@ -95,7 +95,7 @@ class ComparedDataset(UnaryUnchangedStructureDataset):
 
 
 def _rejoined(first: Any, iterator: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the first element of pairs and those that the iterator goes on with, as one dataset."""
+    """Returns one dataset of portions: that of the first pair, then those of the pairs left in the iterator."""
     spec, size = dataset.element_spec, dataset.cardinality()
     types, shapes = tensor_lists.get_flat_tensor_types(spec), tensor_lists.get_flat_tensor_shapes(spec)
 
@@ -110,17 +110,17 @@ def _rejoined(first: Any, iterator: Any, dataset: tf.data.Dataset) -> tf.data.Da
         _, found = tensor_lists.from_compatible_tensor_list(spec, drawn)
         return found
 
-    # The function captures nothing: graphs live until garbage is collected, and an iterator has threads, which it ends
-    # the slower, the longer they have run.
+    # The function captures nothing. Its graph lives until garbage collection, and would keep a captured iterator alive,
+    # whose threads take the longer to end the longer they have run.
     held = iterator._iterator_resource, tuple(tensor_lists.to_tensor_list(spec, first))
     numbers = tf.data.Dataset.range(tf.int64.max if size == tf.data.INFINITE_CARDINALITY else size)
     both = tf.data.Dataset.zip((numbers, tf.data.Dataset.from_tensors(held).repeat()))
-    # Like the portions themselves, none is read before it is asked for.
+    # Synchronous: like the portions themselves, no element is read ahead.
     return both.map(element, synchronous=True).with_options(dataset.options())
 
 
 def _without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset without the prefetch that TensorFlow would append: it appends one to what follows."""
+    """Returns the dataset without the prefetch that TensorFlow would append; the rejoined dataset gets its own."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset.with_options(options)

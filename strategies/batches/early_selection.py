@@ -1,10 +1,10 @@
-"""A pipeline of rows and batches made again, so that a process maps its own rows only.
+"""Rebuilds a pipeline of rows and batches so that a process maps its own rows only.
 
-``row_plans`` says where. There the pipeline is cut into windows of one global batch each, of which the process keeps
-its rows (or, where it has none, one to run on); the same functions map them, in order; they are batched, and each batch
-becomes a :class:`Portion`. How many rows the whole batch has travels with each row, so that the pipeline needs to know
-neither its length nor where it ends. Windows cost less than a microsecond per row that is left out; a filter, 80.
-Arrays need no windows: the process' rows of a batch are a slice of them.
+``row_plans`` finds the step to cut at. There the pipeline is cut into windows of one global batch each, of which the
+process keeps its rows, or one dummy row where it has none. The same functions map them, in order; they are batched, and
+each batch becomes a :class:`Portion`. The number of rows of the whole batch travels with each row, so that the pipeline
+needs to know neither its length nor its end. A window costs less than a microsecond per row that is left out; a filter
+costs 80. Arrays need no windows: the process' rows of a batch are a slice of them.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ _NAMES = {
 def select_before_mapping(
     dataset: tf.data.Dataset, first_replica: int, num_local: int, num_replicas: int, *, with_checksums: bool = False
 ) -> Any:
-    """Returns this process' portions of the dataset's global batches, made from its own rows; or why that cannot be.
+    """Returns this process' portions of the dataset's global batches, made from its own rows; or why it cannot.
 
     Args:
-        dataset: of global batches, the same on all processes.
-        first_replica: which of all replicas is the first local one.
+        dataset: global batches, the same on all processes.
+        first_replica: the index of the first local replica among all replicas.
         num_local: the number of local replicas.
         num_replicas: size of the data axis.
-        with_checksums: whether each element comes in a pair, after the checksums of the first global batch's rows
-            before they are mapped (of other batches, zeros).
+        with_checksums: whether each element is a pair of checksums and portions. The checksums are those of the first
+            global batch's rows before they are mapped; for other batches, zeros.
 
     Returns:
-        A dataset of the same cardinality whose elements are those of :func:`inputs.portion_out`, rows lent to replicas
-        without any excepted: those may be other rows. Or the reason, a string.
+        A dataset of the same cardinality whose elements are those of :func:`inputs.portion_out`, except that dummy rows
+        may be other rows. Or the reason, a string.
     """
     steps = list(steps_of(dataset))
     plan = plan_rows([_name(step) for step in steps])
@@ -81,7 +81,7 @@ def select_before_mapping(
     def bounds_of(rows: Any) -> list[Any]:
         return even_bounds(rows, num_replicas, tf.minimum)[local]
 
-    # The number of the batch that comes first out of the whole pipeline.
+    # The index of the first batch that the whole pipeline yields.
     skipped = sum(int(tf.get_static_value(step._count) or 0) for step in steps[: plan.batch] if _name(step) == "skip")
     first = skipped if with_checksums else None
     bounds = even_bounds(int(size), num_replicas)[local]
@@ -105,7 +105,7 @@ def select_before_mapping(
         portions = inputs.portion_of(element, total, first_replica, num_local, num_replicas)
         return portions if of_first is None else (of_first[0], portions)
 
-    # As in `inputs.map_batches`: left to itself, TensorFlow may read a generator ahead.
+    # As in `inputs.map_batches`: by default, TensorFlow may read a generator ahead.
     own = own.map(portion, synchronous=True if reads_generator(dataset) else None).with_options(dataset.options())
     length = dataset.cardinality()
     known = length != tf.data.UNKNOWN_CARDINALITY
@@ -113,7 +113,7 @@ def select_before_mapping(
 
 
 def selected_from(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the rows from which `select_before_mapping` chooses, of a dataset of which it does."""
+    """Returns the dataset of rows from which `select_before_mapping` selects. It must be able to."""
     steps = list(steps_of(dataset))
     plan = plan_rows([_name(step) for step in steps])
     if isinstance(plan, str):
@@ -123,7 +123,7 @@ def selected_from(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def steps_of(dataset: Any) -> Iterator[Any]:
-    """Yields the dataset and what it is made of, as far as each is made of one."""
+    """Yields the dataset, its input, that one's input and so on, as long as each has exactly one."""
     while True:
         yield dataset
         before = dataset._inputs()
@@ -147,7 +147,7 @@ def _is_plain(element_spec: Any) -> bool:
 def _chosen(
     source: Any, size: int, drop: bool, bounds_of: Callable[[Any], list[Any]], first: int | None
 ) -> tf.data.Dataset:
-    """Returns pairs of the rows of a global batch, with checksums of the `first`, and one of this process' rows."""
+    """Returns pairs (head of the global batch, row), one for each of this process' rows; see `_head`."""
 
     @tf.autograph.experimental.do_not_convert
     def of_one_batch(number: tf.Tensor, window: Any) -> tf.data.Dataset:
@@ -164,7 +164,7 @@ def _chosen(
 
 
 def _head(rows: Any, number: tf.Tensor, first: int | None, made: Callable[[], tf.Tensor], source: Any) -> Any:
-    """Returns what goes along with the rows of a batch: their number, and checksums of those of the batch `first`."""
+    """Returns the number of rows of a batch; with `first`, also checksums: zeros except in the batch of that index."""
     if first is None:
         return rows
     num_leaves = len(tf.nest.flatten(source.element_spec))
@@ -174,7 +174,7 @@ def _head(rows: Any, number: tf.Tensor, first: int | None, made: Callable[[], tf
 def _sliced(
     source: Any, size: int, drop: bool, num_own: int, bounds_of: Callable[[Any], list[Any]], first: int | None
 ) -> tf.data.Dataset:
-    """Returns, for each batch of rows of arrays, its number of rows and those of them that are this process'."""
+    """Returns, for each batch of rows of arrays, its head, with a leading dimension of 1, and this process' rows."""
     arrays = source._tensors
     num_rows = int(arrays[0].shape[0])
 
@@ -196,7 +196,7 @@ def _sliced(
 
 
 def _again(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns `before` with a step of the user's pipeline after it. Options and lengths are set at the end."""
+    """Returns `before` followed by a step of the user's pipeline. Options and lengths are set at the end."""
     name = _NAMES[type(step)]
     if name == "map":
         return _mapped(step, before)
@@ -213,13 +213,13 @@ def _mapped(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
 
     @tf.autograph.experimental.do_not_convert
     def mapped(head: Any, element: Any) -> Any:
-        # The function as it was traced, not the user's Python once more, which may do something else by now.
+        # Calls the function as it was traced. The user's Python may do something else by now.
         results = wrapped.function(*tensor_lists.to_tensor_list(wrapped._input_structure, element))
         return head, tensor_lists.from_compatible_tensor_list(wrapped.output_structure, results)
 
     if type(step) is MapDataset:
         return before.map(mapped, synchronous=step._force_synchronous or None)
-    # In order, whatever the user allows: rows out of order would end in other batches than their number of rows says.
+    # In order, whatever the user allows: rows out of order would end in another batch than the one of their head.
     return before.map(mapped, num_parallel_calls=step._num_parallel_calls, deterministic=True)
 
 

@@ -1,8 +1,9 @@
-"""Comparison of the first global batch of a call: all processes have been given the same one, or refuse it.
+"""Compares the first global batch of a call between processes, and raises an error if they were given different ones.
 
-Each process computes its own rows of a global batch that all of them have. Given other rows, as ``x[rank::size]`` or
-``dataset.shard(size, rank)``, half of them would never be trained, without any error. So processes exchange checksums
-of the first batch, once for each call, and judge them alike. Which tensors have to be equal depends on their `Origin`.
+Each process computes its own rows of a global batch that all of them have. If each were given other rows, as by
+``x[rank::size]`` or ``dataset.shard(size, rank)``, with two processes half of the rows would never be trained, without
+any error. So processes exchange checksums of the first batch, once per call, and all come to the same verdict. Which
+tensors have to be equal depends on their `Origin`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from strategies.batches.row_warnings import DifferenceWarning
 from strategies.batches.rows import is_tensor
 
 _RANGE = 2**62
-#: Checksums of tensors that come from Python; those of further ones are one.
+#: The number of checksums of tensors that come from Python. The last one covers all further such tensors, too.
 _MAX_PYTHON = 4
-#: The numbers that each process exchanges: a description of the batch's form, a checksum of its data, and those.
+#: The count of numbers that each process sends: a hash of the origins, a checksum of the data, and those from Python.
 NUM_CHECKSUMS = 2 + _MAX_PYTHON
 _NOTHING = -1
 
@@ -51,7 +52,7 @@ def checksums(element: Any) -> tf.Tensor:
 
 
 def checksums_of_rows(parts: Sequence[tf.data.Dataset]) -> tf.Tensor:
-    """Returns a number for each leaf of rows, int64 ``[leaves]``, of which each has a dataset of its own."""
+    """Returns a number for each leaf of rows, int64 ``[leaves]``, given one dataset per leaf."""
     return tf.stack([_checksum_of_rows(part) for part in parts])
 
 
@@ -78,7 +79,7 @@ def _contents(leaf: Any) -> tf.Tensor:
 def _comparable(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.dtype in (tf.variant, tf.resource):
         return tf.constant(0)
-    # A file may lie in another folder on each machine.
+    # Compares only the file names of paths: a file may be in another folder on each machine.
     return tf.strings.regex_replace(tensor, "^.*/", "") if tensor.dtype == tf.string else tensor
 
 
@@ -86,7 +87,7 @@ def compare(batch: Any, agreement: Agreement) -> None:
     """Compares a global batch, a nest of tensors or arrays, between processes. All of them call it.
 
     Raises:
-        ValueError: on all processes, with the ranks that have another one.
+        ValueError: on all processes, with the ranks whose batch differs from that of rank 0.
     """
     leaves = [leaf for leaf in tf.nest.flatten(batch) if is_tensor(leaf) or hasattr(leaf, "__array__")]
     values = checksums([leaf if is_tensor(leaf) else tf.convert_to_tensor(leaf) for leaf in leaves])
@@ -95,7 +96,7 @@ def compare(batch: Any, agreement: Agreement) -> None:
 
 
 def message(values: Sequence[int], origins: Sequence[Origin]) -> list[int]:
-    """Returns what a process tells the others of a batch: `NUM_CHECKSUMS` numbers."""
+    """Returns a process' message about a batch: `NUM_CHECKSUMS` numbers."""
 
     def joined(numbers: Sequence[int]) -> int:
         return int(_hashed([tf.constant(",".join(map(str, numbers)))])) if numbers else _NOTHING
@@ -108,13 +109,14 @@ def message(values: Sequence[int], origins: Sequence[Origin]) -> list[int]:
 
 
 def judge(by_rank: Any) -> None:
-    """Refuses, or warns of, a first batch that differs between processes: alike on all of them.
+    """Raises an error or warns, on all processes alike, if the first batch differs between them.
 
-    What is made of data alone has to be equal. What comes from Python may be augmented there: if nothing of it is
-    equal, it is taken for other rows, unless tensors of data alone tell better. Random numbers are not compared.
+    Tensors made of data alone have to be equal. Tensors that come from Python may be augmented there: if none of them
+    is equal, the rows are taken to be different, unless there are tensors of data alone to judge by. Random numbers are
+    not compared.
 
     Args:
-        by_rank: ``[processes, NUM_CHECKSUMS]``, their messages.
+        by_rank: the messages of the processes, ``[processes, NUM_CHECKSUMS]``.
 
     Raises:
         ValueError: on all processes, with the ranks that have other rows.
@@ -122,7 +124,7 @@ def judge(by_rank: Any) -> None:
     by_rank = np.asarray(by_rank)
     form, data, python = by_rank[:, 0], by_rank[:, 1], by_rank[:, 2:]
     if (form != form[0]).any():
-        # Their pipelines differ, so that they cannot be compared; what may not differ in them has been compared.
+        # The pipelines differ, so that checksums cannot be compared; what must not differ in them was compared before.
         return
     others = python != python[0]
     is_other = data != data[0]
@@ -131,7 +133,7 @@ def judge(by_rank: Any) -> None:
     if is_other.any():
         raise ValueError(_REFUSAL.format(ranks=_listed(is_other)))
     if others.any():
-        # On all processes, so that none goes on alone where warnings are errors.
+        # On all processes, so that all stop where warnings are errors.
         warnings.warn(_WARNING.format(ranks=_listed(others.any(axis=1))), DifferenceWarning, stacklevel=2)
 
 

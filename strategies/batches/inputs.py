@@ -1,8 +1,8 @@
-"""Shares global batches out among replicas: every batch of the dataset, row by row, in order.
+"""Splits every global batch of a dataset among replicas, by rows, in order.
 
 Replica r of N gets the r-th run of consecutive rows of each global batch. Sizes differ by at most one row, larger
 ones first, whatever the batch size; batches never mix. TensorFlow's own distributed dataset re-batches instead:
-rows of two batches can meet in one step, and a short batch falls wholly on the first replicas.
+one step can get rows of two batches, and a short batch goes entirely to the first replicas.
 
 The result is a plain ``tf.data.Dataset`` whose elements are per-replica values. It iterates inside ``tf.function``,
 knows its cardinality, and ends on all replicas at once.
@@ -25,16 +25,16 @@ from strategies.evenly import even_bounds
 
 
 def distribute(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
-    """Returns ``dataset`` with every leaf of its elements a per-replica value.
+    """Returns ``dataset`` with every leaf of its elements as a per-replica value.
 
     Args:
         dataset: yields global batches: any nest of dense, ragged or sparse tensors of shape ``(rows, ...)``.
-            Scalars and optionals in it go to every replica whole.
+            Every replica gets the scalars and optionals in it whole.
         num_replicas: size of the data axis.
 
     Returns:
-        A dataset of the same cardinality; per replica r the leaves have shape ``(rows_r, ...)``. For one replica, the
-        dataset itself, whose elements are what that replica gets.
+        A dataset of the same cardinality; on replica r the leaves have shape ``(rows_r, ...)``. For one replica, the
+        dataset itself.
 
     Raises:
         ValueError: if the dataset's elements hold no batch.
@@ -62,12 +62,12 @@ def map_batches(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.dat
         return tf.nest.pack_sequence_as(dataset.element_spec, tf.nest.flatten(share(element)))
 
     # Slices are views, so there is nothing to prepare ahead. Reading ahead would lose batches of a generator that
-    # several calls of `fit` read from; left to itself, TensorFlow makes any map one that does.
+    # several calls of `fit` read from; by default, TensorFlow makes any map read ahead.
     return dataset.map(shared, synchronous=True if reads_generator(dataset) else None)
 
 
 def with_checksums(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.data.Dataset:
-    """Returns `map_batches`, each element after the checksums of its batch; only of the first, of others zeros."""
+    """Returns pairs of checksums and the elements of `map_batches`; the checksums are zeros after the first batch."""
     spec = dataset.element_spec
     num_leaves = len(tf.nest.flatten(spec))
 
@@ -108,11 +108,11 @@ def share_out(batch: Any, num_replicas: int) -> Any:
 
 
 def portion_out(batch: Any, first_replica: int, num_local: int, num_replicas: int) -> Any:
-    """Cuts this process' rows out of a global batch that every process has, or could have.
+    """Takes this process' rows out of a global batch that every process has, or could have.
 
     Args:
         batch: as for :func:`share_out`, the same on all processes.
-        first_replica: which of all replicas is the first local one.
+        first_replica: the index of the first local replica among all replicas.
         num_local: the number of local replicas.
         num_replicas: size of the data axis.
 
@@ -134,24 +134,24 @@ def portion_out(batch: Any, first_replica: int, num_local: int, num_replicas: in
 
 
 def portion_of(batch: Any, rows: Any, first_replica: int, num_local: int, num_replicas: int) -> Any:
-    """Deals out to the local replicas what this process has of a global batch.
+    """Splits this process' rows of a global batch among its local replicas.
 
     Args:
         batch: nest of tensors of this process' rows; where it has none, of any one row.
-        rows: how many rows the global batch has, int or int32 scalar.
-        first_replica: which of all replicas is the first local one.
+        rows: the number of rows of the global batch, int or int32 scalar.
+        first_replica: the index of the first local replica among all replicas.
         num_local: the number of local replicas.
         num_replicas: size of the data axis.
 
     Returns:
-        What :func:`portion_out` makes of the global batch; a replica without rows is lent the first of this process'.
+        The same as :func:`portion_out` of the global batch, except that dummy rows are this process' first row.
     """
     bounds = even_bounds(rows, num_replicas, tf.minimum)[first_replica : first_replica + num_local + 1]
     return tf.nest.map_structure(lambda value: _portion(value, rows, bounds, bounds[0]), batch)
 
 
 def _portion(value: Any, rows: Any, bounds: list[Any], offset: Any) -> Portion:
-    """Returns `value`, which holds rows from `offset` on, cut at `bounds`; who has no rows is lent the first."""
+    """Splits `value`, the rows from `offset` on, at `bounds`; a replica without rows gets its first as a dummy row."""
     own = [end - begin for begin, end in itertools.pairwise(bounds)]
     values = []
     for begin, end, count in zip(bounds, bounds[1:], own, strict=False):

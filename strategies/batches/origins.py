@@ -1,8 +1,8 @@
 """The origin of each tensor in a dataset's elements: the data alone, Python code, or random numbers.
 
 Processes that read the same rows have the same tensors, except where a map draws random numbers: maps run in parallel,
-and each process maps rows in an order of its own. Python code may draw numbers, too, and does not show it. The origin
-tells how much a difference between processes means. It is read from the graphs of the dataset's functions.
+and each process maps rows in an order of its own. Python code may draw numbers, too, and its graph does not show it.
+The origin tells how much a difference between processes means. It is read from the graphs of the dataset's functions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import tensorflow as tf
 from strategies._tf_internals import MapDataset, ParallelMapDataset
 from strategies.batches.pipeline_ops import draws, functions_in
 
-#: Python functions, and generators, whatever TensorFlow wraps them in.
+#: Ops that run Python functions and generators.
 _PYTHON = re.compile(r"(Eager)?PyFunc|PyFuncStateless|GeneratorDataset")
 
 
 class Origin(enum.IntEnum):
-    """The extent to which a tensor may differ between processes that read the same rows; of several the largest."""
+    """The source of a tensor, ordered by how much it may differ between processes that read the same rows."""
 
     DATA = 0
     PYTHON = 1
@@ -42,7 +42,7 @@ def origins_of(dataset: tf.data.Dataset) -> list[Origin]:
             return found
     own = max((_of_function(function) for function in functions), default=Origin.DATA)
     if own == Origin.DATA and len(given) == size:
-        # Batches, repetitions, a choice among elements, or several datasets side by side.
+        # batch, repeat, filter, zip and the like.
         return given
     return [max([own, *given])] * size
 
@@ -63,16 +63,16 @@ def _of_ops(ops: Iterable[str]) -> Origin:
 
 
 def _of_outputs(function: Any, given: list[Origin]) -> list[Origin]:
-    """Returns the origin of each result of a traced function, from those of its arguments; none if they do not fit."""
+    """Returns the origins of a traced function's results, given those of its arguments; [] if their number differs."""
     graph = function.graph
     arguments = graph.inputs[: len(graph.inputs) - len(function.captured_inputs)]
     if len(arguments) != len(given):
         return []
     called = functions_in(graph.as_graph_def())
-    # A variable that the function writes is a state that differs with the order of rows.
+    # The value of a variable that the function writes depends on the order of rows.
     is_written = any("Assign" in op.type for op in graph.get_operations())
     origins = {tensor.ref(): origin for tensor, origin in zip(arguments, given, strict=True)}
-    # Operations lie in the order in which they were made: after what they take.
+    # Operations are listed in the order in which they were made, so each comes after its inputs.
     for op in graph.get_operations():
         if op.type == "Placeholder":
             continue

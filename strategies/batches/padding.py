@@ -1,4 +1,4 @@
-"""Batches that are padded to the size of the largest one before, for functions that are compiled for each size anew."""
+"""Pads batches to the size of the largest one so far, for functions that are compiled anew for each size."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from strategies._tf_internals import PerReplica
 
 
 class Source:
-    """Stands for where batches come from, where no iterator does."""
+    """A placeholder for the source of batches that come from no iterator."""
 
 
 class Padding:
-    """The number of rows to which a replica's batch is padded: the most that one had before, from the same iterator.
+    """The number of rows to which a replica's batch is padded: the most rows of any batch so far of the same iterator.
 
-    Batches are looked at when they are drawn. Steps are given the number when they are called, as an argument: a
-    variable on the host would order all of a GPU's step before and after what reads and writes it.
+    Batches are looked at when they are drawn. A step gets the number as an argument of its call: a variable on the host
+    would order the whole of a GPU's step with respect to the operations that read and write it.
 
     Attributes:
         prediction: the source of the batches of the last prediction, which come one by one.
@@ -32,7 +32,7 @@ class Padding:
         self._value: tf.Tensor | None = None
 
     def note(self, element: Any, source: Any) -> None:
-        """Notes the batch of the step that is called next.
+        """Records the batch of the step that is called next.
 
         Args:
             element: the batch.
@@ -46,13 +46,13 @@ class Padding:
                 self._rows, self._value = rows, tf.constant(rows)
 
     def read(self) -> tf.Tensor:
-        """Returns the number, int32 scalar, in the graph of a step: it is that of the step's call, not the present one.
+        """Returns the number as an int32 scalar in the graph of a step; its value is that at each call of the step.
 
-        Not for graphs of branches and loops, which take no such arguments.
+        It does not work in graphs of branches and loops, which take no such arguments.
         """
         graph = tf.compat.v1.get_default_graph()
         spec = tf.TensorSpec((), tf.int32)
-        # Of no device: it is one argument for all replicas.
+        # On no device: it is one argument for all replicas.
         with tf.device(None):
             value: tf.Tensor = graph.capture_call_time_value(self._at_call, spec, key=self)
         return value
@@ -62,7 +62,7 @@ class Padding:
 
 
 def _num_rows(element: Any) -> int:
-    """Returns the rows of the replica that has most; 0 if the element does not begin with a batch of dense tensors."""
+    """Returns the largest number of rows of any replica; 0 if no leaf of the element is a batch of dense tensors."""
     for leaf in tf.nest.flatten(element):
         values = leaf.values if isinstance(leaf, PerReplica) else (leaf,)
         if all(isinstance(value, tf.Tensor) and value.shape.rank for value in values):
@@ -71,15 +71,16 @@ def _num_rows(element: Any) -> int:
 
 
 def pad(tensors: Sequence[tf.Tensor], rows: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns tensors of that many rows, or of more if they have more, and how many of these are their own.
+    """Returns tensors padded to at least `rows` rows, and the number of rows that they had.
 
-    Rows that are added are copies of the last one, so that they can be computed like any other.
+    Added rows are copies of the last one, so that they can be computed like any other.
 
     Args:
-        tensors: of the same number of rows, at least one.
+        tensors: at least one; all have the same number of rows, at least one.
         rows: int32 scalar.
     """
-    # On a GPU, shapes and what is computed of them are in the host's memory; on the host, the tensors would be, too.
+    # No device scope: on a GPU, shapes and what is computed from them are in host memory anyway; with the host's scope,
+    # the tensors would be there, too.
     own = tf.shape(tensors[0])[0]
 
     def padded() -> list[tf.Tensor]:

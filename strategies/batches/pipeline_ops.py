@@ -7,7 +7,7 @@ from typing import Any
 
 from strategies._tf_internals import op_definitions
 
-# Operations with state from which nothing is drawn: a row's result is the same, whatever rows were mapped before it.
+# Stateful operations that draw nothing from their state: a row's result does not depend on the rows mapped before it.
 # Python functions are the user's responsibility. Datasets inside a map are made anew for each row.
 _HARMLESS = re.compile(
     r"Placeholder|Assert|Print\w*|LookupTable(Find|Size|Export)\w*|(Mutable)?HashTable\w*|VarHandleOp|ReadVariableOp|"
@@ -24,13 +24,13 @@ def depends_on_its_arguments_only(function: Any) -> bool:
 
 
 def draws(op: str) -> bool:
-    """True if an operation of this type has a state, as random numbers have, that makes its result differ."""
+    """True if an operation of this type has a state that changes its result, as a random number generator has."""
     definition = op_definitions.get(op)
     return definition is not None and definition.is_stateful and not _HARMLESS.fullmatch(op)
 
 
 def functions_in(graph: Any) -> dict[str, set[str]]:
-    """Returns, for each function in the library of a ``GraphDef``, the types of operations that a call of it runs."""
+    """Returns, for each function in the library of a ``GraphDef``, the operation types that a call of it runs."""
     own = {definition.signature.name: definition.node_def for definition in graph.library.function}
 
     def ops_of(name: str, outer: frozenset[str]) -> set[str]:
@@ -51,8 +51,8 @@ def functions_in(graph: Any) -> dict[str, set[str]]:
 def reads_generator(dataset: Any) -> bool:
     """True if the dataset reads a Python generator.
 
-    The user may go on reading the generator after leaving an iterator of the dataset before its end: elements that
-    were prefetched would be missing there.
+    The user may stop iterating over the dataset before its end and go on reading the generator: elements that were
+    prefetched would be missing there.
     """
     functions = [wrapper.function for wrapper in dataset._functions()]
     if any("GeneratorDataset" in _ops_in(function) for function in functions if hasattr(function, "graph")):
@@ -61,7 +61,7 @@ def reads_generator(dataset: Any) -> bool:
 
 
 def _ops_in(function: Any) -> set[str]:
-    """Returns the types of the operations in a concrete function and in those that it calls."""
+    """Returns the types of the operations in a concrete function and in the functions that it calls."""
     graph = function.graph.as_graph_def()
     called = {definition.signature.name for definition in graph.library.function}
     nodes = [graph.node, *(definition.node_def for definition in graph.library.function)]

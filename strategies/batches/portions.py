@@ -1,7 +1,7 @@
 """One process' portion of a global batch: the rows of its replicas, and the number of rows.
 
-A process sees its own rows only. To weigh them it needs the number of rows of the whole batch. The code that splits the
-batch knows it, so the number is kept with the rows, and processes need not exchange it at every step.
+A process sees its own rows only. To weight them, it needs the number of rows of the whole batch. The code that splits
+the batch knows it, so the number is kept with the rows, and processes need not exchange it at every step.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from strategies._tf_internals import PerReplica, PerReplicaSpec
 
 
 class Portion(PerReplica):
-    """One tensor of a global batch, as this process has it: a value of shape ``(rows_r, ...)`` per local replica.
+    """This process' part of one tensor of a global batch: a value of shape ``(rows_r, ...)`` per local replica.
 
-    A replica to which no row fell holds one that is another's, because a model cannot run on none; ``num_own``
-    says 0 for it.
+    A replica without rows holds a dummy row, because a model cannot run on an empty batch; its ``num_own`` is 0.
 
     Args:
         values: one dense, ragged or sparse tensor per local replica.
-        num_own: int32 ``[local replicas]``, how many rows are each local replica's own.
+        num_own: int32 ``[local replicas]``, the number of each local replica's own rows.
         num_all: int32 scalar, rows of the global batch.
         static_rows: the same numbers, local ones first, where they are known when graphs are built.
-        spec: its type, if it came out of a dataset. The shapes of one batch are no type: processes that hold different
-            numbers of rows would trace their functions at different steps, and then wait for each other for ever.
+        spec: its type, if it came out of a dataset. The shapes of one batch do not make a type: processes with
+            different numbers of rows would trace their functions at different steps, and wait for each other for ever.
     """
 
     def __init__(

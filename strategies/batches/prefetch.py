@@ -1,17 +1,17 @@
-"""Batches copied to their devices while earlier ones are being computed.
+"""Prefetches batches to their devices while earlier ones are being computed.
 
-A step's function takes its arguments from where they are; left on the CPU, they are copied first, and a GPU waits. Here
-the next batches are drawn in time and copied by threads of their own, one for each device: TensorFlow's copy waits for
-what its GPU has been given to do so far, which neither the thread that gives it the next step nor the copies to other
-GPUs must wait for. Drawing stays with the caller's thread, because processes may have to agree at every element.
+If a step's arguments are on the CPU, its function first copies them, and a GPU waits. So the next batches are drawn
+ahead and copied by one thread per device. TensorFlow's copy waits for all work queued on its GPU so far; neither the
+thread that launches the next step nor the copies to other GPUs must wait for that. The caller's thread draws the
+batches, because processes may have to agree at every element.
 
-Pinned memory is TensorFlow's affair: it copies what lies in pageable memory into pinned memory first, in the thread
-that asks for the copy, here that of the device. Its only option, ``options.experimental_service.pinned``, is one of
-``tf.data``'s service, for those who read from one.
+TensorFlow handles pinned memory: it copies pageable memory into pinned memory first, in the thread that asks for the
+copy, which is the device's thread. Its only option, ``options.experimental_service.pinned``, belongs to the ``tf.data``
+service.
 
 int32 stays on the host. TensorFlow's functions take int32 arguments from there, and its GPU kernels for shapes,
-slices and comparisons of int32 compute there: a copy on a GPU would be copied back, in the midst of a step. Labels and
-ids that are to be read ahead are int64.
+slices and comparisons of int32 compute there: a copy on a GPU would be copied back during a step. Labels and ids
+that are to be prefetched must be int64.
 
 None of this was measured on a GPU.
 """
@@ -33,27 +33,27 @@ from strategies.batches.portions import Portion, PortionSpec
 from strategies.batches.rows import take_rows
 from strategies.batches.sharding import AgreedIterator
 
-#: Elements beyond the one that is being computed. Each device holds that many more batches.
+#: The number of elements that are prefetched beyond the current one. Each device holds as many more batches.
 NUM_AHEAD = 2
 
-#: Types of which a GPU holds no tensors, or none that functions take from there.
+#: Dtypes that a GPU cannot hold, or that functions do not take from a GPU.
 _ON_HOST = (tf.int32, tf.string, tf.resource, tf.variant)
 
-#: Takes the next piece of work; None ends the thread that does it.
+#: The tasks of one device's thread; None ends the thread.
 _Queue = queue.SimpleQueue[tuple[Future[list[Any]], Callable[[], list[Any]]] | None]
 
 
 class ReadAheadDataset(tf.distribute.DistributedDataset):
-    """A distributed dataset whose iterators have the next elements at the replicas' devices in time.
+    """A distributed dataset whose iterators prefetch the next elements to the replicas' devices.
 
-    Elements have the numbers of the dataset's. Dense batches lie on the devices of their replicas; a replica without
-    rows has been lent one, and a :class:`Portion` says so. How many rows there are, int32, and whatever is no dense
-    tensor, stays where it is.
+    Elements have the same values as the dataset's. Dense batches are on the devices of their replicas; a replica
+    without rows gets a dummy row, which its :class:`Portion` does not count. Numbers of rows, int32, and whatever is
+    not a dense tensor stay where they are.
 
     Args:
-        dataset: of per-replica values, or, for one replica, of tensors: a ``tf.data.Dataset`` or one whose end is
-            agreed upon (``sharding``).
-        devices: of the local replicas.
+        dataset: per-replica values, or, for one replica, tensors: a ``tf.data.Dataset`` or one whose end is agreed
+            upon (``sharding``).
+        devices: the devices of the local replicas.
     """
 
     def __init__(self, dataset: Any, devices: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ class ReadAheadDataset(tf.distribute.DistributedDataset):
         return tf.nest.map_structure(_portion_spec, self.dataset.element_spec)
 
     def cardinality(self) -> Any:
-        """The number of batches, as ``tf.data`` has it."""
+        """The number of batches, as in ``tf.data``."""
         return self.dataset.cardinality()
 
     def __iter__(self) -> ReadAheadIterator:
@@ -76,9 +76,9 @@ class ReadAheadDataset(tf.distribute.DistributedDataset):
 class ReadAheadIterator:
     """Iterates over a :class:`ReadAheadDataset`.
 
-    What it has read ahead are its next elements, whenever they are asked for: in the next epoch, too. An error met
-    when reading ahead is raised in its turn, after the elements before it. Where processes agree at every element, it
-    is raised at once: the others wait for this one.
+    Prefetched elements are kept until they are asked for, also across epochs. An error during prefetching is raised
+    after the elements before it. Where processes agree at every element, it is raised at once, because the other
+    processes wait for this one.
     """
 
     def __init__(self, iterator: Iterator[Any], element_spec: Any, devices: tuple[str, ...]) -> None:
@@ -90,7 +90,7 @@ class ReadAheadIterator:
         self._error: Exception | None = None
         self._devices = devices
         self._queues = [_start_worker(device) for device in devices]
-        # By the numbers of rows of the replicas, which seldom change.
+        # Tensors of row counts, by the replicas' row counts, which seldom change.
         self._counts: dict[tuple[int, ...], tuple[tf.Tensor, tf.Tensor]] = {}
         weakref.finalize(self, _end_workers, self._queues)
 
@@ -102,7 +102,7 @@ class ReadAheadIterator:
             try:
                 element = next(self._iterator)
             except StopIteration:
-                # Not kept: with its traceback it would keep the iterator, until Python ends.
+                # The error is not kept: its traceback would keep the iterator alive until Python ends.
                 self._ended = True
             except Exception as error:
                 if self._agreed:
@@ -110,7 +110,7 @@ class ReadAheadIterator:
                 self._ended, self._error = True, error
             else:
                 self._ahead.append(self._sent(element))
-                # Only the device's thread holds it from here on.
+                # From here on, only the devices' threads hold it.
                 del element
         if self._ahead:
             return self._received(self._ahead.popleft())
@@ -118,10 +118,10 @@ class ReadAheadIterator:
         try:
             raise StopIteration if failure is None else failure
         finally:
-            del failure  # which would keep this frame, and the frame it
+            del failure  # otherwise it and this frame would keep each other alive
 
     def _sent(self, element: Any) -> _Coming:
-        """Hands an element's tensors to the threads of their devices."""
+        """Starts the copies of an element's tensors, in the threads of their devices."""
         leaves, columns = [], []
         for spec, leaf in zip(tf.nest.flatten(self.element_spec), tf.nest.flatten(element), strict=True):
             values = self._values(spec, leaf)
@@ -137,7 +137,7 @@ class ReadAheadIterator:
         return _Coming(leaves, copies)
 
     def _received(self, coming: _Coming) -> Any:
-        """Returns an element, when its tensors are at their devices."""
+        """Waits for an element's tensors to be on their devices; returns the element."""
         columns = zip(*(copy.result() for copy in coming.copies), strict=True)
         leaves = []
         for spec, leaf in zip(tf.nest.flatten(self.element_spec), coming.leaves, strict=True):
@@ -150,7 +150,7 @@ class ReadAheadIterator:
         return tf.nest.pack_sequence_as(self.element_spec, leaves)
 
     def _values(self, spec: Any, leaf: Any) -> list[Any] | None:
-        """Returns the tensor of each replica; None if the leaf of an element stays as it is."""
+        """Returns the tensor of each replica that is to be copied; None if the leaf stays as it is."""
         if not isinstance(leaf, PerReplica):
             return [leaf] if len(self._devices) == 1 else None
         if not isinstance(spec, PortionSpec):
@@ -161,7 +161,7 @@ class ReadAheadIterator:
             return [value if value.shape[0] else take_rows(leaf.values[0], 0, 1) for value in leaf.values]
 
     def _rows(self, spec: Any, leaf: Any) -> tuple[Any, Any]:
-        """Returns the numbers of each replica's own rows, and of all rows, where there are replicas."""
+        """Returns the number of each replica's own rows, and of all rows; None twice if the leaf is no portion."""
         if not isinstance(spec, PortionSpec):
             return None, None
         if isinstance(leaf, Portion):
@@ -174,21 +174,21 @@ class ReadAheadIterator:
 
 
 class _Copied(NamedTuple):
-    """Stands for a leaf of an element whose tensors are on their way."""
+    """A placeholder for a leaf of an element whose tensors are being copied."""
 
     num_own: Any
     num_all: Any
 
 
 class _Coming(NamedTuple):
-    """An element on its way: its leaves, and the tensors of each device."""
+    """An element that is being copied: its leaves, and a future of the tensors of each device."""
 
     leaves: list[Any]
     copies: list[Future[list[Any]]]
 
 
 def _on_host() -> Any:
-    # Where batches come from; left alone, TensorFlow would choose the first GPU.
+    # Batches come from the host; by default, TensorFlow would choose the first GPU.
     return tf.device("CPU:0")
 
 
@@ -204,9 +204,10 @@ def _at(device: str, value: Any) -> Any:
 
 
 def _start_worker(device: str) -> _Queue:
-    """Returns where to put work of a device, which a thread does in its order.
+    """Starts a thread that runs the tasks of a device in order; returns its queue.
 
-    A daemon: a copy waits for the GPU, which may wait for a process that is gone, and this one must be able to end.
+    It is a daemon thread: a copy waits for the GPU, which may wait for a process that is gone, and this process must
+    be able to end.
     """
     work: _Queue = queue.SimpleQueue()
 
@@ -217,7 +218,7 @@ def _start_worker(device: str) -> _Queue:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-            # Not until the next element comes: it would hold a batch.
+            # Otherwise they would hold a batch until the next task comes.
             del task, future, function
 
     threading.Thread(target=run, name=f"keras-strategies-read-ahead {device}", daemon=True).start()
@@ -230,7 +231,7 @@ def _end_workers(queues: Sequence[_Queue]) -> None:
 
 
 def _portion_spec(spec: Any) -> Any:
-    """Returns the type of a :class:`Portion` in place of that of a dense batch of several replicas."""
+    """Returns the type of a :class:`Portion` for a dense batch of several replicas, else the spec itself."""
     if isinstance(spec, PortionSpec) or not isinstance(spec, PerReplicaSpec):
         return spec
     parts: list[Any] = list(spec._value_specs)
@@ -238,6 +239,6 @@ def _portion_spec(spec: Any) -> Any:
         return spec
     sizes = [part.shape[0] for part in parts]
     static = None if None in sizes else (*sizes, sum(sizes))
-    # A replica without rows is lent one.
+    # A replica without rows gets a dummy row.
     parts = [tf.TensorSpec([1 if part.shape[0] == 0 else part.shape[0], *part.shape[1:]], part.dtype) for part in parts]
     return PortionSpec(*parts, static_rows=static)

@@ -1,4 +1,4 @@
-"""The lines of a user's program among frames of libraries: the one that runs, and the one that made a tensor."""
+"""Finds lines of the user's program among frames of libraries: the one that runs, and the one that made a tensor."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 from typing import Any
 
 _LIBRARIES = ("strategies", "keras", "keras_ext", "tensorflow", "threading", "functools", "contextlib")
-# A hook, and the file that makes a function one.
+# The hooks, and the module that wraps functions with them, are in this package.
 _HOOK = "strategies._keras_hooks."
 
 
 def program_frame() -> Any:
-    """Returns the innermost frame of the program; the caller's, if there is none of a program."""
+    """Returns the innermost frame of the user's program; the caller's frame if there is none."""
     caller: Any = sys._getframe(1)
     frame = caller
     while frame is not None and _is_library(frame):
@@ -20,10 +20,10 @@ def program_frame() -> Any:
 
 
 def is_called_by_program(*between: str) -> bool:
-    """True if a program's own line has called the hook that asks, and neither Keras nor this package has.
+    """True if the calling hook was called by the user's program itself, not by Keras or this package.
 
     Args:
-        between: modules, or packages, through which a program may call it.
+        between: modules or packages through which a program may call the hook.
     """
     frame: Any = sys._getframe(1)
     while frame is not None and _name(frame).startswith((_HOOK, *between)):
@@ -32,7 +32,7 @@ def is_called_by_program(*between: str) -> bool:
 
 
 def line_of(tensor: Any) -> tuple[str, int] | None:
-    """Returns the file and the line of the program that made a tensor; None if that is not known: it has no graph."""
+    """Returns the file and line of the program that made a tensor; None if unknown, as for an eager tensor."""
     if hasattr(tensor, "numpy"):
         return None
     files = [sys.modules[name].__file__ or "" for name in _LIBRARIES if name in sys.modules]

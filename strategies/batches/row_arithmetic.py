@@ -1,4 +1,4 @@
-"""Rules of sums, means and arithmetic: the kind of what they make, see `row_kinds`."""
+"""Kind rules for sums, means and arithmetic; see `row_kinds`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FAULTY = (Kind.UNKNOWN, Kind.AMBIGUOUS)
 
 
 def reduced_dims(op: Op) -> list[int] | None:
-    """The dimensions that a reduction goes over, counted from the front; None if not known."""
+    """The dimensions that a reduction goes over, counted from the front; None if unknown."""
     wanted, rank = op.numbers(1), op.rank(0)
     if wanted is None:
         return None
@@ -28,9 +28,9 @@ def reduction(
     """Returns the rule of a reduction.
 
     Args:
-        over_rows: for the kind of what has rows, that of its reduction over rows; others make `OTHER`.
-        is_linear: whether reducing keeps a mean a mean, and a sum a sum.
-        of_extreme: the kind that it keeps, `MAX` or `MIN`.
+        over_rows: maps the kind of an input with rows to the kind of its reduction over rows; others become `OTHER`.
+        is_linear: whether the reduction of a mean is a mean, and that of a sum a sum.
+        of_extreme: the kind, `MAX` or `MIN`, that the reduction keeps.
     """
 
     def rule(op: Op) -> Kind:
@@ -45,7 +45,7 @@ def reduction(
             return kind if (is_linear and kind is not Kind.SHAPE) or kind is of_extreme else Kind.OTHER
         dims, axis = reduced_dims(op), op.layout(0).axis
         if len(op.inputs) > 1 and op.inputs[1] is not Kind.SAME and op.output_rank != 0:
-            # Over what the gradient of a broadcast tensor has in excess.
+            # The gradient of a broadcast: a reduction over the dimensions that were broadcast.
             return kind
         if axis < 0:
             return kind
@@ -69,23 +69,23 @@ mean = reduction({Kind.ROWS: Kind.MEAN, Kind.SHIFTED: Kind.MEAN})
 total = reduction({Kind.ROWS: Kind.SUM, Kind.SHIFTED: Kind.SUM, Kind.SOME: Kind.SUM, Kind.ROWS_PER_COUNT: Kind.MEAN})
 largest = reduction({Kind.ROWS: Kind.MAX, Kind.SOME: Kind.MAX}, is_linear=False, of_extreme=Kind.MAX)
 smallest = reduction({Kind.ROWS: Kind.MIN, Kind.SOME: Kind.MIN}, is_linear=False, of_extreme=Kind.MIN)
-#: The rule of reductions of which the replicas' results cannot be put together.
+#: The rule of reductions whose results cannot be combined over replicas.
 not_linear = reduction({}, is_linear=False)
 
 
 def product(op: Op) -> Kind:
-    """All elements of a shape, multiplied, are as many as there are elements."""
+    """The kind of a product of elements; the product of a shape's elements is a number of elements."""
     return Kind.COUNT if op.inputs[0] in (Kind.SHAPE, Kind.COUNT) else not_linear(op)
 
 
 def l2_loss(op: Op) -> Kind:
-    """Half the sum of squares."""
+    """The kind of half the sum of squares."""
     return Kind.SUM if op.inputs[0] in (Kind.ROWS, Kind.SOME) else mixing(op)
 
 
 def addition(op: Op) -> Kind:
-    """Sums and differences of terms."""
-    # Random numbers that each replica draws leave a mean what it is: a mean of what the replicas' rows were given.
+    """The kind of sums and differences of terms."""
+    # A mean plus a number that each replica draws is still a mean: that of the rows with their replica's number added.
     kinds = {Kind.SAME if kind is Kind.DRAWN else kind for kind in op.inputs}
     if op.type == "BiasAdd" and kinds == {Kind.ROWS} and set(op.num_rows) == {1}:
         # Keras adds one row, without its dimension of rows, to another as if it were a bias.
@@ -102,18 +102,18 @@ def addition(op: Op) -> Kind:
     if kinds & {Kind.MAX, Kind.MIN}:
         return next(iter(kinds)) if len(kinds) == 1 and len(op.inputs) == 1 else _shifted_extreme(op, kinds)
     if kinds == {Kind.COUNT, Kind.SAME}:
-        # Plus a small number, so that nothing is divided by zero.
+        # A count plus a small number, which avoids a division by zero.
         return Kind.OTHER if op.type == "Sub" else Kind.COUNT
     if kinds <= {Kind.MEAN, Kind.SAME}:
         return Kind.MEAN
     if kinds == {Kind.SUM, Kind.SAME} and all(_is_zero(op, i) for i, kind in enumerate(op.inputs) if kind is Kind.SAME):
-        # Keras' penalties begin so.
+        # Keras' penalties begin with 0.
         return Kind.SUM
     return Kind.SUM if kinds <= {Kind.SUM, Kind.COUNT} else Kind.MIXED
 
 
 def _shifted_extreme(op: Op, kinds: Collection[Kind]) -> Kind:
-    """The largest of rows plus a constant."""
+    """The kind of the largest or smallest of rows plus a constant."""
     extremes = [kind for kind in op.inputs if kind in (Kind.MAX, Kind.MIN)]
     is_first = op.inputs[0] in (Kind.MAX, Kind.MIN)
     if len(extremes) == 1 and set(kinds) <= {extremes[0], Kind.SAME} and (is_first or op.type != "Sub"):
@@ -122,19 +122,19 @@ def _shifted_extreme(op: Op, kinds: Collection[Kind]) -> Kind:
 
 
 def _is_zero(op: Op, i: int) -> bool:
-    """True if an input is a constant of which all numbers are 0."""
+    """True if an input is a constant whose elements are all 0."""
     value = op.constant(i)
     return value is not None and not value.any()
 
 
 def negation(op: Op) -> Kind:
-    """The same with the other sign."""
+    """The kind of a tensor with the other sign."""
     kind = op.inputs[0]
     return {Kind.MAX: Kind.MIN, Kind.MIN: Kind.MAX}.get(kind, kind)
 
 
 def multiplication(op: Op) -> Kind:
-    """Products, number by number."""
+    """The kind of an elementwise product."""
     one, other = op.inputs
     if any(kind is Kind.SAME and op.output_rank == 0 and _is_zero(op, i) for i, kind in enumerate(op.inputs)):
         return Kind.SAME
@@ -149,7 +149,7 @@ def multiplication(op: Op) -> Kind:
 
 
 def division(op: Op) -> Kind:
-    """Quotients, number by number."""
+    """The kind of an elementwise quotient."""
     one, other = op.inputs
     if other is Kind.SAME and one in (Kind.SUM, Kind.ROWS):
         counted = _by_constant(op)
@@ -164,10 +164,11 @@ def division(op: Op) -> Kind:
 
 
 def _by_constant(op: Op) -> Kind:
-    """The kind of a constant divisor: the number of the replica's summed terms, of the batch's, or neither.
+    """The kind of a constant divisor: `COUNT` if it is the replica's number of summed terms, else `SAME`.
 
-    A program that reads the number of rows from a shape that is known gets a plain number, that of its replica. One
-    that has the size of the batch from elsewhere, as TensorFlow's tutorial does, divides by that of the global batch.
+    It is `AMBIGUOUS` if it may also be the global batch's number. A program that reads the number of rows from a static
+    shape gets a plain number, that of its replica. A program that knows the batch size from elsewhere, as TensorFlow's
+    tutorial does, divides by that of the global batch.
     """
     divisor = op.constant(1)
     if divisor is None or divisor.size != 1:
@@ -181,7 +182,7 @@ def _by_constant(op: Op) -> Kind:
 
 
 def _is_count(number: float, rows: int, summed: tuple[int, ...] | None) -> bool:
-    """True if a number is that of rows, times the sizes of dimensions that were summed, all or some of them."""
+    """True if a number is `rows` times the sizes of none, some or all of the dimensions that were summed."""
     if not rows or number % rows:
         return False
     times = int(number) // rows
@@ -192,14 +193,14 @@ def _is_count(number: float, rows: int, summed: tuple[int, ...] | None) -> bool:
 
 
 def comparison(op: Op) -> Kind:
-    """The kind of a comparison of numbers: each replica has rows, so that their number is compared with 0 alike."""
+    """The kind of a comparison. A count compared with 0 is the same on all replicas, as each has at least one row."""
     if set(op.inputs) == {Kind.COUNT, Kind.SAME} and _is_zero(op, op.inputs.index(Kind.SAME)):
         return Kind.SAME
     return row_wise(op)
 
 
 def bound(op: Op) -> Kind:
-    """The larger, or the smaller, of two: of a count and a constant, still the count."""
+    """The kind of an elementwise maximum or minimum; a count with a constant bound is still a count."""
     if Kind.COUNT in op.inputs and set(op.inputs) <= {Kind.COUNT, Kind.SAME}:
         return Kind.COUNT
     extreme = Kind.MAX if op.type == "Maximum" else Kind.MIN
@@ -207,7 +208,7 @@ def bound(op: Op) -> Kind:
 
 
 def selection(op: Op) -> Kind:
-    """One of two, by a condition."""
+    """The kind of a choice between two tensors by a condition."""
     condition, *chosen = op.inputs
     if not condition.is_fixed:
         return row_wise(op)
@@ -215,7 +216,7 @@ def selection(op: Op) -> Kind:
 
 
 def matrix_product(op: Op) -> Kind:
-    """Products of matrices, which may sum over rows."""
+    """The kind of a matrix product, which may sum over rows."""
     kinds = list(op.inputs[:2])
     if not any(kind.has_rows for kind in kinds):
         return multiplication(Op(op.type, kinds, output_rank=op.output_rank))
@@ -245,7 +246,7 @@ def _place(op: Op, i: int) -> int | None:
 
 
 def _are_batches(op: Op) -> bool:
-    """True if the rows of both are matrices, one beside the other."""
+    """True if rows are along the same batch dimension of both inputs, so that each row is a matrix."""
     places = [_place(op, i) for i in range(2)]
     if None in places:
         return op.output_rank != 2
@@ -253,7 +254,7 @@ def _are_batches(op: Op) -> bool:
 
 
 def einsum(op: Op) -> Kind:
-    """Sums of products by an equation: over rows, if their label is gone from the result."""
+    """The kind of an einsum, which sums over rows if their label is not in the result."""
     terms, made = equation(op)
     labels = {_label(op, i, term) for i, term in enumerate(terms) if op.inputs[i].has_rows}
     kinds = set(op.inputs)
@@ -269,7 +270,7 @@ def einsum(op: Op) -> Kind:
 
 
 def multiplication_of_all(op: Op) -> Kind:
-    """The product of all inputs."""
+    """The kind of the product of all inputs."""
     kind = op.inputs[0]
     for other in op.inputs[1:]:
         kind = multiplication(Op("Mul", (kind, other), output_rank=op.output_rank))
@@ -277,7 +278,7 @@ def multiplication_of_all(op: Op) -> Kind:
 
 
 def equation(op: Op) -> tuple[list[str], str]:
-    """The labels of each input's dimensions, and those of the result."""
+    """The labels of each input's dimensions, and of the result's."""
     written = op.attribute("equation")
     written = written.decode() if isinstance(written, bytes) else str(written)
     taken, _, made = written.replace(" ", "").partition("->")
@@ -292,6 +293,6 @@ def _label(op: Op, i: int, term: str) -> str:
 
 
 def weight_gradient(op: Op) -> Kind:
-    """The gradient of what all rows share, such as a filter: a sum over rows."""
+    """The kind of the gradient of a tensor that all rows share, such as a filter: a sum over rows."""
     kinds = {kind for kind in op.inputs if not kind.is_fixed and kind is not Kind.SHAPE}
     return Kind.SUM if kinds == {Kind.ROWS} else mixing(op)

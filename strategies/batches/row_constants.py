@@ -1,4 +1,4 @@
-"""Numbers that are known while a graph is traced: what its constants, and what is computed from them, hold."""
+"""Values that are known while a graph is traced: of its constants, and of tensors computed from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Elements up to which TensorFlow makes `tf.ones` and the like constants, while it traces.
+# The largest number of elements for which TensorFlow traces `tf.ones` and the like as constants.
 _LARGEST_FOLDED_FILL = 999
 _COMPUTED: dict[str, Any] = {
     "AddV2": np.add,
@@ -22,7 +22,7 @@ _COMPUTED: dict[str, Any] = {
 
 
 def constant_of(tensor: Any) -> Any:
-    """Returns the value of a tensor of a graph, an array, if it is known; of a number taken from a known shape, too."""
+    """Returns the value of a tensor, an array, if known, also if it was taken from a static shape; else None."""
     value = tf.get_static_value(tensor)
     if value is not None or hasattr(tensor, "numpy"):
         return value
@@ -36,20 +36,20 @@ def constant_of(tensor: Any) -> Any:
     if op.type in ("Cast", "Identity"):
         return constant_of(op.inputs[0])
     if op.type in _COMPUTED and tensor.dtype.is_integer:
-        # Numbers of dimensions, and permutations of them.
+        # Indices and permutations of dimensions.
         values = [constant_of(each) for each in op.inputs]
         return None if any(each is None for each in values) else np.asarray(_COMPUTED[op.type](*values))
     return None
 
 
 def is_filled(op: Any) -> bool:
-    """True for a constant that TensorFlow has put in the place of a small `Fill`: ones in a shape that is known."""
+    """True for a constant that TensorFlow made instead of a small `Fill`, as for ones of a static shape."""
     if op.type != "Const" or (op.outputs[0].shape.num_elements() or 0) > _LARGEST_FOLDED_FILL:
         return False
     value = tf.get_static_value(op.outputs[0])
     if value is None or value.ndim < 2 or not value.size:
         return False
-    # With one row a factor of a user's, such as [[0.01]], looks like it. Positions are counted in integers.
+    # With one row, a user's factor such as [[0.01]] looks the same; positions are integers, which may be of one row.
     may_be_of_rows = value.shape[0] > 1 or not np.issubdtype(value.dtype, np.floating)
     return may_be_of_rows and bool(np.all(value == value.flat[0]))
 

@@ -1,4 +1,4 @@
-"""The number of a replica's rows, as a program reads it from a known shape: a plain number, marked as rows."""
+"""The number of a replica's rows as a program reads it from a static shape: an int that is known to count rows."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from strategies.batches.row_marks import mark
 
 
 class RowCount(int):
-    """A first dimension that may be rows; as a tensor, it is a count of them (`Kind.COUNT`) if it is.
+    """The size of a first dimension; if that is the dimension of rows, it converts to a tensor of `Kind.COUNT`.
 
-    What is computed of it without TensorFlow is a plain number.
+    Results that are computed from it without TensorFlow are plain numbers.
     """
 
-    #: For Keras, which takes the type of a plain number otherwise.
+    #: For Keras, which would otherwise take the type of a plain number.
     dtype = int
     _counted: Any
 
     @classmethod
     def of_first_dim(cls, tensor: tf.Tensor) -> RowCount:
-        """Returns the size of the first dimension of a tensor, which is known."""
+        """Returns the size of the first dimension of a tensor, which must be static."""
         made = cls(tensor.shape[0])
         made._counted = tensor
         return made
 
     @property
     def is_of_rows(self) -> bool:
-        """True if the first dimension is that of rows."""
+        """True if the first dimension is the dimension of rows."""
         return bool(shares.dependence_here().kind(self._counted).has_rows)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
@@ -38,5 +38,5 @@ class RowCount(int):
         share = shares.current()
         if share is None or share.num_replicas == 1:
             return constant
-        # Own rows of a replica that has none are borrowed: whoever adds counts up leaves it out.
+        # A replica without rows has a dummy row, so its count is 1: sums of counts over replicas leave it out.
         return mark(constant, Kind.COUNT) if self.is_of_rows else constant

@@ -1,7 +1,7 @@
-"""The dependence of a running step's tensors on their replica's rows, found from the operations that made them.
+"""Finds how a running step's tensors depend on their replica's rows, from the operations that made them.
 
-In a graph, the operations that made a tensor can be inspected, through calls of functions too. Tensors that are not in
-a graph are marked when they are made (`row_marks`).
+In a graph, the operations that made a tensor can be inspected, also through calls of functions. Eager tensors are
+marked when they are made (`row_marks`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIXED: Found = (Kind.SAME, ROW_MAJOR)
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a function: what its body takes comes from the operation's inputs."""
+    """A call of a function: its arguments are the inputs of `op`, in the call `outer`, or have the kinds `given`."""
 
     op: Any
     outer: _Call | None
@@ -51,7 +51,7 @@ class _Call:
 
 
 class _Place(NamedTuple):
-    """A tensor of a graph, in the call of the function in whose body it is."""
+    """A tensor of a graph, in one call of the function that it belongs to."""
 
     tensor: Any
     call: _Call | None
@@ -62,13 +62,14 @@ class _Place(NamedTuple):
 
 
 class RowDependence:
-    """Answers for the tensors of one replica in one step.
+    """Finds how the tensors of one replica in one step depend on its rows.
 
     Args:
-        num_rows: that there are at a time, if known beforehand: a program that asks gets a plain number then.
-        is_marked: whether tensors that are not in a graph were made inside :func:`marking`, in any thread.
-        of_microbatches: whether the rows are some of each replica's: in a graph, a sum over those of all replicas is
-            then no sum over the batch.
+        num_rows: the numbers of rows that the replica has at a time, if known beforehand: a program that reads a shape
+            then gets plain numbers.
+        is_marked: whether eager tensors were made inside :func:`marking`, in any thread.
+        of_microbatches: whether the rows are only some of each replica's rows: in a graph, a sum over them on all
+            replicas is then no sum over the batch.
         num_all: the numbers of rows that the batch of all replicas has, as far as they are known beforehand.
     """
 
@@ -84,16 +85,16 @@ class RowDependence:
         self._is_marked = is_marked
         self._of_microbatches = of_microbatches
         self._known: dict[tuple[int, int], Found] = {}
-        # Of conditionals and loops, what each makes.
+        # The results of conditionals and loops.
         self._results: dict[tuple[int, int], list[Found]] = {}
-        # One for each call, so that the places in it have one key.
+        # One object for each call, so that the tensors in it have one key each.
         self._calls: dict[tuple[int, int], _Call] = {}
         self._said: dict[int, Any] = {}
         # Keeps alive the tensors and calls whose ids are keys of `_known`.
         self._kept: list[_Place] = []
 
     def kind(self, value: Any) -> Kind:
-        """Returns the kind of a tensor; what is none is the same on all replicas."""
+        """Returns the kind of a tensor; any other value is the same on all replicas."""
         if not isinstance(value, tf.Tensor):
             return Kind.SAME
         if hasattr(value, "numpy"):
@@ -102,18 +103,18 @@ class RowDependence:
         return Kind.COUNT if layout.may_count and value.shape.rank == 0 else kind
 
     def is_number_of_rows(self, value: tf.Tensor) -> bool:
-        """True if a tensor is the number of rows, not some times it."""
+        """True if a tensor is the number of rows itself, not a multiple of it."""
         kind, layout = self._found(_Place(value, None))
         return kind is Kind.COUNT and layout.times == 1
 
     def is_first_asked(self, origin: Any) -> bool:
-        """True the first time that it is called for a tensor, of which one warning is enough."""
+        """True the first time that it is called for a tensor, so that each causes one warning only."""
         is_new = id(origin) not in self._said
         self._said[id(origin)] = origin
         return is_new
 
     def take_as_rows(self, value: Any) -> None:
-        """Takes tensors of a nest for what has something for each row from now on: what they are has been said."""
+        """Treats the tensors of a nest as `Kind.ROWS` from now on, after a warning about their true kind."""
         for leaf in tf.nest.flatten(value):
             if isinstance(leaf, tf.Tensor):
                 place = _Place(leaf, None)
@@ -122,13 +123,13 @@ class RowDependence:
                 mark(leaf, Kind.ROWS)
 
     def origin(self, value: Any, is_of: Callable[[Kind], bool]) -> Any:
-        """Returns the first tensor of those that `value` is made of whose kind is such, and that of no input is.
+        """Returns the tensor that brought in the kind of `value`: its kind satisfies `is_of`, its inputs' kinds do not.
 
-        `value` itself, if it is not in a graph.
+        An eager `value` is returned itself.
 
         Args:
-            value: a tensor of such a kind.
-            is_of: tells whether a kind is such.
+            value: a tensor whose kind satisfies `is_of`.
+            is_of: a condition on kinds.
         """
         if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
             return value
@@ -141,18 +142,18 @@ class RowDependence:
             place = before
 
     def is_one_for_each_row(self, value: tf.Tensor) -> bool:
-        """True if a tensor that has rows has one item for each of them, along its first dimension."""
+        """True if a tensor that has rows has one item for each row, along its first dimension."""
         layout = self._found(_Place(value, None))[1]
         return layout.axis == 0 and layout.times == 1
 
     def parts(self, value: tf.Tensor) -> list[tuple[Kind, Any]]:
-        """Returns of what a vector is joined: for each part its kind and its size, int or int32 scalar, in order."""
+        """Returns the kind and the size (int or int32 scalar) of each part that a vector is concatenated from."""
         if hasattr(value, "numpy"):
             return marked_parts(value) if self._has_marks() else [(Kind.ROWS, int(value.shape[0]))]
         return self._parts(_Place(value, None))
 
     def made(self, value: tf.Tensor) -> Made | None:
-        """Returns the operation that made a tensor; None if it is not known, or a function's."""
+        """Returns the operation that made a tensor; None if it is unknown, or a call of a function."""
         if hasattr(value, "numpy"):
             return marked_operation(value)
         place: _Place | None = _Place(value, None)
@@ -168,13 +169,13 @@ class RowDependence:
         return Made(op.type, list(op.inputs), place.tensor.value_index, lambda name: attribute_of(op, name))
 
     def _has_marks(self) -> bool:
-        """True if tensors that are not in a graph are marked: one without a mark is the same on all replicas."""
+        """True if eager tensors are marked, so that one without a mark is the same on all replicas."""
         return self._is_marked or is_marking()
 
     # ---- graphs
 
     def _found(self, place: _Place) -> Found:
-        """Goes down to where the kind is known, and comes back up: graphs are deeper than Python's stack."""
+        """Returns the kind and layout of a tensor. It does not recurse: graphs are deeper than Python's stack."""
         waiting = [place]
         while waiting:
             current = waiting[-1]
@@ -192,7 +193,7 @@ class RowDependence:
         return self._known[place.key]
 
     def _look(self, place: _Place) -> tuple[Found | None, list[_Place]]:
-        """Returns the kind of a tensor, if it is known by itself, or of what it is made."""
+        """Returns the kind and layout of a tensor if known by itself, else None; and the tensors it is made from."""
         tensor, call = place
         is_partial = self._of_microbatches and is_marked_summed(tensor)
         kind = None if is_partial else marked_kind(tensor)
@@ -244,14 +245,14 @@ class RowDependence:
         )
 
     def _is_shape(self, tensor: Any) -> bool:
-        """True for a constant that `tf.shape` has put in the place of a shape that begins with the number of rows."""
+        """True for a constant that `tf.shape` made from a static shape that begins with a known number of rows."""
         name = tensor.op.name.rpartition("/")[2].partition("_")[0]
         if name != "Shape" or tensor.shape.rank != 1 or not tensor.shape[0]:
             return False
         return int(tf.get_static_value(tensor)[0]) in self.sizes.of_replica
 
     def _of_loop(self, op: Any, given: Sequence[Found]) -> list[Found]:
-        """Returns what a loop makes of its variables: what each turn may make of what the one before made."""
+        """Returns the kinds and layouts of a loop's results, iterating the body's rules until they no longer change."""
         body = _graph_of(op, op.get_attr("body").name)
         if body is None:
             return [(Kind.UNKNOWN, ROW_MAJOR)] * len(op.outputs)
@@ -262,7 +263,7 @@ class RowDependence:
             if after == state:
                 break
             state = after
-        # What goes from a row to the next mixes them; a list in which each row is put down does not.
+        # A value that is carried from one row to the next mixes rows; a list that collects one item per row does not.
         carries = any(
             kind.has_rows and layout.axis < 0 and output.dtype != tf.variant
             for (kind, layout), output in zip(state, op.outputs, strict=True)
@@ -284,7 +285,7 @@ class RowDependence:
         return [each if each[0].is_fixed else (Kind.UNKNOWN, each[1]) for each in first]
 
     def _of_body(self, op: Any, body: Any, given: Sequence[Found]) -> list[Found]:
-        """Returns what a function makes of inputs of these kinds."""
+        """Returns the kinds and layouts of a function's outputs for inputs of the given kinds and layouts."""
         call = _Call(op, None, tuple(given))
         found = [self._found(_Place(each, call)) for each in body.outputs]
         self._kept.append(_Place(None, call))
@@ -299,7 +300,7 @@ class RowDependence:
         return parts
 
     def _parts_behind(self, place: _Place) -> list[tuple[Kind, Any]]:
-        """Those of what a vector is made of, if it only joins, hands on or renames; else none."""
+        """The parts of the sources if the op only concatenates, forwards or reshapes; else []."""
         tensor, call = place
         if marked_kind(tensor) is not None or hasattr(tensor, "numpy"):
             return []
@@ -330,22 +331,22 @@ def _source_of(place: _Place) -> _Place | None:
 
 
 def _body_of(op: Any) -> Any:
-    """The graph of the function that an operation calls; None if it calls none, or TensorFlow does not have it."""
+    """Returns the graph of the function that an operation calls; None if it calls none, or TensorFlow has no graph."""
     return _graph_of(op, op.get_attr("f").name) if op.type in _CALLS else None
 
 
 def _graph_of(op: Any, name: str) -> Any:
-    # No public name gives the functions of a graph.
+    # No public API returns the functions of a graph.
     return getattr(op.graph._get_function(name), "graph", None)
 
 
 def _position(tensor: Any) -> int:
-    """Returns the number of the input of its function that a tensor is."""
+    """Returns the index of a tensor among the inputs of its function."""
     return next(i for i, each in enumerate(tensor.graph.inputs) if each is tensor)
 
 
 def _joined(one: Found, other: Found) -> Found:
-    """Returns the kind, and the place of rows, of what is one or the other."""
+    """Returns the kind and layout of a value that has either of two, as after a conditional."""
     if one == other:
         return one
     kind = joined(one[0], other[0])

@@ -1,8 +1,8 @@
-"""The dependence of a number on the rows of a batch: a mean over them, a sum, their count, or nothing of the kind.
+"""Kinds: how a tensor depends on the rows of a batch, as a mean over them, a sum, their count, or otherwise.
 
-A step is written for one device, which has all rows, and runs on replicas, which have some each. The relation of a
-replica's number to the one that a single device would have follows from the operations that made it. Each operation
-maps the kinds of its inputs to the kind of its output; this is the table of operations, without TensorFlow.
+A step is written for one device, which has all rows, and runs on replicas, each of which has some. The operations that
+made a replica's number determine how it relates to the number that a single device would have. Each operation maps the
+kinds of its inputs to the kind of its output. This module has the types and the common rules, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ class Kind(enum.Enum):
     """The dependence of a replica's tensor on the replica's rows.
 
     Attributes:
-        SAME: not at all: the same on all replicas.
-        DRAWN: random numbers, not for rows, that each replica draws for itself.
-        ROWS: has something for each row, along one dimension.
-        ROWS_PER_COUNT: the same, divided by the number of rows.
-        SHIFTED: the same, plus a mean over rows: its mean is a mean, its sum a sum, but a row of it looks at all rows.
-        SOME: has something for some of the rows, as a mask chose them.
-        DISTINCT: what appears among the rows, each once.
+        SAME: independent of the rows; the same on all replicas.
+        DRAWN: random numbers, not one per row, that each replica draws for itself.
+        ROWS: has an item, or several, for each row, along one dimension.
+        ROWS_PER_COUNT: ROWS divided by the number of rows.
+        SHIFTED: ROWS plus a mean over rows: its mean is a mean, its sum a sum, but each item depends on all rows.
+        SOME: has items for some of the rows, as selected by a mask.
+        DISTINCT: the distinct values among the rows.
         PAIRS: compares rows with each other.
-        MEAN: a mean over rows. Weighed by rows, those of the replicas add up to that of the batch.
-        SUM: a sum over rows. Those of the replicas add up to that of the batch.
-        MAX: the largest of the rows. The largest of the replicas' is that of the batch.
+        MEAN: a mean over rows. Weighted by rows, the replicas' means add up to the mean of the batch.
+        SUM: a sum over rows. The replicas' sums add up to the sum of the batch.
+        MAX: the largest of the rows. The largest of the replicas' values is that of the batch.
         MIN: the smallest of the rows.
         COUNT: the number of rows, or a constant times it.
-        SHAPE: a shape that has the number of rows in it.
+        SHAPE: a shape that contains the number of rows.
         MIXED: a sum of terms, some of which are sums over rows, and some not.
-        AMBIGUOUS: a sum over rows divided by a constant, which may be the replica's number of terms, or the batch's.
-        UNKNOWN: made of rows by an operation that mixes them, or that no rule knows.
-        OTHER: anything else made of all rows: the root of a mean, a product of means.
-        SHARD: the gradient of a shard of a weight, of which this process has all shards: see `row_shards`.
+        AMBIGUOUS: a sum over rows divided by a constant that may be the replica's number of terms, or the batch's.
+        UNKNOWN: computed from rows by an operation that mixes them, or that has no rule.
+        OTHER: anything else computed from all rows: the root of a mean, a product of means.
+        SHARD: the gradient of a shard of a weight, all of whose shards are in this process: see `row_shards`.
         SHARD_APART: the same, where other processes have the other shards.
-        SHARD_NUMBER: made of all numbers of such a gradient, as a norm.
+        SHARD_NUMBER: computed from all elements of such a gradient, such as a norm.
     """
 
     SAME = enum.auto()
@@ -65,12 +65,12 @@ class Kind(enum.Enum):
 
     @property
     def has_rows(self) -> bool:
-        """True if the rows are still there, side by side."""
+        """True if the tensor still has a dimension of rows."""
         return self in _WITH_ROWS
 
     @property
     def is_fixed(self) -> bool:
-        """True of what is no function of the rows."""
+        """True if the tensor does not depend on the rows."""
         return self in (Kind.SAME, Kind.DRAWN)
 
 
@@ -79,19 +79,20 @@ _WITH_ROWS = frozenset({Kind.ROWS, Kind.ROWS_PER_COUNT, Kind.SHIFTED, Kind.SOME,
 
 @dataclass(frozen=True)
 class Layout:
-    """The place of the rows in a tensor that has some.
+    """The position of the rows in a tensor.
 
     Attributes:
-        axis: the dimension of the rows. Of a list of tensors, that of each; -1 where each tensor is a row's.
-        times: the number of items along `axis` for each row, or of a count the factor before the number of rows; None
-            where it is not known.
-        leading: the sizes of the dimensions that have been joined with that of the rows and come before it.
-        summed: the sizes of dimensions that each row had and that were summed; None where they are not known.
-        is_position: whether its integers count rows.
-        may_count: whether it is a constant, or a shape, that was read from a shape that begins with as many items as a
-            replica has rows.
-        may_be_rows: whether it is the same on all replicas, but has as many items as a replica has rows and may have
-            been made for each of them, as ones in a shape that is known.
+        axis: the dimension of the rows. For a list of tensors, the dimension in each tensor; -1 if each tensor belongs
+            to one row.
+        times: the number of items along `axis` per row, or for a count the factor of the number of rows; None if
+            unknown.
+        leading: the sizes of the dimensions that were merged with the dimension of rows, in front of it.
+        summed: the sizes of dimensions within each row that were summed; None if unknown.
+        is_position: whether its integers are positions of rows.
+        may_count: whether it is a constant, or a shape, that was read from a static shape whose first size is a
+            replica's number of rows.
+        may_be_rows: whether it is the same on all replicas, but its first size is a replica's number of rows, and it
+            may have been made with one item per row, such as ones of a static shape.
     """
 
     axis: int = 0
@@ -108,22 +109,22 @@ ROW_MAJOR = Layout()
 
 @dataclass(frozen=True)
 class Op:
-    """One operation, as far as the rules look at it.
+    """One operation and one of its outputs, as far as the rules look at them.
 
     Attributes:
-        type: its name, as TensorFlow has it.
+        type: TensorFlow's name of the operation.
         inputs: the kind of each input.
-        input_shapes: their shapes, None where nothing is known.
-        output_rank: the number of dimensions of the output asked for, None where not known.
-        output: which output is asked for.
-        constant: gives the value of an input, None if it is not known beforehand.
-        attribute: gives an attribute, None if there is none of that name.
-        num_rows: that there are at a time, those of them that are known beforehand.
-        first_size: that of the first dimension of the output, if known.
-        layouts: of each input the place of its rows; along the first dimension, if left out.
-        output_shape: that of the output asked for, None where nothing is known.
+        input_shapes: the shape of each input, None if its rank is unknown.
+        output_rank: the number of dimensions of the output, None if unknown.
+        output: the index of the output.
+        constant: returns the value of the input of an index, None if it is not known beforehand.
+        attribute: returns the attribute of a name, None if there is none.
+        num_rows: the numbers of rows that a replica may have at a time, as far as they are known beforehand.
+        first_size: the size of the output's first dimension, None if unknown.
+        layouts: the layout of each input; `ROW_MAJOR` if left out.
+        output_shape: the shape of the output, None if its rank is unknown.
         num_all: the numbers of rows that the batch of all replicas may have, as far as they are known beforehand.
-        is_integer: whether the output has integers.
+        is_integer: whether the output has an integer dtype.
     """
 
     type: str
@@ -141,16 +142,16 @@ class Op:
     is_integer: bool = False
 
     def shape(self, i: int) -> Sequence[int | None] | None:
-        """The shape of an input, None where nothing is known."""
+        """The shape of an input, None if its rank is unknown."""
         return self.input_shapes[i] if i < len(self.input_shapes) else None
 
     def rank(self, i: int) -> int | None:
-        """The number of dimensions of an input, None where not known."""
+        """The number of dimensions of an input, None if unknown."""
         shape = self.shape(i)
         return None if shape is None else len(shape)
 
     def layout(self, i: int) -> Layout:
-        """The place of the rows in an input."""
+        """The layout of an input."""
         return self.layouts[i] if i < len(self.layouts) else ROW_MAJOR
 
     def numbers(self, i: int) -> list[int] | None:
@@ -159,19 +160,19 @@ class Op:
         return None if value is None else [int(each) for each in value.reshape(-1)]
 
     def axis_from_end(self, i: int) -> int | None:
-        """The dimension of an input's rows, counted from the last, which is -1; None where not known."""
+        """The dimension of an input's rows, counted from the last, which is -1; None if unknown."""
         rank, axis = self.rank(i), self.layout(i).axis
         return None if rank is None or axis < 0 else axis - rank
 
 
 def are_across(op: Op) -> bool:
-    """True if rows of several inputs lie along different dimensions, so that each meets each."""
+    """True if rows of several inputs are along different dimensions, so that each row is combined with every other."""
     places = {op.axis_from_end(i) for i, kind in enumerate(op.inputs) if kind.has_rows} - {None}
     return len(places) > 1
 
 
 def row_wise(op: Op, is_linear: bool = False) -> Kind:
-    """The kind of what is computed number by number, or row by row.
+    """The kind of an output that is computed elementwise or row by row.
 
     Args:
         is_linear: whether the result is linear in the one input that depends on rows.
@@ -187,7 +188,7 @@ def row_wise(op: Op, is_linear: bool = False) -> Kind:
         if kinds <= {Kind.SHAPE, Kind.COUNT} and Kind.SHAPE in kinds:
             return Kind.SHAPE
         return Kind.DISTINCT if kinds == {Kind.DISTINCT} else Kind.OTHER
-    # Numbers of rows are compared with positions.
+    # Positions of rows may be compared with the number of rows.
     if kinds - with_rows - ({Kind.COUNT, Kind.SHAPE} if _has_positions(op) else {Kind.SHAPE}):
         return Kind.UNKNOWN
     if Kind.PAIRS in with_rows or are_across(op):
@@ -199,12 +200,12 @@ def row_wise(op: Op, is_linear: bool = False) -> Kind:
 
 
 def linear(op: Op) -> Kind:
-    """The kind of what is linear in the one input that depends on rows."""
+    """The kind of an output that is linear in the one input that depends on rows."""
     return row_wise(op, is_linear=True)
 
 
 def mixing(op: Op) -> Kind:
-    """The kind of what looks at several rows at a time, or may do so."""
+    """The kind of the output of an op that looks at several rows at a time, or may do so."""
     kinds = {kind for kind in op.inputs if not kind.is_fixed}
     if not kinds or kinds <= {Kind.SHAPE}:
         return row_wise(op)
@@ -222,10 +223,10 @@ def _has_positions(op: Op) -> bool:
 def along(
     axes: Callable[[Op], Collection[int] | None], otherwise: Callable[[Op], Kind] = row_wise
 ) -> Callable[[Op], Kind]:
-    """Returns the rule of an operation along dimensions: it mixes rows, if theirs is one of them.
+    """Returns the rule of an operation along some dimensions: it mixes rows if the dimension of rows is one of them.
 
     Args:
-        axes: gives the dimensions of the first input, from the front or, negative, from the end; None if not known.
+        axes: returns these dimensions of the first input, from the front or, negative, from the end; None if unknown.
         otherwise: the rule along other dimensions.
     """
 

@@ -1,4 +1,4 @@
-"""The place of the rows in what an operation makes: see `row_kinds.Layout`."""
+"""Computes the layout of an operation's output: see `row_kinds.Layout`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strategies.batches import row_shapes as shapes
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 
 _REDUCTIONS = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
-#: Of a shape or a count these only take parts, or make other shapes.
+#: Ops that only take parts of a shape or a count, or build other shapes from it.
 _HAND_ON = (
     *("Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "Pack", "Reshape", "Slice", "Split", "SplitV"),
     *("Squeeze", "StridedSlice", "Unpack"),
@@ -19,7 +19,7 @@ _HAND_ON = (
 
 
 def layout_of(op: Op, kind: Kind) -> Layout:
-    """Returns the place of the rows in the output of an operation, whose kind is known."""
+    """Returns the layout of an operation's output of the given kind."""
     if kind.is_fixed:
         return _of_fixed(op)
     if not (kind.has_rows or kind in (Kind.SUM, Kind.COUNT, Kind.SHAPE, Kind.DISTINCT)):
@@ -33,7 +33,7 @@ def layout_of(op: Op, kind: Kind) -> Layout:
 
 
 def _of_fixed(op: Op) -> Layout:
-    """The layout of what has no rows, as far as is known: it may have been made for each of a known number of rows."""
+    """Returns the layout of an output without rows: it may yet have been made for each of a known number of rows."""
     for_rows = op.first_size in op.num_rows and bool(op.output_rank)
     is_position = any(layout.is_position for layout in op.layouts) or (op.type == "Range" and for_rows)
     is_made = op.type in ("BroadcastTo", "Fill", "Tile") and (op.output_rank or 0) > 1 and not op.is_integer
@@ -42,7 +42,7 @@ def _of_fixed(op: Op) -> Layout:
 
 
 def _may_count(op: Op) -> bool:
-    """True of a constant number that may be that of rows, because its shape was read from one that has them."""
+    """True for a constant that may be the number of rows, because it was read from a shape that contains it."""
     if not any(layout.may_count for layout in op.layouts):
         return False
     if op.type in ("StridedSlice", "GatherV2", "Unpack"):
@@ -56,7 +56,7 @@ def _dependent(op: Op) -> list[int]:
 
 
 def _summed(op: Op) -> tuple[int, ...] | None:
-    """The sizes of dimensions of each row that have been summed: of the factors and terms together."""
+    """Returns the sizes of the dimensions of each row that were summed, of all factors and terms; None if unknown."""
     found: tuple[int, ...] = ()
     for i in _dependent(op):
         own = op.layout(i).summed
@@ -69,7 +69,7 @@ def _summed(op: Op) -> tuple[int, ...] | None:
     if dims is None or shape is None:
         return None
     sizes = [shape[dim] for dim in dims if dim != axis]
-    # Rows that are several items each, as joined batches and tokens are.
+    # Rows of several items each, as when batch and token dimensions are merged.
     times = op.layout(0).times
     if axis in dims and times != 1:
         sizes.append(None if times is None or times.denominator != 1 else int(times))
@@ -143,7 +143,7 @@ def _moved(op: Op, kind: Kind) -> Layout:
 
 
 def _aligned(op: Op, of: int, layout: Layout) -> Layout:
-    """The layout of tensors that are broadcast to one shape: dimensions are the same from the end."""
+    """Returns the layout after broadcasting, which aligns dimensions from the last one."""
     rank, made = op.rank(of), op.output_rank
     if rank is None or made is None or made <= rank or op.output:
         return layout
@@ -155,7 +155,7 @@ def _at(layout: Layout, axis: int) -> Layout:
 
 
 def _of_count(op: Op, kind: Kind) -> Layout:
-    """The layout of numbers of rows, and of what is made for each of them."""
+    """Returns the layout of counts and shapes, and of tensors that are made in such shapes."""
     dependent = _dependent(op)
     if not dependent:
         return ROW_MAJOR
@@ -169,7 +169,7 @@ def _of_count(op: Op, kind: Kind) -> Layout:
     if kind is Kind.COUNT:
         return dataclasses.replace(layout, times=_factor(op, layout.times))
     if kind.has_rows:
-        # In a shape, at the place of the number of rows there.
+        # The rows are along the dimension whose size in the shape is the number of rows.
         axis = layout.axis if op.inputs[dependent[0]] is Kind.SHAPE else 0
         rank = op.output_rank
         return Layout(axis if rank is None or axis < rank else 0, layout.times)
@@ -177,7 +177,7 @@ def _of_count(op: Op, kind: Kind) -> Layout:
 
 
 def _before(op: Op, i: int) -> int:
-    """The number of dimensions that are joined before some of a shape."""
+    """Returns the number of a shape's entries that are concatenated before input `i`."""
     shapes_before = [op.shape(j) for j in range(i)]
     return sum((shape[0] or 0) if shape else 0 for shape in shapes_before)
 
@@ -219,7 +219,7 @@ def _of_part(op: Op, of: int, layout: Layout) -> Layout:
 
 
 def _kept_axis(op: Op) -> int:
-    """The dimension of rows of which a slice has taken parts, left out dimensions, and put in others."""
+    """Returns the dimension of rows after a strided slice, which may drop and insert dimensions."""
     new, shrink, ellipsis = (int(op.attribute(f"{name}_mask") or 0) for name in ("new_axis", "shrink_axis", "ellipsis"))
     axis, dim, made = op.layout(0).axis, 0, 0
     begin, shape, rank = op.constant(1), op.shape(1), op.rank(0)

@@ -1,7 +1,7 @@
-"""Marks on the tensors of a running step: of what kind they are, where their rows lie, and what made them.
+"""Marks on the tensors of a running step: their kind, their layout, and the operation that made them.
 
-Eager operations leave nothing to inspect, so inside of :func:`marking` each tensor is marked when it is made. In a
-graph only those are marked of which somebody knows more than the operations show; `row_dependence` finds the rest.
+Eager operations leave nothing to inspect, so inside :func:`marking` each tensor is marked when it is made. In a graph
+a tensor is marked only if more is known about it than its operations show; `row_dependence` finds the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strategies.batches.row_layouts import layout_of
 from strategies.batches.row_origins import Made
 from strategies.batches.row_rules import kind_of
 
-#: The kind of a tensor, and the place of the rows in it.
+#: The kind and the layout of a tensor.
 Found = tuple[Kind, Layout]
 
 _MARK = "_keras_strategies_row_kind"
@@ -30,7 +30,7 @@ _SUMMED = "_keras_strategies_summed_over_rows"
 _REDUCED = "_keras_strategies_reduced"
 _PARTS = "_keras_strategies_parts"
 _MADE = "_keras_strategies_made"
-# Eager operations that are remembered although what they make has rows, or seems to: see `row_terms`.
+# Eager operations that are remembered although their outputs have rows, or seem to: see `row_terms`.
 _REMEMBERED = (
     "ScatterNd",
     "TensorScatterAdd",
@@ -40,26 +40,26 @@ _REMEMBERED = (
     "UnsortedSegmentSum",
 )
 _REMEMBERED_OF_ALL = ("Bincount", "DenseBincount", "BatchMatMulV2", "MatMul")
-# While tensors that are made in this thread, outside of graphs, are marked: numbers of rows, see `RowDependence`.
+# The numbers of rows while eager tensors of this thread are marked, else None; see `RowDependence`.
 _marking: contextvars.ContextVar[Sizes | None] = contextvars.ContextVar("keras_strategies_marking", default=None)
 
 
 def mark(value: Any, kind: Kind) -> Any:
-    """Marks a tensor as of a kind, for whoever asks later; returns it."""
+    """Marks a tensor with its kind; returns it."""
     if isinstance(value, tf.Tensor):
         setattr(value, _MARK, kind)
     return value
 
 
 def mark_summed(value: Any) -> Any:
-    """Marks a tensor as a sum over the rows of all replicas, and so the same on all; returns it."""
+    """Marks a tensor as a sum over the rows of all replicas, which is the same on all; returns it."""
     if isinstance(value, tf.Tensor):
         setattr(value, _SUMMED, True)
     return mark(value, Kind.SAME)
 
 
 def mark_reduced(values: Any) -> Any:
-    """Says of the tensors in a nest that they are results over all replicas, such as metrics; returns it."""
+    """Marks the tensors of a nest as results over all replicas, such as metrics; returns the nest."""
     for leaf in tf.nest.flatten(values):
         if isinstance(leaf, tf.Tensor):
             setattr(leaf, _REDUCED, True)
@@ -67,7 +67,7 @@ def mark_reduced(values: Any) -> Any:
 
 
 def is_reduced(value: Any) -> bool:
-    """True if a value is the same on all replicas of all processes, because all have given their part of it."""
+    """True if a value was reduced over all replicas of all processes, and is the same on all."""
     return hasattr(value, _REDUCED)
 
 
@@ -76,8 +76,8 @@ class Sizes:
     """The numbers of rows that are known beforehand.
 
     Attributes:
-        of_replica: that one replica has at a time.
-        of_all: that the batch has on all replicas.
+        of_replica: the numbers of rows that one replica has at a time.
+        of_all: the numbers of rows that the batch has on all replicas.
     """
 
     of_replica: Collection[int] = ()
@@ -91,7 +91,7 @@ def marked_kind(value: Any) -> Kind | None:
 
 
 def marked_layout(value: Any) -> Layout:
-    """Returns the place of rows that a tensor was marked with; along the first dimension if it was not."""
+    """Returns the layout that a tensor was marked with; `ROW_MAJOR` if it was not."""
     layout: Layout = getattr(value, _LAYOUT, ROW_MAJOR)
     return layout
 
@@ -102,37 +102,37 @@ def is_marked_summed(value: Any) -> bool:
 
 
 def marked_operation(value: Any) -> Made | None:
-    """Returns the operation that made a tensor outside of graphs, if it is remembered."""
+    """Returns the operation that made an eager tensor, if it is remembered."""
     made: Made | None = getattr(value, _MADE, None)
     return made
 
 
 def marked_parts(value: Any) -> list[tuple[Kind, Any]]:
-    """Returns of what a vector was joined outside of graphs: for each part its kind and its size, in order."""
+    """Returns the kind and the size of each part that an eager vector was concatenated from, in order."""
     parts: list[tuple[Kind, Any]] | None = getattr(value, _PARTS, None)
     return [(getattr(value, _MARK, Kind.SAME), int(value.shape[0]))] if parts is None else parts
 
 
 def is_marking() -> bool:
-    """True where tensors that are made outside of graphs are marked: one without a mark is the same on all replicas."""
+    """True while eager tensors of this thread are marked, so that one without a mark is the same on all replicas."""
     return _marking.get() is not None
 
 
 def by_rules(op: Op) -> Found:
-    """Returns the kind of what an operation makes, and the place of rows in it."""
+    """Returns the kind and the layout of an operation's output."""
     kind = kind_of(op)
     return kind, layout_of(op, kind)
 
 
 @contextlib.contextmanager
 def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
-    """Marks arguments of a step; inside, in this thread, tensors as they are made, unless they are of a graph.
+    """Context manager: marks the arguments of a step, and the eager tensors that this thread makes in the block.
 
-    In a graph their operations show what they are made of, but for the arguments: how a batch was cut is no part of the
-    step. May be entered again: micro-batches of a replica have other numbers of rows than the replica.
+    In a graph the operations show the rest; only the arguments need marks, because the step does not include the split
+    of the batch. It may be nested: micro-batches of a replica have other numbers of rows than the replica.
 
     Args:
-        arguments: of the step: what has rows in it.
+        arguments: a nest of the step's arguments that have rows.
         sizes: the numbers of rows that are known.
     """
     for leaf in tf.nest.flatten(arguments):
@@ -157,8 +157,8 @@ def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _callback() -> Iterator[None]:
-    """Inside, TensorFlow tells of each operation."""
-    # Replicas' threads have one list of callbacks: each has its own in it, which leaves the others' tensors alone.
+    """Context manager: an op callback of TensorFlow marks the outputs of each eager operation of this thread."""
+    # The replicas' threads share one list of callbacks: each adds its own, which ignores the tensors of other threads.
     thread = threading.get_ident()
 
     def note(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
@@ -215,7 +215,7 @@ def _mark_outputs(name: str, inputs: list[Any], attrs: Sequence[Any], outputs: l
 
 
 def _is_remembered(name: str, kind: Kind, inputs: Sequence[Any]) -> bool:
-    """True of operations whose inputs are kept: of what has no rows, which is small, and of few others."""
+    """True for operations whose inputs are kept: those whose outputs have no rows, which are small, and few others."""
     if name in _REMEMBERED or not kind.has_rows:
         return True
     if name in _REMEMBERED_OF_ALL:

@@ -1,4 +1,4 @@
-"""Operations that compute number by number, or row by row: what is in none of these lists, and has no rule, may not."""
+"""Names of operations by how they treat rows. An op in none of these lists, and without a rule, may mix rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def _listed(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-#: Number by number, of one tensor or several.
+#: Elementwise, on one tensor or several.
 ELEMENTWISE = _listed(
     """
     Abs Acos Acosh AdjustContrast AdjustContrastv2 AdjustHue AdjustSaturation Angle ApproximateEqual AsString
@@ -29,7 +29,7 @@ ELEMENTWISE = _listed(
     """
 )
 
-#: Row by row, along the first dimension, whatever the others.
+#: Row by row along the first dimension, whatever they do along the others.
 BY_ROW = _listed(
     """
     AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchNormWithGlobalNormalization Conv Conv2D Conv2DBackpropInput
@@ -55,7 +55,7 @@ BY_ROW = _listed(
     """
 )
 
-#: Along the last dimension.
+#: Ops along the last dimension.
 LAST_DIM = _listed(
     """
     Softmax LogSoftmax TopK TopKV2 ApproxTopK NthElement FFT IFFT RFFT IRFFT MatrixDiag MatrixDiagV2
@@ -63,7 +63,7 @@ LAST_DIM = _listed(
     """
 )
 
-#: Along the last two dimensions.
+#: Ops along the last two dimensions.
 LAST_TWO_DIMS = _listed(
     """
     FFT2D IFFT2D RFFT2D IRFFT2D BandedTriangularSolve BatchMatrixInverse Cholesky CholeskyGrad Eig
@@ -74,10 +74,10 @@ LAST_TWO_DIMS = _listed(
     """
 )
 
-#: Along the last three.
+#: Ops along the last three dimensions.
 LAST_THREE_DIMS = _listed("FFT3D IFFT3D RFFT3D IRFFT3D")
 
-#: Gradients of what all rows share: sums over rows.
+#: Gradients of tensors that all rows share: sums over rows.
 WEIGHT_GRADIENTS = _listed(
     """
     BiasAddGrad Conv2DBackpropFilter Conv2DBackpropFilterV2 Conv3DBackpropFilter Conv3DBackpropFilterV2
@@ -85,7 +85,7 @@ WEIGHT_GRADIENTS = _listed(
     """
 )
 
-#: Linear in their one input that has rows, which keep their order.
+#: Linear in the one input that has rows; the rows keep their order.
 UNCHANGED = _listed(
     """
     Bitcast Cast CheckNumerics DebugIdentityV2 EnsureShape ExpandDims Identity PlaceholderWithDefault
@@ -93,7 +93,7 @@ UNCHANGED = _listed(
     """
 )
 
-#: These bring rows, whatever they take.
+#: Ops whose outputs have rows, whatever their inputs.
 SOURCES = _listed(
     """
     EagerPyFunc IteratorGetNext IteratorGetNextAsOptional IteratorGetNextSync
@@ -102,10 +102,10 @@ SOURCES = _listed(
     """
 )
 
-#: Reductions over replicas: the result is the same on all of them.
+#: Reductions over replicas; the result is the same on all of them.
 OVER_REPLICAS = _listed("CollectiveReduce CollectiveReduceV2 CollectiveReduceV3 HorovodAllreduce NcclAllReduce")
 
-#: Random numbers.
+#: Ops that draw random numbers.
 DRAWS = _listed(
     """
     Multinomial NonDeterministicInts ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2

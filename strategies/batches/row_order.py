@@ -1,4 +1,4 @@
-"""Rules of what goes along a dimension, one item after the other: sorting, scans, flips; and of random numbers."""
+"""Kind rules for operations along a dimension (scans, flips, shifts, sorting) and for random numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LINEAR = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 
 
 def last_dims(number: int) -> Callable[[Op], Kind]:
-    """Returns the rule of an operation along the last dimensions."""
+    """Returns the rule of operations along the last `number` dimensions."""
 
     def rule(op: Op) -> Kind:
         across = any(
@@ -25,7 +25,7 @@ def last_dims(number: int) -> Callable[[Op], Kind]:
 
 
 def by_row(op: Op) -> Kind:
-    """Row by row, along the first dimension of each input."""
+    """The kind of the output of an op that computes row by row along the first dimension of each input."""
     if any(kind.has_rows and op.layout(i).axis > 0 for i, kind in enumerate(op.inputs)):
         return mixing(op)
     return row_wise(dataclasses.replace(op, input_shapes=()), is_linear=op.type in _LINEAR)
@@ -46,7 +46,7 @@ def _rolled(op: Op) -> Collection[int] | None:
 
 def _padded(op: Op) -> Collection[int] | None:
     amounts = op.constant(1)
-    # Paddings that are computed are of lengths.
+    # Paddings that are computed are assumed to pad lengths, not rows.
     return () if amounts is None else [i for i, each in enumerate(amounts) if each.any()]
 
 
@@ -63,7 +63,7 @@ pad = along(_padded, linear)
 
 
 def position_of_extreme(op: Op) -> Kind:
-    """The kind of the position of the largest, or the smallest, along a dimension."""
+    """The kind of the position of the largest or smallest element along a dimension."""
     kind, dims = op.inputs[0], reduced_dims(op)
     if not kind.has_rows or kind is Kind.PAIRS:
         return mixing(op)
@@ -73,12 +73,12 @@ def position_of_extreme(op: Op) -> Kind:
 
 
 def shuffle(op: Op) -> Kind:
-    """The items of the first dimension in another order."""
+    """The kind of a tensor whose items of the first dimension were shuffled."""
     return mixing(op) if op.inputs[0].has_rows and op.layout(0).axis == 0 else _drawn(op, op.inputs)
 
 
 def draw(op: Op) -> Kind:
-    """Random numbers: for each row, or in a shape without rows."""
+    """The kind of random numbers, which are drawn for each row or in a shape without rows."""
     kinds = set(op.inputs)
     is_by_seed = op.type.startswith("Stateless")
     for_rows = any(kind.has_rows or kind in (Kind.SHAPE, Kind.COUNT) for kind in kinds)
@@ -87,7 +87,7 @@ def draw(op: Op) -> Kind:
         return Kind.UNKNOWN
     if not for_rows:
         return _drawn(op, op.inputs)
-    # With a seed that is the same on all replicas, rows of different replicas get the same numbers.
+    # With the same seed on all replicas, rows of different replicas get the same numbers.
     return Kind.UNKNOWN if is_by_seed and Kind.DRAWN not in kinds else Kind.ROWS
 
 

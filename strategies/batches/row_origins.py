@@ -1,4 +1,4 @@
-"""The operation that made a tensor, which can run a second time on other inputs."""
+"""The operation that made a tensor, in a form that can be run again on other inputs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from strategies._tf_internals import op_definitions
 
 @dataclass(frozen=True)
 class Made:
-    """The operation that made a tensor, in a graph or as it was called.
+    """The operation that made a tensor, in a graph or eagerly.
 
     Attributes:
-        type: its name, as TensorFlow has it.
-        inputs: tensors, in one list.
-        output: which of its outputs the tensor is.
-        attribute: gives an attribute, None if there is none of that name.
+        type: TensorFlow's name of the operation.
+        inputs: its input tensors, in one list.
+        output: the index of the tensor among the operation's outputs.
+        attribute: returns the attribute of a name, None if there is none.
     """
 
     type: str
@@ -29,11 +29,11 @@ class Made:
 
     @property
     def is_stateful(self) -> bool:
-        """True if the operation may give something else when it runs a second time."""
+        """True if the operation may give another result when it runs again."""
         return bool(op_definitions.get(self.type).is_stateful)
 
     def repeat(self, inputs: Sequence[Any]) -> Any:
-        """Runs the operation on other inputs, of the same dtypes; returns the same output of it."""
+        """Runs the operation on other inputs of the same dtypes; returns the output of the same index."""
         definition = op_definitions.get(self.type)
         arguments: dict[str, Any] = {}
         inferred, rest = set(), list(inputs)

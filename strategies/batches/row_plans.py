@@ -1,8 +1,8 @@
-"""The point in a pipeline of rows from which a process handles its own rows only: found from the steps' names.
+"""Finds, from the names of a pipeline's steps, the point from which a process handles its own rows only.
 
-A pipeline that ends in ``map`` and ``batch`` gives the same batches if rows are chosen before they are mapped, as long
-as no step between the two depends on their number or order. Then only a process' own rows are mapped. Of arrays that
-are batched as they are, a process' rows of a batch are one slice.
+A pipeline that ends in ``map`` and ``batch`` gives the same batches if rows are selected before they are mapped, as
+long as no step between the two depends on their number or order. Then only a process' own rows are mapped. If arrays
+are batched without a map, a process' rows of a batch are one slice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 #: Steps that pass elements through as they are.
 _UNCHANGED = ("prefetch", "options", "assert_cardinality")
-#: Steps that take whole batches and do not look into them.
+#: Steps that pass on, repeat or drop whole batches, and do not look into them.
 _OF_BATCHES = (*_UNCHANGED, "repeat", "take", "skip")
 
 
@@ -21,9 +21,9 @@ class RowPlan:
     """Positions in a pipeline, counted from its end.
 
     Attributes:
-        batch: of the step that makes batches.
-        source: of the last step that all processes run on all rows; rows are chosen behind it.
-        of_arrays: True if the source are arrays and no step comes between them and the batch.
+        batch: the position of the step that makes batches.
+        source: the position of the last step that all processes run on all rows; rows are selected after it.
+        of_arrays: True if the source are arrays and no step between them and the batch changes elements.
     """
 
     batch: int
@@ -31,16 +31,16 @@ class RowPlan:
     of_arrays: bool = False
 
 
-#: The step that gives the rows of arrays, ``Dataset.from_tensor_slices``.
+#: The name of the step that yields the rows of arrays, ``Dataset.from_tensor_slices``.
 ARRAYS = "tensor_slice"
 
 
 def plan_rows(steps: Sequence[str]) -> RowPlan | str:
-    """Returns where rows can be chosen, or why they cannot be before they are mapped.
+    """Returns the point where rows can be selected, or the reason why they cannot be selected before they are mapped.
 
     Args:
         steps: names of the pipeline's steps, from its end to its source: "batch", "map" for a map of one element whose
-            result depends on nothing else, "stateful map" for any other map, and whatever else there is.
+            result depends on nothing else, "stateful map" for any other map, and the names of other steps.
     """
     batch = 0
     while batch < len(steps) and steps[batch] in _OF_BATCHES:

@@ -1,4 +1,4 @@
-"""The table of operations: the rule by which each makes the kind of its output, see `row_kinds`."""
+"""The table of operations: the rule that gives the kind of each one's output; see `row_kinds`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(("MirrorPad", "Pad", "PadV2"), order.pad),
     **dict.fromkeys(("RandomShuffle", "StatelessShuffle"), order.shuffle),
     **dict.fromkeys(names.DRAWS, order.draw),
-    # Of lists of tensors: that of each.
+    # A list of tensors has the kind of its tensors.
     **dict.fromkeys(("TensorListGetItem", "TensorListStack", "TensorListFromTensor"), lambda op: op.inputs[0]),
     **dict.fromkeys(("TensorListGather", "TensorListPopBack", "TensorListResize"), lambda op: op.inputs[0]),
     **dict.fromkeys(("TensorListConcat", "TensorListConcatV2"), lambda op: op.inputs[0]),
@@ -85,7 +85,7 @@ _CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "Stateless
 
 
 def joined(one: Kind, other: Kind) -> Kind:
-    """Returns the kind of what is one or the other."""
+    """Returns the kind of a value that has either of two kinds, as after a conditional."""
     if one is other:
         return one
     kinds = {one, other}
@@ -107,7 +107,7 @@ def kind_of(op: Op) -> Kind:
     if op.type in names.DRAWS or op.type == "RandomShuffle":
         return _RULES[op.type](op)
     if op.type in _SPREADING and op.is_integer and shapes.is_for_each_row(op):
-        # Integers are looked up: each row has its own lookup.
+        # Integers are taken for indices: each row has its own lookup.
         return Kind.ROWS
     if op.type in names.OVER_REPLICAS:
         return Kind.SAME
@@ -122,13 +122,13 @@ def kind_of(op: Op) -> Kind:
     if op.type in _RULES:
         return _RULES[op.type](op)
     if op.type in _CALLS or op.type.startswith("__"):
-        # A function, called as it runs: it is not seen what is in it.
+        # An eager call of a function: its body is not inspected.
         return Kind.UNKNOWN if Kind.UNKNOWN in op.inputs else Kind.OTHER if op.output_rank == 0 else row_wise(op)
     return mixing(op)
 
 
 def _normalised(op: Op) -> Kind:
-    """Normalised by the statistics of its batch, which is documented to be that of the replica, or by given ones."""
+    """The kind of a batch normalization's output; its statistics are given, or documented to be the replica's."""
     if op.output == 0:
         return op.inputs[0]
     return Kind.OTHER if op.inputs[0].has_rows else row_wise(op)

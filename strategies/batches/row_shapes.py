@@ -1,4 +1,4 @@
-"""Rules of shapes, parts and repetitions: the kind of what they make, see `row_kinds`."""
+"""Kind rules for shapes, slices, reshapes and repetitions; see `row_kinds`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FAULTY = (Kind.UNKNOWN, Kind.AMBIGUOUS)
 
 
 def shape_of(op: Op) -> Kind:
-    """The shape of a tensor."""
+    """The kind of a tensor's shape."""
     kind = op.inputs[op.output if op.type == "ShapeN" else 0]
     if kind in (Kind.SOME, Kind.DISTINCT):
         return Kind.UNKNOWN
@@ -21,7 +21,7 @@ def shape_of(op: Op) -> Kind:
 
 
 def size_of(op: Op) -> Kind:
-    """The number of elements of a tensor."""
+    """The kind of a tensor's number of elements."""
     kind = op.inputs[0]
     if kind in (Kind.SOME, Kind.DISTINCT):
         return Kind.SUM if kind is Kind.SOME else Kind.UNKNOWN
@@ -29,7 +29,7 @@ def size_of(op: Op) -> Kind:
 
 
 def strided_slice(op: Op) -> Kind:
-    """A part of a tensor, or a dimension of a shape."""
+    """The kind of a strided slice of a tensor or a shape."""
     kind = op.inputs[0]
     if kind is Kind.SHAPE:
         return _part_of_shape(op)
@@ -42,7 +42,7 @@ def strided_slice(op: Op) -> Kind:
 
 
 def sliced_rows(op: Op) -> Fraction | None:
-    """Returns the part that a slice takes of the rows: 0 for one of them, -1 for an unknown part; None if all."""
+    """Returns the fraction of the rows that a slice takes: 0 for a single row, -1 if unknown, None for all."""
     axis, entry = op.layout(0).axis, 0
     length = _length(op)
     if axis < 0 or length is None:
@@ -72,7 +72,7 @@ def _length(op: Op) -> int | None:
     if begin is not None:
         return int(begin.size)
     shape = op.shape(1)
-    # A mask says something of the dimension before, too.
+    # If the number of entries is unknown, a shrink mask shows that there is at least one.
     return (shape[0] if shape else None) or (1 if op.attribute("shrink_axis_mask") else None)
 
 
@@ -96,7 +96,7 @@ def _part(op: Op, entry: int) -> Fraction | None:
 
 
 def _bound(op: Op, i: int, entry: int) -> Fraction | None:
-    """Returns the begin or the end of a slice, in numbers of rows."""
+    """Returns the begin or the end of a slice, divided by the number of rows; None if unknown."""
     numbers = op.numbers(i)
     if numbers is not None:
         if numbers[entry] == 0:
@@ -134,7 +134,7 @@ def _part_of_shape(op: Op) -> Kind:
 
 
 def one_slice(op: Op) -> Kind:
-    """A part of a tensor by its begin and size."""
+    """The kind of a slice that is given by its begin and size."""
     kind, axis = op.inputs[0], op.layout(0).axis
     if not kind.has_rows or kind is Kind.PAIRS or axis < 0:
         return kind
@@ -150,7 +150,7 @@ def one_slice(op: Op) -> Kind:
 
 
 def _whole_by_size(op: Op) -> Kind:
-    """The part that computed bounds take: all rows, unless the sizes say otherwise."""
+    """The kind of a slice with computed bounds, which takes all rows unless the static sizes differ."""
     whole, taken, axis = op.shape(0), op.output_shape, op.layout(0).axis
     if whole is None or taken is None or taken[axis] is None or whole[axis] is None:
         return op.inputs[0]
@@ -158,12 +158,12 @@ def _whole_by_size(op: Op) -> Kind:
 
 
 def split(op: Op) -> Kind:
-    """Equal parts of a tensor along a dimension."""
+    """The kind of equal parts of a tensor along a dimension."""
     return _split(op, 1, 0)
 
 
 def split_by_sizes(op: Op) -> Kind:
-    """Parts of given sizes."""
+    """The kind of parts of given sizes."""
     return _split(op, 0, 2)
 
 
@@ -181,7 +181,7 @@ def _split(op: Op, of: int, dim: int) -> Kind:
 
 
 def split_times(op: Op, of: int) -> Fraction | None:
-    """The items for each row in one part of a split along the rows."""
+    """The number of items per row in one part of a split along the rows; None if unknown."""
     times, parts = op.layout(of).times, int(op.attribute("num_split") or 1)
     if of == 1:
         return None if times is None else times / parts
@@ -193,7 +193,7 @@ def split_times(op: Op, of: int) -> Fraction | None:
 
 
 def unpacked(op: Op) -> Kind:
-    """The parts of a tensor along a dimension, or the dimensions of a shape."""
+    """The kind of the slices of a tensor along a dimension, or of the sizes in a shape."""
     kind = op.inputs[0]
     if kind is Kind.SHAPE:
         return Kind.COUNT if op.output == max(op.layout(0).axis, 0) else Kind.SAME
@@ -204,16 +204,16 @@ def unpacked(op: Op) -> Kind:
 
 
 def packed(op: Op) -> Kind:
-    """Tensors side by side, or a shape made of numbers."""
+    """The kind of stacked tensors, or of a shape made of numbers."""
     kinds = set(op.inputs)
     if any(kind.has_rows for kind in kinds) or kinds & {*_FAULTY, Kind.DISTINCT}:
         return row_wise(op, is_linear=Kind.SHIFTED in kinds)
-    # Of a count and constants: a shape.
+    # A count and constants make a shape.
     return Kind.SHAPE if {Kind.COUNT, Kind.SHAPE} & kinds else addition(op)
 
 
 def concatenated(op: Op) -> Kind:
-    """Tensors end to end."""
+    """The kind of concatenated tensors."""
     # The last input is the dimension.
     parts = Op(op.type, op.inputs[:-1], op.input_shapes[:-1], op.output_rank, layouts=op.layouts[:-1])
     kind = packed(parts)
@@ -222,21 +222,21 @@ def concatenated(op: Op) -> Kind:
         return kind
     axes = {op.layout(i).axis for i, each in enumerate(parts.inputs) if each.has_rows}
     along = dims[0] % rank if rank else dims[0]
-    # Beside rows something that is no row, which a mean over both counts.
+    # Rows and items that are no rows, along one dimension: a mean over it would count both.
     return mixing(op) if along in axes and any(not each.has_rows for each in parts.inputs) else kind
 
 
 def reshaped(op: Op) -> Kind:
-    """A tensor in another shape."""
+    """The kind of a reshaped tensor."""
     kind, shape = op.inputs
     if kind.has_rows or kind is Kind.SHAPE:
         return mixing(op) if kind is not Kind.PAIRS and reshaped_axis(op) is None else kind
-    # Something that has no rows, in a shape that has their number in it.
+    # A tensor without rows, in a shape that contains the number of rows.
     return Kind.ROWS if shape in (Kind.SHAPE, Kind.COUNT) and kind.is_fixed else kind
 
 
 def reshaped_axis(op: Op) -> tuple[int, Fraction | None, tuple[int | None, ...]] | None:
-    """The dimension of rows in another shape, its items for each row, what was joined before it; None if it is cut."""
+    """The dimension of rows after a reshape, its items per row, the sizes merged before it; None if rows are split."""
     layout, before, after = op.layout(0), op.shape(0), op.output_shape
     axis, times = layout.axis, layout.times
     if before is None or after is None or axis < 0 or not after:
@@ -248,7 +248,7 @@ def reshaped_axis(op: Op) -> tuple[int, Fraction | None, tuple[int | None, ...]]
             for one, other in zip(before[:axis], after[:axis], strict=True)
         ):
             return axis, _times(times, before[axis + 1 :], after[axis + 1 :]), ()
-        # The same number of items before it, in other dimensions.
+        # The dimensions before that of the rows were reshaped among themselves.
         number = _product(before[:axis])
         for place in range(len(after)):
             if number is not None and _product(after[:place]) == number:
@@ -268,7 +268,7 @@ def reshaped_axis(op: Op) -> tuple[int, Fraction | None, tuple[int | None, ...]]
         return 1, _times(Fraction(1), before[1:], after[2:]), ()
     if first is not None and first not in op.num_rows:
         if size is None:
-            # The number of rows is not known, that of the result is: rows are in several dimensions.
+            # The number of rows is unknown, but the result's first size is static: rows are in several dimensions.
             return None if times == 1 else (0, None, ())
         if rows and first % rows and first < size:
             return None
@@ -280,7 +280,7 @@ def _may_equal(one: int | None, other: int | None) -> bool:
 
 
 def _times(times: Fraction | None, old: Sequence[int | None], new: Sequence[int | None]) -> Fraction | None:
-    """The items for each row, given the sizes of the dimensions after it, before and after it is reshaped."""
+    """The items per row, given the sizes of the later dimensions before (`old`) and after (`new`) a reshape."""
     if list(old) == list(new):
         return times
     if times is None:
@@ -295,7 +295,7 @@ def _product(sizes: Sequence[int | None]) -> int | None:
 
 
 def spread(op: Op) -> Kind:
-    """A tensor repeated, or a constant in a shape: for each row, if the shape has rows."""
+    """The kind of a repeated tensor, or of a constant in a shape; it has rows if the shape contains their number."""
     kind = op.inputs[0]
     if any(each in (Kind.SHAPE, Kind.COUNT) for each in op.inputs):
         if op.type == "Tile" and kind.has_rows:
@@ -306,21 +306,21 @@ def spread(op: Op) -> Kind:
         return Kind.ROWS if fits else row_wise(op)
     if op.type == "Tile" and kind.has_rows:
         times, axis = op.numbers(1), op.layout(0).axis
-        # Rows repeated: each as often.
+        # Every row is repeated equally often.
         return kind if times is None or axis < 0 or times[axis] >= 1 else row_wise(op)
     return kind if all(each.is_fixed for each in op.inputs[1:]) else row_wise(op)
 
 
 def is_for_each_row(op: Op) -> bool:
-    """True if a tensor is repeated for each row, the number of which the program found in a shape."""
+    """True if a tensor is repeated for each row, whose number the program read from a static shape."""
     return op.first_size in op.num_rows and op.output_rank is not None and op.output_rank > 1
 
 
 def like(op: Op) -> Kind:
-    """Ones or zeros in the shape of a tensor."""
+    """The kind of ones or zeros in the shape of a tensor."""
     return Kind.ROWS if op.inputs[0].has_rows else Kind.SAME
 
 
 def reduced_dims_of_broadcast(op: Op) -> Kind:
-    """The dimensions over which the gradient of what was broadcast is summed."""
+    """The kind of the dimensions over which the gradient of a broadcast tensor is summed."""
     return Kind.SAME if set(op.inputs) == {Kind.SAME} else Kind.SHAPE

@@ -1,8 +1,8 @@
-"""Rules of gradients of shards, where layers are split over the mesh axis "tensor": a norm of one is not the weight's.
+"""Kind rules for gradients of shards, where layers are split over the mesh axis "tensor".
 
-What is computed number by number of a shard's gradient is right. What looks at several of its numbers, as a norm does,
-sees a part of the weight's gradient. A sum of such numbers over several shards, as a norm over all variables has it, is
-right in a process that has all shards.
+Elementwise results of a shard's gradient are right. An operation that looks at several of its elements, as a norm does,
+sees only a part of the weight's gradient. A sum of such results over several shards, as in a norm over all variables,
+is right in a process that has all shards.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Callable
 
 from strategies.batches.row_kinds import Kind, Op
 
-#: Look at several numbers of a tensor.
+#: Ops that look at several elements of a tensor.
 _REDUCING = frozenset(
     {"All", "Any", "ArgMax", "ArgMin", "Cumsum", "Einsum", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod"}
     | {"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul", "Qr", "Sum", "Svd", "TopKV2"}
 )
-#: Join numbers of several tensors.
+#: Ops that combine the elements of several tensors.
 _JOINING = frozenset({"Add", "AddN", "AddV2", "ConcatV2", "Pack"})
-#: Do not look at the numbers.
+#: Ops that do not look at the elements.
 _OF_FORM = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
 _SHARDS = (Kind.SHARD, Kind.SHARD_APART)
 _OF_SHARDS = (*_SHARDS, Kind.SHARD_NUMBER)
 
 
 def is_of_shards(op: Op) -> bool:
-    """True if an input is made of the gradient of a shard."""
+    """True if an input was computed from the gradient of a shard."""
     return any(kind in _OF_SHARDS for kind in op.inputs)
 
 
 def of_shards(op: Op, otherwise: Callable[[Op], Kind]) -> Kind:
-    """Returns the kind of what is made of gradients of shards.
+    """Returns the kind of a result that is computed from gradients of shards.
 
     Args:
-        op: of whose inputs :func:`is_of_shards` is true.
-        otherwise: the kind of other operations.
+        op: an operation for which :func:`is_of_shards` is true.
+        otherwise: returns the kind of other operations' outputs.
     """
     if op.type in _OF_FORM:
         return Kind.SAME

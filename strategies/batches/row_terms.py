@@ -1,8 +1,8 @@
-"""A number without rows, computed again from the terms that are reduced over replicas.
+"""Recomputes a number without rows from its terms, which are reduced over replicas.
 
-What a program makes of rows without keeping them begins with reductions: sums, means, counts, maxima. All that comes
-after them is arithmetic, which gives the number of one device if it gets the terms of all replicas. :class:`Terms`
-goes from the number back to the reductions, and computes the arithmetic a second time.
+A computation that turns rows into a number without rows begins with reductions: sums, means, counts, maxima. All later
+operations are arithmetic, which gives the number of one device if its terms are those of all replicas. :class:`Terms`
+goes from the number back to the reductions, and runs the arithmetic a second time.
 
     kept.assign(0.9 * kept + sum(x) / count)      terms: sum(x), count; computed again: /, *, +
 """
@@ -22,7 +22,7 @@ from strategies.batches.row_origins import Made
 How = Literal["sum", "mean", "max", "min"]
 
 _HAVE_NO_ROWS = frozenset({Kind.SAME, Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.MAX, Kind.MIN, Kind.MIXED, Kind.OTHER})
-#: From a number to its terms: further away, it is no arithmetic on statistics.
+#: The largest number of operations from a number back to a term: a longer chain is not arithmetic on statistics.
 _MAX_DEPTH = 60
 _BY_KIND: dict[Kind, How] = {
     Kind.SUM: "sum",
@@ -31,7 +31,7 @@ _BY_KIND: dict[Kind, How] = {
     Kind.MAX: "max",
     Kind.MIN: "min",
 }
-#: Operations that put rows into places of a tensor without rows: what replicas put there adds up, or is compared.
+#: Operations that put rows into positions of a tensor without rows, and the reduction of their results over replicas.
 _SCATTERS: dict[str, How] = {
     "Bincount": "sum",
     "DenseBincount": "sum",
@@ -48,16 +48,16 @@ _FACTORS = ("Mul", "RealDiv")
 
 
 class NoTermsError(Exception):
-    """Says that a number is not made of terms that can be reduced over replicas."""
+    """A number is not computed from terms that can be reduced over replicas."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A tensor without rows that a reduction over rows has made.
+    """A tensor without rows, the result of a reduction over rows.
 
     Attributes:
-        tensor: the replica's.
-        how: it is reduced over replicas; a mean is weighed by rows.
+        tensor: the replica's tensor.
+        how: its reduction over replicas; a mean is weighted by rows.
     """
 
     tensor: tf.Tensor
@@ -68,11 +68,11 @@ class Terms:
     """The terms of one number of the running step.
 
     Args:
-        dependence: of the replica's tensors on rows.
+        dependence: finds how the replica's tensors depend on rows.
         value: the number, or an array without rows.
 
     Raises:
-        NoTermsError: the value has rows, or is made of them by an operation whose results cannot be put together.
+        NoTermsError: the value has rows, or comes from an operation on rows whose results replicas cannot combine.
     """
 
     def __init__(self, dependence: RowDependence, value: tf.Tensor) -> None:
@@ -85,11 +85,11 @@ class Terms:
 
     @property
     def found(self) -> list[Term]:
-        """All terms, in the order in which the replicas find them: the same on each."""
+        """All terms, in the order in which they are found, which is the same on all replicas."""
         return list(self._terms.values())
 
     def recomputed(self, totals: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the number, made of the totals of the terms instead of the replica's own."""
+        """Returns the number, recomputed from the totals of the terms instead of the replica's own terms."""
         known: dict[int, tf.Tensor] = dict(zip(self._terms, totals, strict=True))
 
         def made_of(tensor: tf.Tensor) -> tf.Tensor:
@@ -109,7 +109,7 @@ class Terms:
         made = self._dependence.made(tensor)
         self._kept.append(tensor)
         if made is None or not made.inputs or (kind in _BY_KIND and self._is_marked(made)):
-            # Not known, a constant, or marked.
+            # The operation is unknown or a constant, or the kind comes from a mark.
             self._terms[key] = Term(tensor, self._checked(tensor, _BY_KIND.get(kind)))
             return
         kinds = [self._dependence.kind(each) for each in made.inputs]
@@ -119,7 +119,7 @@ class Terms:
         elif made.is_stateful or depth > _MAX_DEPTH or all(each is Kind.SAME for each in kinds):
             raise NoTermsError
         elif made.type == "TensorScatterAdd":
-            # The tensor, plus what is scattered into zeros.
+            # Split into the tensor plus the updates, scattered into zeros: these are a term.
             base, indices, updates = made.inputs
             scattered = tf.scatter_nd(indices, updates, tf.shape(base, out_type=indices.dtype))
             self._visit(base, depth + 1)
@@ -132,11 +132,11 @@ class Terms:
             self._made[key] = made
 
     def _is_marked(self, made: Made) -> bool:
-        """True if the inputs of an operation do not tell the kind of what it has made."""
+        """True if an operation's inputs do not explain the kind of its output, which was marked."""
         return all(self._dependence.kind(each) is Kind.SAME for each in made.inputs)
 
     def _how(self, kind: Kind, made: Made, kinds: Sequence[Kind]) -> How | None:
-        """Returns how the results of an operation on rows are put together; None if they are not."""
+        """Returns the reduction over replicas for the results of an operation on rows; None if there is none."""
         if kind in _BY_KIND:
             return _BY_KIND[kind]
         if made.type in _BOUNDS and kinds[0] is Kind.ROWS and not kind.has_rows:
@@ -168,17 +168,17 @@ def linear(
     mean: Callable[[tf.Tensor], tf.Tensor],
     total: Callable[[tf.Tensor], tf.Tensor],
 ) -> Any:
-    """Returns a sum of terms with each term replaced; of a product with a factor that is the same, its terms.
+    """Returns a sum with each term replaced; terms are also found inside products with a factor of `Kind.SAME`.
 
     Args:
-        dependence: of the replica's tensors on rows.
+        dependence: finds how the replica's tensors depend on rows.
         value: the sum.
         same: replaces a term that is the same on all replicas.
         mean: replaces a mean over rows.
         total: replaces a sum over rows, and a count of them.
 
     Raises:
-        NoTermsError: the value is no sum of such terms.
+        NoTermsError: the value is not a sum of such terms.
     """
     kind = dependence.kind(value)
     made = dependence.made(value) if isinstance(value, tf.Tensor) else None
@@ -186,7 +186,7 @@ def linear(
     if made is not None and (made.type in _ADDITIONS or made.type in _UNCHANGED) and kind in _HAVE_NO_ROWS:
         first = made.inputs if made.type in _ADDITIONS else made.inputs[:1]
         if first[0].dtype != value.dtype and not first[0].dtype.is_floating:
-            # A count is replaced after it was cast; before, only whether it is one can be told.
+            # A count is replaced after its cast; before the cast, this only checks that it is a count.
             linear(dependence, first[0], same=refused, mean=refused, total=unchanged)
         elif all(dependence.kind(each) in _HAVE_NO_ROWS for each in first):
             parts = [linear(dependence, each, **go_on) for each in first]
@@ -207,10 +207,10 @@ def linear(
 
 
 def refused(value: Any) -> Any:
-    """Refuses a term, for :func:`linear`."""
+    """Raises `NoTermsError`: for :func:`linear`, a term that is not allowed."""
     raise NoTermsError
 
 
 def unchanged(value: Any) -> Any:
-    """Keeps a term, for :func:`linear`."""
+    """Returns a term as it is, for :func:`linear`."""
     return value

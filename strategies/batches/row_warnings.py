@@ -1,4 +1,4 @@
-"""The one warning of a number that is not that of one device: a category of its own, said once with the program's line.
+"""The warning that a number differs from that of one device: its own category, shown once with the program's line.
 
 Every finding inside a step goes through :func:`warn`, so that `strict` can turn all of them into errors.
 """
@@ -29,9 +29,9 @@ class DifferenceWarning(UserWarning):
 def strict() -> None:
     """Turns every :class:`DifferenceWarning` of this process into an error, for a program's own tests.
 
-    Call it at the beginning of the program, in every process. What one device and a strategy compute differently then
-    ends `fit` with the same text, on all ranks at the same step, since all ranks trace the same program.
-    It adds a filter to Python's `warnings`; `warnings.resetwarnings()` takes it away.
+    Call it at the beginning of the program, in every process. A number that a strategy and one device compute
+    differently then ends `fit` with the warning's text, on all ranks at the same step, since all ranks trace the same
+    program. It adds a filter to Python's `warnings`; `warnings.resetwarnings()` removes it.
 
     Example:
 
@@ -71,10 +71,10 @@ _FIXES = {
         "Divide by strategies.global_rows(x), the number of rows of the global batch, or write it as a mean over rows."
     )
 }
-#: Of what a layer gives for each row: these look at other rows, too.
+#: Kinds of a layer's per-row outputs that depend on other rows, too.
 _MIXED_ROWS = (*_FAULTS, Kind.PAIRS, Kind.SHIFTED)
 
-#: What is said of a layer, or of a model, whose outputs mix rows, and what to do.
+#: The message about a layer or a model whose outputs mix rows, and its remedy.
 LOOKS_ACROSS = (
     "looks at several rows of the batch, so that under a strategy it is not that of one device: each replica looks at "
     "its own rows"
@@ -87,23 +87,23 @@ MIXING_FIX = (
 
 
 def is_fault(kind: Kind) -> bool:
-    """True of a loss that cannot be put together of those of replicas."""
+    """True if a loss of this kind cannot be computed from the losses of the replicas."""
     return kind in _FAULTS
 
 
 def mixes_rows(kind: Kind) -> bool:
-    """True of what a layer or a model makes for each row, if it looks at other rows of its replica, too."""
+    """True if per-row outputs of this kind, of a layer or a model, depend on other rows of the replica, too."""
     return kind in _MIXED_ROWS
 
 
 def warn_of(kind: Kind, subject: str, value: Any = None, dependence: RowDependence | None = None) -> None:
-    """Warns once, with the line of the program, of a loss that cannot be put together of those of replicas.
+    """Warns once, with the line of the program, of a loss that cannot be computed from the losses of the replicas.
 
     Args:
-        kind: of the loss.
+        kind: the kind of the loss.
         subject: names the loss, at the beginning of a sentence.
-        value: the loss; of what else is made of the same faulty number, nothing is said again.
-        dependence: tells of what `value` is made.
+        value: the loss; other values that are computed from the same faulty number cause no second warning.
+        dependence: finds the faulty number from which `value` is computed; None to warn in any case.
     """
     if not is_fault(kind):
         return
@@ -112,10 +112,10 @@ def warn_of(kind: Kind, subject: str, value: Any = None, dependence: RowDependen
 
 
 def warn_of_mixed_rows(value: Any, dependence: RowDependence, subject: str) -> bool:
-    """Warns once of tensors that are to have something for each row, and that look at other rows as well.
+    """Warns once of tensors that should have one item per row, but depend on other rows as well.
 
     Returns:
-        whether any does.
+        True if any does.
     """
     found = False
     for leaf in tf.nest.flatten(value):
@@ -128,21 +128,21 @@ def warn_of_mixed_rows(value: Any, dependence: RowDependence, subject: str) -> b
 
 
 def description(kind: Kind) -> str:
-    """Returns the dependence on rows of what :func:`is_fault` is true of, in words."""
+    """Returns a phrase for a kind for which :func:`is_fault` is true."""
     return _FAULTS[kind]
 
 
 def warn(difference: str, fix: str, line: tuple[str, int] | None = None) -> None:
-    """Warns once for each line of the program, as from that line.
+    """Warns once for each line of the program, as if that line had warned.
 
     Args:
         difference: what is computed, and how it differs from one device; a sentence without its full stop, which
             contains the word "replica".
         fix: what to write instead; a whole sentence.
-        line: the program's file and line, if they are not those of the function that is running: see :func:`line_of`.
+        line: the program's file and line, if not the line that is running: see :func:`line_of`.
     """
     program = program_frame()
-    # As from the program's own line; Python remembers there which warnings it has shown.
+    # Python keeps the warnings that it has shown in the registry of the module.
     known = program.f_globals.setdefault("__warningregistry__", {})
     file, number = line or (program.f_code.co_filename, program.f_lineno)
     module = program.f_globals.get("__name__")

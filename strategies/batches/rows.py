@@ -1,6 +1,6 @@
-"""The rows of a batch: how many it has, and which of them a replica takes.
+"""Counts and slices the rows of batches.
 
-A batch is a tensor, dense, ragged or sparse, whose first dimension are its rows.
+A batch is a dense, ragged or sparse tensor; its first dimension is that of its rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Rows:
     """The numbers of rows of a global batch.
 
     Attributes:
-        local: per local replica, its own rows; int where static, else int32 scalar.
-        total: rows of all replicas of all processes; None where this process does not know.
-        is_cut: whether this package has cut a batch into those of replicas, as evenly as can be.
+        local: the number of each local replica's own rows; int where static, else int32 scalar.
+        total: rows of all replicas of all processes; None where this process does not know it.
+        is_cut: whether this package split a global batch among replicas, as evenly as possible.
     """
 
     local: tuple[int | tf.Tensor, ...]
@@ -33,7 +33,7 @@ class Rows:
         return tf.add_n([tf.convert_to_tensor(n, tf.int32) for n in self.local])
 
     def with_total(self, total: int | tf.Tensor) -> Rows:
-        """Returns the same with `total`."""
+        """Returns a copy with `total`."""
         return dataclasses.replace(self, total=total)
 
 
@@ -85,10 +85,10 @@ def take_rows(value: Any, begin: int | tf.Tensor, end: int | tf.Tensor) -> Any:
 
 
 def lend_rows(structure: Any, num_replicas: int) -> Any:
-    """Gives every empty batch in ``structure`` one row of replica 0's; the rest passes through uncopied."""
+    """Gives every empty batch in ``structure`` a dummy row, replica 0's first; returns the rest uncopied."""
 
     def lend(leaf: Any) -> Any:
-        # A portion was lent its rows when the batch was split.
+        # A portion got its dummy rows when the batch was split.
         if not isinstance(leaf, PerReplica) or isinstance(leaf, Portion) or len(leaf.values) != num_replicas:
             return leaf
         values = list(leaf.values)

@@ -1,16 +1,16 @@
-"""Sharding of a dataset among processes: the rows that each one reads, and the common end on all of them.
+"""Shards a dataset among processes: selects the rows that each process reads, and ends all processes together.
 
-There are two plans; one log line of rank 0 says which was taken:
+There are two plans; rank 0 logs the one that is used:
 
 * **by row**, the default: every process has the same dataset of global batches and keeps its own rows of each. The
   global batches are those of one device. It needs no exchange between processes. Where the pipeline allows it, a
   process selects its rows before they are mapped (``early_selection``); where not, it maps them all.
-* **its own**: the dataset of each process holds that process' part of every global batch (files shared out by
+* **its own**: the dataset of each process holds that process' part of every global batch (files sharded by
   TensorFlow's auto-sharding, or whatever the user's function made). Parts may have any number of rows and datasets any
-  length: processes exchange their numbers of rows at every step, and one that has none left takes part with none
-  until all have ended. Every example counts exactly once.
+  length: processes exchange their numbers of rows at every step, and a process that has no rows left takes part with
+  dummy rows until all have ended. Every example counts exactly once.
 
-Where a replica spans processes, "process" here is all of them that hold its parts: they are given the same dataset.
+If a replica spans several processes, "process" here means all of these: they are given the same dataset.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _Policy = tf.data.experimental.AutoShardPolicy
 
 
 def distribute(dataset: Any, agreement: Agreement, num_local: int) -> Any:
-    """Shares a dataset of global batches out among processes, by the policy in its options.
+    """Shards a dataset of global batches among processes, by the policy in its options.
 
     Args:
-        dataset: the same on all processes. Its ``options().experimental_distribute.auto_shard_policy`` decides: AUTO
-            and DATA, by row; FILE and HINT, its own, as TensorFlow shards it; OFF, its own, as it is.
-        agreement: of the processes.
-        num_local: replicas of this process.
+        dataset: the same on all processes. Its ``options().experimental_distribute.auto_shard_policy`` selects the
+            plan: AUTO and DATA, by row; FILE and HINT, its own, as TensorFlow shards it; OFF, its own, unchanged.
+        agreement: exchanges numbers between the processes.
+        num_local: the number of replicas of this process.
 
     Returns:
         A dataset of :class:`Portion`: a plain ``tf.data.Dataset`` where its end is known to be the same everywhere,
         else an :class:`AgreedDataset`.
 
     Raises:
-        ValueError: on all processes, if those of one replica have datasets of different lengths.
+        ValueError: on all processes, if the processes of one replica have datasets of different lengths.
     """
     if not isinstance(dataset, tf.data.Dataset) or inputs.is_distributed(dataset):
         return dataset
@@ -84,16 +84,16 @@ def distribute(dataset: Any, agreement: Agreement, num_local: int) -> Any:
 
 
 def ending_together(dataset: tf.data.Dataset, agreement: Agreement, plan: str, checked: Checked | None = None) -> Any:
-    """Returns the dataset, of as many elements on all processes, as one that ends on all of them at once.
+    """Returns the dataset as one that ends on all processes at the same step.
 
     Args:
         dataset: this process' own.
-        agreement: of the processes.
-        plan: how the dataset is shared out, for the log.
+        agreement: exchanges numbers between the processes.
+        plan: describes how the dataset is sharded, for the log.
         checked: the dataset with checksums, where its first batch can be compared between processes.
 
     Raises:
-        ValueError: on all processes, if those of one replica have datasets of different lengths.
+        ValueError: on all processes, if the processes of one replica have datasets of different lengths.
     """
     lengths = _lengths(dataset, agreement)
     if tf.data.UNKNOWN_CARDINALITY in lengths:
@@ -126,13 +126,13 @@ def _own(
 
 
 def _lengths(dataset: tf.data.Dataset, agreement: Agreement) -> list[int]:
-    """Returns every process' number of batches, as ``tf.data`` gives it."""
+    """Returns the number of batches at each position of the data axis, as in ``tf.data``."""
     told = agreement.told("batches, as tf.data counts them", int(dataset.cardinality()))
     return [length for [length] in told]
 
 
 def _known(choose: Callable[[list[int]], int], lengths: list[int]) -> int | None:
-    """Returns the number of batches all processes take part in; None where it is not known, or without end."""
+    """Returns ``choose(lengths)``, the common number of batches; None if any length is unknown or infinite."""
     return None if min(lengths) < 0 else choose(lengths)
 
 
@@ -142,17 +142,17 @@ def _say(agreement: Agreement, plan: str) -> None:
 
 
 class AgreedDataset(tf.distribute.DistributedDataset):
-    """Portions of all processes, whose end is agreed upon step by step.
+    """A dataset of this process' portions; the processes agree at every step whether it has ended.
 
-    Iterate it eagerly, on all processes alike. Keras' trainer does.
+    Iterate it eagerly, on all processes alike, as Keras' trainer does.
 
     Args:
-        dataset: of :class:`Portion`; with ``ends="first"``, of anything.
-        agreement: of the processes.
-        num_batches: how many there will be; None if nobody knows.
-        ends: "first", with the process that ends first, where elements are parts of one global batch; "last", where
-            each process counts its own rows: those that have ended take part without rows.
-        num_together: how many elements are one step's.
+        dataset: elements are nests of :class:`Portion`; with ``ends="first"``, any.
+        agreement: exchanges numbers between the processes.
+        num_batches: the number of batches that will come; None if unknown.
+        ends: "first": it ends as soon as one process' dataset ends; elements are parts of one global batch. "last": it
+            ends when all have ended; each process counts its own rows, and takes part without rows after its own end.
+        num_together: the number of elements that make one step.
         checked: the dataset with checksums, where its first batch can be compared between processes.
     """
 
@@ -176,7 +176,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         self._is_due = self._are_arrays = False
 
     def compare_next(self, *, are_arrays: bool) -> None:
-        """Has the first element of the next iterator compared, if it can be. All processes call it."""
+        """Requests that the first element of the next iterator be compared, if it can be. All processes call it."""
         self._is_due, self._are_arrays = self._checked is not None, are_arrays
 
     @property
@@ -185,11 +185,11 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self.dataset.element_spec)
 
     def cardinality(self) -> int:
-        """The number of batches, as ``tf.data`` has it."""
+        """The number of batches, as in ``tf.data``."""
         return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
 
     def apply(self, transformation: Callable[[tf.data.Dataset], tf.data.Dataset]) -> AgreedDataset:
-        """Returns the same with another dataset of portions: what ``transformation`` makes of this process'."""
+        """Returns the same with ``transformation`` applied to this process' dataset of portions."""
         applied = copy.copy(self)
         applied.dataset = transformation(self.dataset)
         applied._transformations = [*self._transformations, transformation]
@@ -207,7 +207,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
 
 
 class AgreedIterator:
-    """Iterates over an :class:`AgreedDataset`; its elements come with checksums where the first is compared."""
+    """Iterates over an :class:`AgreedDataset`. With ``checked``, ``dataset`` yields pairs of checksums and elements."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class AgreedIterator:
         return _merged(parts, tf.constant(sum(rows for _, rows in told)), self.element_spec)
 
     def _told(self, have_more: bool, mine: int) -> tuple[list[list[int]], Any]:
-        """Returns the numbers at each position, and the messages of all processes about a first batch to compare."""
+        """Returns the numbers at each position; for a first batch to compare, also all messages by rank, else None."""
         what, numbers = "1 for a batch or 0 for the end, and its rows if they are counted", [int(have_more), mine]
         if self._checked is None or not self._is_first:
             return self._agreement.told(what, *numbers), None
@@ -264,7 +264,7 @@ class AgreedIterator:
         return self._agreement.by_position(what, by_rank[:, :2]), by_rank[:, 2:]
 
     def _draw(self) -> Any:
-        """Returns the next element that has rows; None at the end."""
+        """Returns the next element, with ``ends="last"`` the next one that has rows; None at the end."""
         for element in self._iterator:
             if self._checked is not None:
                 checksums, element = element
@@ -278,7 +278,7 @@ class AgreedIterator:
         return self._spec_element() if self._last is None else self._last
 
     def _spec_element(self) -> Any:
-        """Returns an element of zeros with one row, for a process whose dataset is empty."""
+        """Returns a dummy element, one row of zeros, for a process whose dataset is empty."""
 
         def zeros(spec: Any) -> Any:
             if not isinstance(spec, PortionSpec):
@@ -295,7 +295,7 @@ def _num_own(element: Any) -> int:
 
 
 def _nothing(element: Any) -> Any:
-    """Returns ``element`` as that of a process without rows: one is there to run on and counts for nothing."""
+    """Returns ``element`` as a dummy, with one row per replica: the process has no rows in this batch."""
 
     def empty(leaf: Any) -> Any:
         if not isinstance(leaf, Portion):
@@ -307,7 +307,7 @@ def _nothing(element: Any) -> Any:
 
 
 def _merged(parts: Sequence[Any], total: tf.Tensor, element_spec: Any) -> Any:
-    """Returns the elements of several local replicas as one, of a global batch of ``total`` rows."""
+    """Merges the elements of several local replicas into one, whose global batch has ``total`` rows."""
 
     def merge(spec: Any, *leaves: Any) -> Any:
         if not isinstance(leaves[0], PerReplica):
@@ -321,7 +321,7 @@ def _merged(parts: Sequence[Any], total: tf.Tensor, element_spec: Any) -> Any:
 
 
 def _repeated(spec: Any, count: int) -> Any:
-    """Returns the type of ``count`` per-replica values merged into one; rows are not known beforehand."""
+    """Returns the type of ``count`` per-replica values merged into one; the numbers of rows are not static."""
     if isinstance(spec, PortionSpec):
         return PortionSpec(*(spec.value_specs * count))
     return PerReplicaSpec(*(spec._value_specs * count)) if isinstance(spec, PerReplicaSpec) else spec

@@ -1,11 +1,11 @@
-"""A replica's share of the global batch: how many rows it holds, and what they weigh.
+"""A replica's share of the global batch: its number of rows, and their weight.
 
-Keras gives every replica the mean over its own rows and then 1/N of the vote, so that the rows of a replica that
-got fewer weigh more. Here a replica's vote is its part of the rows: ``weight = rows / rows of all replicas``. The
-weighted mean of per-replica means is then the mean over the global batch, exactly.
+Keras takes the mean over each replica's rows and gives every replica the weight 1/N, so that the rows of a replica
+with fewer rows weigh more. Here a replica's weight is its part of the rows: ``weight = rows / rows of all replicas``.
+The weighted mean of per-replica means is then the mean over the global batch, exactly.
 
-A replica without rows (a batch smaller than the number of replicas) still runs, since all replicas run the same
-program. It borrows one row from replica 0, votes with weight 0, and what it writes or returns counts for nothing.
+A replica without rows (in a batch smaller than the number of replicas) still runs, since all replicas run the same
+program. It runs on a dummy row with weight 0; what it writes or returns counts for nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strategies.evenly import even_bounds
 
 _ATTRIBUTE = "_keras_strategies_share"
 
-#: The way in which Keras' trainer combines its steps' outputs: None outside the trainer, in the user's own loop.
+#: The way in which Keras' trainer combines its steps' outputs; None outside the trainer, in the user's own loop.
 Combination = Literal["mean", "concat"] | None
 
 
@@ -38,19 +38,19 @@ class Share:
     Attributes:
         replica_id: index on the data axis.
         num_replicas: size of the data axis.
-        weight: rows here / rows of all replicas; float, or float32 scalar where the batch size is not static.
+        weight: this replica's rows / rows of all replicas; float, or float32 scalar where the batch size is not static.
         has_rows: whether any row is the replica's own; bool, or bool scalar tensor.
         combination: how Keras' trainer (``fit``, ``evaluate``, ...) combines what the step returns; None where the
             user's own loop drives the step.
-        read_weight: returns the weight as the running step has it, in a graph that outlives the step.
-        num_rows: that the replica sees, if known beforehand: one number, or none.
-        dependence: tells how tensors of the step depend on the replica's rows.
-        raw_losses: whether losses are left as they are, because the caller weighs their total.
+        read_weight: takes a graph that outlives the step; returns the weight in the running step.
+        num_rows: the number of rows that the replica sees, dummy row included; empty if not known beforehand.
+        dependence: finds how tensors of the step depend on the replica's rows.
+        raw_losses: whether losses stay unweighted, because the caller weights their total.
         graph: the graph in which the replica's function began.
-        rows_that_count: the rows behind so many, int32 scalar, were added and count for nothing; None if none were.
+        rows_that_count: int32 scalar n: rows after the first n are padding and count for nothing; None without padding.
         num_all: rows of all replicas; int, or int32 scalar where not static; None where the step has no batch.
-        find_first_row: returns how many rows of the batch come before this replica's, int or int32 scalar; None if that
-            is not known.
+        find_first_row: returns the number of rows of the batch before this replica's, int or int32 scalar; None if
+            unknown.
     """
 
     replica_id: int
@@ -79,19 +79,19 @@ class Share:
         Its graph serves later steps too, so nothing of this step may be written into it.
         """
         graph = tf.compat.v1.get_default_graph()
-        # Branches and bodies of conditionals and loops are traced anew with the graph around them.
+        # Branches and loop bodies are no inner functions: they are traced anew with the graph around them.
         while getattr(graph, "is_control_flow_graph", False):
             graph = graph.outer_graph
         return self.num_replicas > 1 and self.graph is not None and graph is not self.graph
 
     @property
     def is_in_step_graph(self) -> bool:
-        """True in the step itself, where all local replicas come by; in branches, loops and functions not all may."""
+        """True in the step's own graph, traced by all local replicas; not all may trace a branch, loop or function."""
         return self.graph is None or self.graph is tf.compat.v1.get_default_graph()
 
     @property
     def is_even(self) -> bool:
-        """True if all replicas are known beforehand to weigh the same."""
+        """True if all replicas are known beforehand to have the same weight."""
         if self.num_replicas == 1:
             return True
         even = isinstance(self.weight, float) and self.weight * self.num_replicas == 1.0
@@ -121,10 +121,10 @@ class Share:
         return value * tf.cast(self.weight_here(), value.dtype)
 
     def as_mean(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns ``value``; of a sum over the replica's rows, what gives that of the batch when it is weighed."""
+        """Returns ``value``; a sum or count over rows is divided by the weight, so that weighting it gives the sum."""
         if self.num_replicas == 1 or self.dependence.kind(value) not in (Kind.SUM, Kind.COUNT):
             return value
-        # Of rows that are counted, too.
+        # A count of rows is an integer.
         number = value if value.dtype.is_floating else tf.cast(value, tf.float32)
         return mark(self.unweigh(number), Kind.MEAN)
 
@@ -134,10 +134,10 @@ class Share:
 
 
 def attach(share: Share) -> None:
-    """Makes ``share`` what :func:`current` returns for the rest of this replica's function.
+    """Makes :func:`current` return ``share`` for the rest of this replica's function.
 
-    It hangs on the replica context, which TensorFlow makes anew for every call of ``Strategy.run`` and carries
-    into nested graphs, so nothing outlives the call.
+    The share is stored in the replica context, which TensorFlow creates for every call of ``Strategy.run`` and carries
+    into nested graphs, so that it does not outlive the call.
     """
     if share.graph is None:
         share = dataclasses.replace(share, graph=tf.compat.v1.get_default_graph())
@@ -146,7 +146,7 @@ def attach(share: Share) -> None:
 
 @contextlib.contextmanager
 def none() -> Iterator[None]:
-    """Inside, :func:`current` returns None: what is traced there is no part of the replica's step."""
+    """Context manager: :func:`current` returns None, because the block is not part of the replica's step."""
     context = tf.distribute.get_replica_context()
     before = current()
     if before is not None:
@@ -164,19 +164,19 @@ def current() -> Share | None:
 
 
 def dependence_here() -> RowDependence:
-    """Returns what tells how tensors depend on rows: those of micro-batches, inside of :func:`in_microbatches`."""
+    """Returns the current :class:`RowDependence`: inside :func:`in_microbatches`, that on the micro-batches' rows."""
     return known_dependence() or RowDependence()
 
 
 def known_dependence() -> RowDependence | None:
-    """Returns what :func:`dependence_here` does; None outside of steps, of micro-batches, and of :func:`judged_by`."""
+    """Returns the same as :func:`dependence_here`; None outside steps, micro-batches and :func:`judged_by`."""
     share = current()
     return _judge.get() or _of_microbatches.get() or (None if share is None else share.dependence)
 
 
 @contextlib.contextmanager
 def judged_by(dependence: RowDependence) -> Iterator[None]:
-    """Inside, a model is traced only to be judged: `dependence` tells how its tensors depend on rows."""
+    """Context manager: a model is traced only to analyse its outputs, with `dependence` as current `RowDependence`."""
     token = _judge.set(dependence)
     try:
         yield
@@ -198,9 +198,9 @@ _num_microbatches: contextvars.ContextVar[int] = contextvars.ContextVar("keras_s
 
 @contextlib.contextmanager
 def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
-    """Inside, the replica computes a batch, a nest of tensors, in micro-batches of so many rows, where known."""
+    """Context manager: the replica computes a batch, a nest of tensors, in micro-batches of `num_rows` rows."""
     share = current()
-    # A program that knows a size beforehand knows that of the batch.
+    # A program that knows a size beforehand knows the size of the batch.
     num_all = () if share is None else share.dependence.sizes.of_all or share.num_rows
     token = _of_microbatches.set(RowDependence(num_rows, num_all=num_all))
     try:
@@ -212,7 +212,7 @@ def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def split_into(number: int) -> Iterator[None]:
-    """Inside, what is computed has the rows of one of `number` micro-batches, and not all rows of the replica."""
+    """Context manager: the block computes one of `number` micro-batches, not all rows of the replica."""
     token = _num_microbatches.set(number)
     try:
         yield
@@ -221,12 +221,12 @@ def split_into(number: int) -> Iterator[None]:
 
 
 def num_microbatches() -> int:
-    """Returns the number of micro-batches of which one is being computed; 1 where the replica's rows are together."""
+    """Returns the number of micro-batches that the replica's rows are split into; 1 if they are not split."""
     return _num_microbatches.get()
 
 
 def is_in_microbatches() -> bool:
-    """True if the rows are those of a micro-batch: a sum over them is a part of the replica's."""
+    """True inside :func:`in_microbatches`: a sum over rows is then only a part of the replica's sum."""
     return _of_microbatches.get() is not None
 
 
@@ -241,9 +241,9 @@ def divide(
     """Returns every local replica's share.
 
     Args:
-        rows: the rows of the batch; None where the step's arguments hold no batch: every replica then weighs the
-            same.
-        first_replica: which of all replicas is the first local one.
+        rows: the rows of the batch; None where the step's arguments hold no batch: every replica then has the same
+            weight.
+        first_replica: the index of the first local replica among all replicas.
         num_local: the number of local replicas.
         num_replicas: size of the data axis.
         combination: see :class:`Share`.
@@ -286,14 +286,14 @@ def divide(
 
 
 def _seen(number: int | tf.Tensor) -> Collection[int]:
-    """The number of rows that a replica sees, if it is known now: one where it has none, which is lent."""
+    """Returns the number of rows that a replica sees, if known now; 1, the dummy row, where it has none."""
     if isinstance(number, int) or hasattr(number, "numpy"):
         return (max(int(number), 1),)
     return ()
 
 
 def _of_all(rows: Rows | None, own: Collection[int], num_local: int, num_replicas: int) -> Collection[int]:
-    """The number of rows of all replicas, if it is known now: where only a replica's is, they are as many on each."""
+    """Returns the number of rows of all replicas, if known now; assumes equal numbers if only this replica's is."""
     if rows is None or num_replicas == 1:
         return ()
     static = [n for n in rows.local if isinstance(n, int)]

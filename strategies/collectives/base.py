@@ -76,8 +76,8 @@ class Collectives(Transport):
     ) -> list[list[tf.Tensor]]:
         """Every member gets the sums over the group of several tensors, communicated as one bucket.
 
-        For each coordinate that this process owns, `values` have a list of as many tensors, and so has the result.
-        There is no gradient. The communication starts when all of `values` are ready.
+        `values` and the result have one list for each coordinate that this process owns, all of equal length. There is
+        no gradient. The communication starts when all of `values` are ready.
 
         Shapes: each `S_i` -> `S_i`, equal on all members; one dtype.
 
@@ -201,7 +201,7 @@ class Collectives(Transport):
         """For each pair (source, target) of positions, the target gets the source's value; others get zeros.
 
         Shapes: `S` -> `S`, equal on all members. A position sends at most once and receives at most once; it
-        may send to itself. ``[(i, (i + 1) % n) for i in range(n)]`` turns the axis as a ring.
+        may send to itself. ``[(i, (i + 1) % n) for i in range(n)]`` shifts the values around the axis as a ring.
 
         Gradient: permute of the upstream gradients with every pair reversed.
         """

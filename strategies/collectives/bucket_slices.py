@@ -1,8 +1,8 @@
-"""Slices of buckets, one for each member of a group that deals weights out among itself. Pure: standard library only.
+"""The partition of weights, in flat buckets, among the members of a sharding group. Pure: standard library only.
 
-Each bucket of gradients, laid out flat, is cut into as many parts of equal length as there are owners. So a weight in
-the middle of a part has one owner, and one at a cut has several, each of a range of its elements. Weights of which
-single elements cannot be updated by themselves are dealt out whole, balanced by their bytes.
+Each flat bucket of gradients is cut into one part per owner, of nearly equal length. A weight inside a part has one
+owner; a weight across a cut has several, each of which owns a range of its elements. Weights whose elements cannot be
+updated independently are assigned whole, balanced by their bytes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 from strategies.collectives.buckets import make_buckets
 
-#: Of an owner's part: a cut is moved to the beginning of a row (an index of the first dim) if it moves by no more.
+#: A cut is moved to the nearest start of a row (an index of the first dim), by at most this fraction of a part.
 _MAX_MOVE = 0.005
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A range of the elements of a variable, laid out flat, and its owner.
+    """A range of the elements of a flattened variable, and its owner.
 
     Args:
         variable: its position in the list of variables.
         owner: a member of the group, from 0.
         begin: the first element.
-        end: behind the last element; always behind the first.
+        end: one past the last element; greater than `begin`.
     """
 
     variable: int
@@ -42,10 +42,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class SlicedBucket:
-    """Variables of one dtype whose gradients travel together, as parts of one length for all owners.
+    """Variables of one dtype whose gradients are communicated together, as parts of one length for all owners.
 
     Args:
-        slices: in the order in which they travel: those of owner 0, then of owner 1; a part may be empty.
+        slices: the slices in the order of communication: those of owner 0, then of owner 1; a part may be empty.
         num_owners: the size of the group.
     """
 
@@ -54,12 +54,12 @@ class SlicedBucket:
 
     @property
     def part_size(self) -> int:
-        """The elements of the longest part, to which the others are padded on their way."""
+        """The number of elements of the longest part; the others are padded to it for communication."""
         return max(sum(each.size for each in self.of_owner(owner)) for owner in range(self.num_owners))
 
     @property
     def places(self) -> list[tuple[int, Slice]]:
-        """The slices, each behind the place of its first element where padded parts lie side by side."""
+        """(offset, slice) pairs; offsets are into the concatenation of the padded parts."""
         found = []
         for owner in range(self.num_owners):
             place = owner * self.part_size
@@ -69,7 +69,7 @@ class SlicedBucket:
         return found
 
     def of_owner(self, owner: int) -> tuple[Slice, ...]:
-        """The slices of one owner."""
+        """Returns the slices of one owner."""
         return tuple(each for each in self.slices if each.owner == owner)
 
 
@@ -81,20 +81,20 @@ def slice_buckets(
     *,
     whole: bool = False,
 ) -> tuple[SlicedBucket, ...]:
-    """Deals variables out among owners.
+    """Partitions variables among owners.
 
     Args:
-        shapes: of the variables, in the order in which they were created.
-        dtypes: name and bytes of an element, for each variable.
+        shapes: the shapes of the variables, in creation order.
+        dtypes: for each variable, the name of its dtype and the bytes of an element.
         num_owners: the size of the group.
-        bucket_bytes: the most that gradients which travel together hold; see :func:`make_buckets`.
-        whole: whether each variable has one owner, because its elements cannot be updated one by one.
+        bucket_bytes: the maximum size of a bucket, unless `whole`; see :func:`make_buckets`.
+        whole: whether each variable has one owner, because its elements cannot be updated independently.
 
     Returns:
         Buckets in which each element of each variable occurs once. Variables without elements are in none.
 
-    Source: the partition of flat buckets is that of ZeRO (Rajbhandari et al., arXiv:1910.02054) as Megatron-LM's
-    distributed optimizer has it.
+    Source: the partition of flat buckets is that of ZeRO (Rajbhandari et al., arXiv:1910.02054), in the form of
+    Megatron-LM's distributed optimizer.
     """
     sizes = [math.prod(shape) for shape in shapes]
     if whole:
@@ -106,7 +106,7 @@ def slice_buckets(
 
 
 def _cut(variables: Sequence[tuple[int, int, tuple[int, ...]]], num_owners: int) -> tuple[Slice, ...]:
-    """Cuts variables that lie side by side, each an index, a size and a shape, into parts of equal length."""
+    """Cuts concatenated variables, each an (index, size, shape), into one part of nearly equal length per owner."""
     total = sum(size for _, size, _ in variables)
     starts = [0, *itertools.accumulate(size for _, size, _ in variables)]
     cuts = [0]
@@ -129,7 +129,10 @@ def _cut(variables: Sequence[tuple[int, int, tuple[int, ...]]], num_owners: int)
 
 
 def _dealt_whole(sizes: Sequence[int], dtypes: Sequence[tuple[str, int]], num_owners: int) -> tuple[SlicedBucket, ...]:
-    """The largest first, each to the owner that has least. One bucket per dtype: parts of small ones would differ."""
+    """Assigns whole variables, the largest first, each to the owner with the fewest bytes.
+
+    There is one bucket per dtype: the parts of smaller buckets would differ more in length.
+    """
     loads = [0] * num_owners
     slices: dict[str, list[Slice]] = {}
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i] * dtypes[i][1], i))

@@ -34,14 +34,15 @@ def make_buckets(
         sizes_bytes: size of each gradient in bytes, in creation order of the variables; 0 is allowed.
         dtypes: dtype name of each gradient.
         bucket_bytes: the maximum size of a bucket; a larger gradient has a bucket of its own.
-        num_riders: how many of them, at the end of the lists, are no gradients but small tensors that are ready before
-            the last gradient is: they close the last bucket of their dtype, whatever its size.
+        num_riders: the number of fused small reductions at the end of the lists. They are ready before the last
+            gradient is, and are appended to the last bucket of their dtype, whatever its size.
 
     Returns:
         Buckets in which each index occurs exactly once. Empty for no gradients.
 
     Raises:
-        ValueError: `bucket_bytes` below 1, a negative size, lists of different lengths, or more riders than tensors.
+        ValueError: `bucket_bytes` below 1, a negative size, lists of different lengths, or `num_riders` outside 0 to
+            the number of tensors.
 
     Source: the order is that of gradient bucketing in PyTorch DDP (Li et al., arXiv:2006.15704, sec. 3.2).
     """
@@ -60,7 +61,7 @@ def make_buckets(
     num_gradients = len(sizes_bytes) - num_riders
 
     done: list[Bucket] = []
-    # One open bucket per dtype: otherwise layers with alternating dtypes would never fill one.
+    # One open bucket per dtype: otherwise layers with alternating dtypes would never fill a bucket.
     open_buckets: dict[str, Bucket] = {}
     for index in reversed(range(num_gradients)):
         dtype, size = dtypes[index], sizes_bytes[index]

@@ -11,7 +11,7 @@ _OPS = ("sum", "mean", "min", "max")
 
 
 def check_values(values: Sequence[tf.Tensor], num_local: int, arithmetic: bool) -> list[tf.Tensor]:
-    """Returns the values as tensors; refuses a wrong number, and dtypes that differ or are not supported."""
+    """Returns the values as tensors; refuses a wrong number of them, and dtypes that differ or are not supported."""
     if isinstance(values, tf.Tensor) or len(values) != num_local:
         received = f"one tensor of shape {values.shape}" if isinstance(values, tf.Tensor) else f"{len(values)}"
         raise ValueError(
@@ -72,7 +72,7 @@ def check_op(op: str, allowed: Sequence[str] = _OPS) -> None:
 
 
 def check_floating(dtype: tf.DType, what: str) -> None:
-    """Refuses integers, which the operation would have to round silently."""
+    """Refuses integers, which the operation would silently round."""
     if not dtype.is_floating:
         raise ValueError(
             f"{what} of integers is not defined: ask for the sum and divide, or cast to a float first. "

@@ -1,4 +1,4 @@
-"""Clocks of several processes, compared by exchanges that none leaves before all have entered."""
+"""Offsets between the clocks of several processes, measured by barriers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 
-#: Exchanges by which clocks are compared. The quickest of them count.
+#: The number of barriers by which clocks are compared. The quickest of them determine the result.
 NUM_ROUNDS = 30
 
 
 def offset_to_first(group: ProcessGroup) -> tuple[float, float]:
-    """Returns what is to be added to this process' ``time.perf_counter()`` for that of the first of a group, and the
-    largest error of it, both in seconds. All processes of the group call it.
+    """Returns the clock offset to the first process of a group, and its maximum error, both in seconds.
 
-    Each process notes when it enters an exchange and when it leaves it. It leaves after all others have entered; so,
-    from both directions, the difference of two clocks is known to half of the quickest round trip.
+    This process' ``time.perf_counter()`` plus the offset is that of the first process. All processes of the group call
+    it. Each process notes when it enters a barrier and when it leaves it, which is after all others have entered. So
+    the difference of two clocks is bounded from both sides, to within half of the quickest round trip.
     """
     entered, left = [], []
     for _ in range(NUM_ROUNDS):
@@ -30,14 +30,14 @@ def offset_to_first(group: ProcessGroup) -> tuple[float, float]:
 
 
 def difference(own: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Returns what is to be added to a clock for another one, and the largest error of it.
+    """Returns the offset to add to a clock to get the time of another one, and its maximum error.
 
     Args:
-        own: when exchanges were entered, and when they were left, by the one clock.
-        other: by the other one.
+        own: (times of entering, times of leaving) of the same barriers, by the one clock.
+        other: the same by the other clock.
     """
     (entered, left), (other_entered, other_left) = own, other
-    # The other has left after this one entered, and has entered before this one left.
+    # The other process leaves after this one enters, and enters before this one leaves.
     most = min(end - start for end, start in zip(other_left, entered, strict=True))
     least = max(start - end for start, end in zip(other_entered, left, strict=True))
     return float(most + least) / 2, float(most - least) / 2

@@ -1,4 +1,4 @@
-"""The words for what a collective carries, for messages: told by who calls collectives, read where they are made."""
+"""Descriptions of what collectives carry, for messages: set by their callers, read where collectives are created."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _text: contextvars.ContextVar[str] = contextvars.ContextVar("keras_strategies_de
 
 @contextlib.contextmanager
 def carrying(what: str) -> Iterator[None]:
-    """Inside, collectives carry `what`, as in "gradients of dense/kernel", unless a caller further in says more."""
+    """Runs the block with `what`, as in "gradients of dense/kernel", as description; nested blocks override it."""
     token = _text.set(what)
     try:
         yield
@@ -20,7 +20,7 @@ def carrying(what: str) -> Iterator[None]:
 
 
 def carried() -> str:
-    """Returns what collectives carry here; empty if nobody has said it."""
+    """Returns the description of what collectives carry now; empty if none is set."""
     return _text.get()
 
 

@@ -11,20 +11,20 @@ _OPS = {"sum": tf.add, "min": tf.minimum, "max": tf.maximum}
 
 
 def reduce_in_order(values: Iterable[tf.Tensor], op: str) -> tf.Tensor:
-    """Returns the "sum", "min" or "max" of tensors of one shape and dtype, taken one after the other; not of none."""
+    """Returns the "sum", "min" or "max" of one or more tensors of one shape and dtype, in their order."""
     reduced: tf.Tensor = functools.reduce(_OPS[op], map(tf.convert_to_tensor, values))
     return reduced
 
 
 def sum_in_order(values: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of tensors of one shape and dtype, added one after the other; not of none."""
+    """Returns the sum of one or more tensors of one shape and dtype, added in their order."""
     return reduce_in_order(values, "sum")
 
 
 def sum_of_rows(rows: tf.Tensor, count: int) -> tf.Tensor:
-    """`[count, ..]` -> `[..]`: the sum of rows; 16-bit floats are added as TensorFlow does it, which rounds less often.
+    """Returns the sum of rows, `[count, ..]` -> `[..]`; for 16-bit floats ``tf.reduce_sum``, which rounds less often.
 
-    One addition after the other takes half as long as TensorFlow's reduction for two rows, three quarters for eight.
+    Sequential additions take half as long as ``tf.reduce_sum`` for two rows, three quarters for eight.
     """
     if rows.dtype.size < tf.float32.size:
         return tf.reduce_sum(rows, axis=0)

@@ -1,7 +1,7 @@
-"""The gate of a step: what must be known before any of its collectives starts, in a function that is being traced.
+"""The gate of a step: a tensor that must be computed before any collective of the step starts, in a traced function.
 
-A process that finds an error ends its step at once, but cannot take back what it has handed to Horovod: it would wait
-for a peer that has ended its step, too. Its contract is tested in ``tests/strategies/processes/spanning_refusals.py``.
+A process that finds an error ends its step at once, but cannot cancel what it has submitted to Horovod: that would wait
+for a peer that has ended its step, too. The contract is tested in ``tests/strategies/processes/spanning_refusals.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _gate: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("keras_
 
 @contextlib.contextmanager
 def behind(gate: tf.Tensor | None) -> Iterator[None]:
-    """Inside, collectives that cannot be cancelled start when a tensor is there; at once if None."""
+    """Runs the block with a control dependency, unless None, for all collectives that cannot be cancelled."""
     token = _gate.set(gate)
     try:
         yield
@@ -26,7 +26,7 @@ def behind(gate: tf.Tensor | None) -> Iterator[None]:
 
 
 def gates_here() -> list[tf.Tensor]:
-    """The tensor, unless another function is being traced than that which has it: what that calls comes behind it."""
+    """Returns [gate] if it belongs to the graph being traced, else []: callers of nested functions order them."""
     gate = _gate.get()
     is_here = gate is not None and not tf.executing_eagerly() and gate.graph is tf.compat.v1.get_default_graph()
     return [gate] if is_here else []

@@ -10,15 +10,15 @@ def make_handle(name: str, dtype: tf.DType, device: str = "CPU:0") -> tf.Tensor:
 
     Args:
         name: unique in this process.
-        dtype: dtype of the value.
-        device: where the value is.
+        dtype: the dtype of the value.
+        device: the device of the value.
     """
     with tf.device(device):
         return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=name)
 
 
 def capturable(handle: tf.Tensor) -> tf.Tensor:
-    """Returns the handle as captured by the function being traced: gradients of loops and branches need that one."""
+    """Returns the handle as captured by the function being traced, which gradients of loops and branches need."""
     # Inside tf.init_scope code runs eagerly, although the default graph is still that of the enclosing function.
     if tf.executing_eagerly():
         return handle

@@ -1,13 +1,13 @@
-"""The ledger of a process: which of its collectives have started, and which are done.
+"""The ledger of a process counts which of its collectives have started, and which are done.
 
-Each collective of a traced function has an entry, and two counters: of its starts and of its ends. So the ledger tells
-at any time which ones are pending; writing it costs two small ops beside each collective, and no Python. Collectives
+Each collective of a traced function has an entry and two counters, of its starts and of its ends. Their difference
+shows at any time which collectives are pending. Counting costs two small ops per collective, and no Python. Collectives
 that are called eagerly share the entries of their kind.
 
 Each counter is on the device of its collective. For a collective of a GPU, a counter on the CPU would cost an empty
-send and receive on either side, which wait for all work queued on the GPU. On the GPU it is one small kernel in the
-queue; only who reads the ledger copies the counters, behind the work queued before. Not measured on GPUs: what these
-kernels cost, and that a waiting collective of NCCL leaves the queue free for the copy.
+send and receive on either side, which wait for all work queued on the GPU. On the GPU a count is one small kernel in
+the queue; only readers of the ledger copy the counters, after the work queued before. Not measured on GPUs: the cost
+of these kernels, and that a waiting collective of NCCL leaves the queue free for the copy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from strategies.collectives.descriptions import carried
 from strategies.collectives.handles import capturable, make_handle, run_beside_others
 from strategies.control_plane import Wait
 
-# Counters that are one tensor.
+# The number of counters in one tensor.
 _BLOCK = 256
 _instances = itertools.count()
 
 
 class Ledger:
-    """The collectives of one instance of the collectives in this process.
+    """Counts the collectives of one `Collectives` instance in this process.
 
     Args:
         is_kept: false to count nothing.
@@ -40,7 +40,7 @@ class Ledger:
         self._is_kept = is_kept
         self._number = next(_instances)
         self._lock = threading.Lock()
-        # Blocks of counters by device, and the entries of each.
+        # By device.
         self._blocks: dict[str, list[_Block]] = {}
         self._eager: dict[tuple[str, str], Entry] = {}
         self._carried_eagerly = ""
@@ -48,7 +48,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def eagerly(self) -> Iterator[None]:
-        """Inside, one collective is called eagerly: what it carries now is what its entry, used before, stands for."""
+        """Runs the block, one eager collective, described by :func:`carried` instead of by its shared entry."""
         before, self._carried_eagerly = self._carried_eagerly, carried() or "values"
         try:
             yield
@@ -59,7 +59,7 @@ class Ledger:
         """Returns the entry of a collective that is traced now, or called eagerly.
 
         Args:
-            wait: identifies it, and its members; what it carries is taken from the caller's description.
+            wait: identifies the collective and its members; the description of a traced one is :func:`carried`.
             device: the GPU that runs it; None for one that runs on the CPU.
         """
         if not self._is_kept:
@@ -83,7 +83,7 @@ class Ledger:
         return found
 
     def counts(self) -> tuple[int, int]:
-        """Returns how many executions of collectives have started, and how many are done, since the ledger was made."""
+        """Returns the numbers of executions of collectives that have started and that are done, since the beginning."""
         pairs = [block.totals() for block in self._all_blocks()]
         return sum(started for started, _ in pairs), sum(done for _, done in pairs)
 
@@ -108,7 +108,7 @@ class Entry:
 
     Attributes:
         wait: identifies the collective.
-        is_eager: True if it is called from outside of traced functions, each time with something else.
+        is_eager: True if it is called outside of traced functions, each time with other contents.
     """
 
     wait: Wait
@@ -131,7 +131,7 @@ class Entry:
         with tf.device(self._place), tf.control_dependencies([value]):
             one = tf.constant(1, tf.int64)
             count = tf.raw_ops.ResourceScatterAdd(resource=resource, indices=tf.constant(self._index), updates=one)
-        # Like the collectives themselves on CPUs; counters of one device may be counted up in any order.
+        # Like the collectives themselves on CPUs; counters of one device may be incremented in any order.
         run_beside_others(count)
         on_gpu = not self._place.endswith("CPU:0")
         with tf.device(self._place) if on_gpu else contextlib.nullcontext(), tf.control_dependencies([count]):
@@ -140,7 +140,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Block:
-    """Counters of starts and ends on one device, and the entries that have them."""
+    """Counters of starts and ends on one device, and their entries."""
 
     place: str
     started: tf.Tensor
@@ -149,7 +149,7 @@ class _Block:
 
     @classmethod
     def on(cls, place: str, name: str) -> _Block:
-        """Makes them, outside of functions."""
+        """Returns a new block; must be called outside of traced functions."""
         made = []
         for kind in ("started", "done"):
             made.append(make_handle(f"strategies_{kind}_{name}", tf.int64, place))
@@ -161,7 +161,7 @@ class _Block:
     def read(self) -> tuple[list[int], list[int]]:
         """Returns the counts of starts and of ends.
 
-        Ends first: a collective that runs in between then counts as pending, never as done before it was started.
+        Ends are read first: a collective that runs in between counts as pending, never as done before it was started.
         """
         done = self._read(self.done)
         return self._read(self.started), done

@@ -18,7 +18,7 @@ from strategies.topology.mesh import DeviceMesh
 class LoopbackCollectives(Collectives):
     """Collectives for a mesh whose coordinates all belong to this process: plain TensorFlow ops.
 
-    Without a collective runtime there is no timeout, and calls need no common order. Sums are computed in the
+    Without a collective runtime there is no timeout, and calls need no common order. Sums are computed once, in the
     order of the axis, so that all members get the same bits.
 
     Args:
@@ -97,7 +97,7 @@ class LoopbackCollectives(Collectives):
 
 
 class _LoopbackChannel(Channel):
-    """Keeps messages in a table between send and recv; in program order the send comes first."""
+    """A channel that keeps messages in a table between send and recv; the send must come first in program order."""
 
     def __init__(self, target_devices: Sequence[str], num_messages: int) -> None:
         self._devices = list(target_devices)

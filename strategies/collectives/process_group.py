@@ -1,4 +1,4 @@
-"""The process group along one axis of a mesh: sums, gathers and broadcasts, in the engine's terms.
+"""The process group along one mesh axis: sums, gathers and broadcasts of one value per process.
 
 Along "data" every process owns some replicas; their local sum is one term of a global sum. All processes must call the
 same methods in the same order, which they do because they run the same program on the same global batches.
@@ -18,20 +18,20 @@ from strategies.collectives.strings import gathered_strings
 #: Large enough for a small model's gradients to fit into one bucket, small enough for those of a large model to start
 #: early and to have several in flight at once.
 DEFAULT_BUCKET_BYTES = 4 * 2**20
-#: The maximum size of what is broadcast at once. gRPC carries messages below 2 GiB: of a longer one TensorFlow says
-#: that it has received 0 bytes. What is gathered or exchanged is not cut: it is of buckets, of single weights of a
-#: process, and of rows of a batch.
+#: The maximum size of one broadcast. gRPC carries messages below 2 GiB: for a longer one TensorFlow reports that it has
+#: received 0 bytes. Gathers and all-to-alls are not cut: they carry buckets, single weights of a process, and rows of a
+#: batch.
 MAX_MESSAGE_BYTES = 2**30
 
 
 class ProcessGroup:
-    """Sums, gathers and broadcasts between the processes that differ from this one along one axis only.
+    """Sums, gathers and broadcasts between the processes whose coordinates differ from this one's only along one axis.
 
     Args:
         collectives: the collectives between the processes; each owns one coordinate.
-        between_devices: joins all devices of all processes along `axis`, the first of each process being those of
-            `collectives`; for processes of several GPUs, whose gradients need no detour through the first. None where
-            each process adds up what its devices have before it sends it.
+        between_devices: the collectives between all devices of all processes along `axis`; the first device of each
+            process is that of `collectives`. With them, gradients of processes of several GPUs need no detour through
+            the first GPU. None if each process sums over its devices before it sends.
         bucket_bytes: the maximum size of a bucket of gradients; a larger gradient has a bucket of its own.
         axis: an axis of the mesh of `collectives`.
         compression: the name of a compression of gradients that `collectives` support; None for none.
@@ -72,13 +72,13 @@ class ProcessGroup:
         if self.combines_means:
             self._gradient_options["op"] = reduction
         if self._gradient_options:
-            # Options that `collectives` do not support are refused now, not at the first step.
+            # Raises now, not at the first step, if `collectives` do not support the options.
             self.sum_gradients([tf.zeros([1])])
 
     def sum_gradients(
         self, values: Sequence[tf.Tensor], present: Any = True, riders: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
-        """As :meth:`sum`, with the compression and the reduction of gradients; riders have neither."""
+        """Returns sums as :meth:`sum` does, with the compression and reduction of gradients; `riders` have none."""
         if self._gradient_options:
             return [*self._sum(values, present, self._gradient_options), *self.sum(riders)]
         return self._sum(values, present, {}, riders)
@@ -86,19 +86,19 @@ class ProcessGroup:
     def sum(
         self, values: Sequence[tf.Tensor], present: Any = True, riders: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
-        """Returns the sums over the processes of the values, then of the riders, each of its shape and dtype.
+        """Returns the sums over the processes of `values`, then of `riders`, with their shapes and dtypes.
 
         Args:
             values: this process' terms, in the order in which variables were created: the last are assumed to be
                 ready first, like gradients.
             present: bool or bool scalar; if false, this process' terms count as zeros.
-            riders: terms of a few more sums that the same step needs, small ones, ready before the last of `values`.
-                They travel in the last bucket of their dtype instead of in one of their own. They always count.
+            riders: terms of fused small reductions of the same step, ready before the last of `values`. They join the
+                last bucket of their dtype instead of a bucket of their own. They count whatever `present` is.
         """
         return self._sum(values, present, {}, riders)
 
     def maximum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the elementwise maxima over the processes of a few small values, in one message for each dtype."""
+        """Returns the elementwise maxima of small values over the processes, by one all-reduce for each dtype."""
         found: list[tf.Tensor] = list(values)
         for dtype in dict.fromkeys(value.dtype for value in values):
             mine = [i for i, value in enumerate(values) if value.dtype == dtype]
@@ -111,23 +111,23 @@ class ProcessGroup:
 
     @property
     def joins_devices(self) -> bool:
-        """True if :meth:`sum_of_devices` is there."""
+        """True if :meth:`sum_of_devices` is available."""
         return self._between_devices is not None
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The local devices whose terms :meth:`sum_of_devices` adds; none where it is not there."""
+        """The local devices whose terms :meth:`sum_of_devices` adds; empty if it is not available."""
         joined = self._between_devices
         return () if joined is None else tuple(joined.mesh.devices[index] for index in joined.local_indices)
 
     def sum_of_devices(
         self, values: Sequence[Sequence[tf.Tensor]], riders: Sequence[Sequence[tf.Tensor]] = ()
     ) -> list[list[tf.Tensor]]:
-        """Returns the sums over all devices of the processes, as :meth:`sum` does: each as a list, by local device.
+        """Returns the sums over all devices of all processes; each is a list with one copy per local device.
 
         Args:
-            values: for each sum the terms of the local devices, each on its own.
-            riders: as `values`; see :meth:`sum`.
+            values: for each sum the terms of the local devices, each on its device.
+            riders: fused small reductions, in the layout of `values`; see :meth:`sum`.
         """
         if self._between_devices is None:
             raise RuntimeError("This group joins processes, not their devices.")
@@ -147,13 +147,13 @@ class ProcessGroup:
         present: Any = True,
         options: Mapping[str, Any] | None = None,
     ) -> list[list[tf.Tensor]]:
-        """Returns the sums of all members' values, as many lists as `values`, by local coordinate of `collectives`."""
+        """Returns for each item of `values` the sum over all members, a list by local coordinate of `collectives`."""
         terms = [[tf.convert_to_tensor(term) for term in own] for own in values]
         sizes = [(own[0].shape.num_elements() or 0) * own[0].dtype.size for own in terms]
         names = [own[0].dtype.name for own in terms]
         results: list[list[tf.Tensor]] = [[] for _ in terms]
         for bucket in make_buckets(sizes, names, self.bucket_bytes, num_riders):
-            # Riders are the last of their bucket.
+            # Fused small reductions are last in their bucket.
             num_own = sum(i < len(terms) - num_riders for i in bucket.indices)
             sent = []
             for parts in zip(*(terms[i] for i in bucket.indices), strict=True):
@@ -165,16 +165,16 @@ class ProcessGroup:
         return results
 
     def gather(self, value: tf.Tensor, dim: int = 0, *, equal_sizes: bool = False) -> tf.Tensor:
-        """Returns the processes' values concatenated along `dim`, by rank; their sizes along it may differ.
+        """Returns the processes' values concatenated along `dim`, by rank; their sizes along `dim` may differ.
 
-        They are exchanged first, unless `equal_sizes` promises that they do not. Strings are gathered along the first
-        dimension only.
+        The sizes are exchanged first, unless `equal_sizes` promises that they are equal. Strings are gathered along the
+        first dimension only.
         """
         value = tf.convert_to_tensor(value)
         if value.dtype == tf.string:
             return gathered_strings(self, value, dim)
         if value.dtype == tf.complex128:
-            # The bits of a number are two more numbers, in a dimension of their own.
+            # The bits of one number are two int64, in an additional last dimension.
             return tf.bitcast(self.gather(tf.bitcast(value, tf.int64), dim, equal_sizes=equal_sizes), value.dtype)
         sent = [to_wire(value)]
         [gathered] = self._collectives.all_gather(sent, self._axis, dim, equal_sizes=equal_sizes, differentiable=False)
@@ -189,7 +189,7 @@ class ProcessGroup:
         return part
 
     def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns what each process has for this one: its part, by rank, of all processes' values, side by side.
+        """Returns this process' part, by rank, of every process' value, concatenated by rank.
 
         Shapes: `[n * d, ...]` -> `[n * d, ...]` for ``n`` processes, equal on all of them. It has no gradient.
         """
@@ -197,7 +197,7 @@ class ProcessGroup:
         return parts
 
     def broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """Returns the value of the process at position `root`; the others' give shape and dtype."""
+        """Returns the value of the process at position `root`; the other values give shape and dtype only."""
         sent = to_wire(tf.convert_to_tensor(value))
         return from_wire(self._in_messages(sent, lambda part: self._broadcast(part, root)), value.dtype)
 
@@ -207,7 +207,7 @@ class ProcessGroup:
 
     @staticmethod
     def _in_messages(value: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """Returns what comes of a value of known shape that is sent in as many messages as it needs."""
+        """Sends a value, in several messages if its shape is known and too large, and returns the received value."""
         count = value.shape.num_elements()
         most = MAX_MESSAGE_BYTES // value.dtype.size
         if count is None or count <= most:
@@ -222,11 +222,11 @@ class ProcessGroup:
 
 
 def if_present(present: bool | tf.Tensor, values: list[Any]) -> list[Any]:
-    """Returns ``values``, or zeros in their place."""
+    """Returns `values` if `present`, else zeros in their place."""
     if present is True:
         return values
 
-    # Of IndexedSlices the values only: zero values at any index add nothing.
+    # IndexedSlices keep their indices: zero values at any index add nothing.
     tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
 
     def zeros() -> list[Any]:
@@ -245,7 +245,7 @@ _WIDER = {tf.bool: tf.int32, tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf
 
 
 def wire_dtype(dtype: str) -> str:
-    """Returns the name of the dtype as which collectives carry one of this name."""
+    """Returns the name of the dtype in which collectives carry tensors of `dtype`."""
     own = tf.as_dtype(dtype)
     return str((_SAME_BITS | _WIDER).get(own, own).name)
 
@@ -258,5 +258,5 @@ def to_wire(value: tf.Tensor) -> tf.Tensor:
 
 
 def from_wire(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The inverse of `to_wire`."""
+    """Inverts `to_wire`."""
     return tf.bitcast(value, dtype) if dtype in _SAME_BITS else tf.cast(value, dtype)

@@ -15,11 +15,12 @@ from strategies.topology.placement import local_grid, process_mesh, sharding_mes
 
 @dataclass(frozen=True)
 class ShardingProcessGroups:
-    """The processes with which one shares the optimizer of a part of a replica.
+    """The process groups over which the optimizer state of one part of a replica is sharded.
 
     Attributes:
-        inside: those that hold the other slices; None if this process holds all.
-        between: those of other groups that hold the same slices; None if there are none, or this process holds all.
+        inside: the processes that hold the other slices; None if this process holds all.
+        between: the processes of other sharding groups that hold the same slices; None if there are none, or if this
+            process holds all.
     """
 
     inside: ProcessGroup | None = None
@@ -28,15 +29,15 @@ class ShardingProcessGroups:
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """The groups in which a process takes part; without other processes there are none.
+    """The groups of which a process is a member; empty in a job of one process.
 
     Attributes:
         job: all processes, by rank.
         data: for each part of a replica that this process owns, the processes that own the same part of other replicas;
-            empty where no other process does.
+            empty if no other process does.
         model: by axis, "pipe" or "tensor", the processes that own the other parts of the same replica along it.
-        collectives: between the processes, each of which is one coordinate: pipelines make their channels here.
-        sharding: as `data`, those with which this process shares the optimizer; empty where it does not.
+        collectives: the collectives between the processes, one coordinate each; pipelines create channels with them.
+        sharding: for each part that this process owns, the groups that shard its optimizer state; empty if none do.
     """
 
     job: ProcessGroup | None = None
@@ -47,7 +48,7 @@ class ProcessGroups:
 
     @property
     def data_of_first(self) -> ProcessGroup | None:
-        """The processes that own the same part of other replicas as the first part of this one."""
+        """The group in `data` of the first part that this process owns; None if there is none."""
         return self.data[0] if self.data else None
 
     @property
@@ -56,10 +57,10 @@ class ProcessGroups:
         return bool(self.model)
 
     def sum_over_replica(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of what the processes of this replica have, the same bits on all of them.
+        """Returns the sum of `value` over the processes of this replica, the same bits on all of them.
 
-        One message where one axis crosses processes, or the replica is the job; else one along "tensor" and one along
-        "pipe".
+        It takes one all-reduce if one axis crosses processes or the replica is the job; else one along "tensor" and one
+        along "pipe".
         """
         groups = [self.model[axis] for axis in ("tensor", "pipe") if axis in self.model]
         if len(groups) > 1 and self.job is not None and not self.data:
@@ -72,12 +73,12 @@ class ProcessGroups:
 def meshes_between(mesh: DeviceMesh, num_sharing: int = 1) -> list[DeviceMesh]:
     """Returns the meshes of processes over which collectives are needed.
 
-    They are one for each part that a process owns; one of all processes in a row, if the first of these does not have
-    them so; and one for each part with the groups in which processes share the optimizer, if there are several.
+    There is one mesh for each part that a process owns; one of all processes along "data", if the first mesh is not
+    that; and, if the processes form several sharding groups, one mesh with these groups for each part.
 
     Args:
-        mesh: over the devices of several processes.
-        num_sharing: the number of processes along "data" that share the optimizer.
+        mesh: the mesh over the devices of several processes.
+        num_sharing: the number of processes along "data" over which the optimizer is sharded.
     """
     firsts = local_grid(mesh, mesh.ranks[0])[0]
     found = [process_mesh(mesh, device) for device in firsts]
@@ -97,10 +98,10 @@ def join(
     """Returns the groups of this process in a mesh over the devices of several processes. All processes call it alike.
 
     Args:
-        mesh: whose processes own boxes of one size.
-        make_collectives: joins the processes at the coordinates of a mesh of processes.
-        make_group: returns the group along an axis of such; takes the number of the owned part whose sums it makes.
-        num_sharing: the number of processes along "data" that share the optimizer; 1 if none do.
+        mesh: the mesh; its processes own boxes of one size.
+        make_collectives: returns the collectives over a mesh of processes.
+        make_group: returns the group along an axis of such collectives, for the owned part of the given number.
+        num_sharing: the number of processes along "data" over which the optimizer is sharded; 1 if it is not.
     """
     between = meshes_between(mesh, num_sharing)
     made = [make_collectives(each) for each in between]

@@ -21,5 +21,5 @@ def shape_of(value: tf.Tensor) -> list[int | tf.Tensor]:
 
 
 def num_elements(shape: Shape | tf.Tensor) -> int | tf.Tensor:
-    """Returns the product of the dimensions: an integer if all are, else an int32 scalar."""
+    """Returns the product of the dimensions: an integer if all are integers, else an int32 scalar."""
     return tf.reduce_prod(shape) if isinstance(shape, tf.Tensor) else math.prod(shape)

@@ -1,4 +1,4 @@
-"""Strings of several processes: collectives carry numbers, so that their lengths and their bytes are gathered."""
+"""Gathers strings of several processes by their lengths and bytes, since collectives carry numbers only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def gathered_strings(group: _Gathers, value: tf.Tensor, dim: int = 0) -> tf.Tens
     """Returns the processes' strings concatenated along the first dimension, by rank; their numbers may differ.
 
     Args:
-        group: of the processes, all of which call it.
-        value: ``[n, ...]``, the other dimensions equal on all.
+        group: the group of the processes, all of which call this function.
+        value: ``[n, ...]``; the other dimensions are equal on all.
         dim: 0.
 
     Raises:

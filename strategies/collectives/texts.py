@@ -1,4 +1,4 @@
-"""Texts that processes tell each other through a process group."""
+"""Exchange of texts through a process group."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from strategies.collectives.process_group import ProcessGroup
 
 
 def gather_texts(text: str, group: ProcessGroup) -> list[str]:
-    """Returns the texts of all processes, by rank; all of them call it."""
-    # In JSON no text has a line break, so that one message carries texts of any length.
+    """Returns the texts of all processes, by rank; all processes call it."""
+    # A text in JSON has no line break, so that one gather carries texts of any length.
     sent = tf.io.decode_raw(json.dumps(text) + "\n", tf.uint8)
     return [json.loads(line) for line in bytes(group.gather(sent).numpy()).decode().splitlines()]
 

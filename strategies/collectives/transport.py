@@ -33,10 +33,10 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
-        """all_reduce with op sum, min or max."""
+        """Implements `all_reduce` with op sum, min or max."""
 
     def _all_reduce_many(self, values: list[list[tf.Tensor]], axis: str) -> list[list[tf.Tensor]]:
-        """As the public method; by default, with one concatenated vector of each coordinate."""
+        """Implements `all_reduce_many`; by default with one concatenated vector for each coordinate."""
         if len(values[0]) == 1:
             return [[total] for total in self._all_reduce([own[0] for own in values], axis, "sum")]
         vectors = self._on_devices(lambda local, _: tf.concat([tf.reshape(v, [-1]) for v in values[local]], axis=0))
@@ -56,36 +56,36 @@ class Transport(abc.ABC):
     def _all_gather(
         self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
     ) -> list[tf.Tensor]:
-        """all_gather; `sizes` holds for each local value its group's sizes along `dim`, None if equal."""
+        """Implements `all_gather`; `sizes` holds for each local value its group's sizes along `dim`, None if equal."""
 
     @abc.abstractmethod
     def _reduce_scatter(
         self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
     ) -> list[tf.Tensor]:
-        """reduce_scatter with op sum into parts of the given `sizes`, equal ones if None."""
+        """Implements `reduce_scatter` with op sum, into parts of the given `sizes`, equal ones if None."""
 
     @abc.abstractmethod
     def _broadcast(self, values: list[tf.Tensor], axis: str, root: int) -> list[tf.Tensor]:
-        """As the public method."""
+        """Implements `broadcast`."""
 
     @abc.abstractmethod
     def _all_to_all(self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int) -> list[tf.Tensor]:
-        """As the public method."""
+        """Implements `all_to_all`."""
 
     @abc.abstractmethod
     def _permute(self, values: list[tf.Tensor], axis: str, pairs: Pairs) -> list[tf.Tensor]:
-        """As the public method."""
+        """Implements `permute`."""
 
     @abc.abstractmethod
     def _exchange_sizes(self, values: list[tf.Tensor], axis: str, dim: int) -> list[tf.Tensor] | None:
-        """For each local value, int32 `[n]`: its group's sizes along `dim`. None if known to be equal."""
+        """Returns for each local value its group's sizes along `dim`, int32 `[n]`; None if known to be equal."""
 
     @abc.abstractmethod
     def _channel(self, axis: str, source: int, target: int, num_messages: int) -> Channel:
-        """As the public method."""
+        """Implements `channel`."""
 
     def _device(self, local: int) -> str:
-        """The device of local coordinate number `local`, as ``tf.device`` takes it."""
+        """Returns the device of local coordinate number `local`, as ``tf.device`` takes it."""
         return self.mesh.devices[self.local_indices[local]]
 
     def _on_devices(self, make: Callable[[int, int], tf.Tensor]) -> list[tf.Tensor]:

@@ -1,10 +1,10 @@
-"""A timeout for collectives: ends those whose peers do not take part.
+"""A timeout for collectives: aborts those whose peers do not take part.
 
 TensorFlow's collective ops have a timeout, but each running op needs two threads for it, which sleep until the timeout:
 with 10 minutes and 50 steps a second they exhaust the limits of a system within minutes (TensorFlow 2.21,
 `Env::SchedClosureAfter`). Horovod's ops have none, and its stall check did not end a wait (0.28.1, Gloo). So the ledger
-counts what starts and ends, and one thread looks at it: if something is pending and nothing has ended within the
-timeout, or the other processes tell that it never will, all collectives of the process are aborted.
+counts what starts and ends, and one thread reads it: if a collective is pending and none has ended within the timeout,
+or the other processes report that it never will, all collectives of the process are aborted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _BUSY_SHARE = 0.2
 
 
 class Watchdog:
-    """Looks at the pending collectives of this process, and aborts them when none makes progress.
+    """Watches the pending collectives of this process, and aborts them when none makes progress.
 
     Args:
         who: names this process in the error, as in "rank 0 of 2".
-        timeout_seconds: how long a collective may be pending while no other finishes; 0 for no limit: then a wait ends
-            only by what the other processes tell.
+        timeout_seconds: how long a collective may be pending while no other finishes; 0 for no limit: then only a
+            report of the other processes ends a wait.
         end: aborts all collectives of this process; takes the error message.
         setting: the setting that allows more time, for the error message.
-        member: this process in its job, which hears from the others; None if there is nothing to hear.
+        member: this process in its job, which receives the others' reports; None if there are none.
 
     Attributes:
         ledger: the collectives that are watched.
@@ -56,11 +56,11 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._source = f"watchdog {id(self)}"
-        # Without a limit for what is only slow, what can never come to an end is ended all the same.
+        # Without a time limit, collectives that can never finish are still aborted if there is a member.
         self.ledger = Ledger(is_kept=bool(timeout_seconds) or member is not None)
 
     def start(self, owner: object) -> None:
-        """Starts the thread. It ends with `owner`, and before the interpreter: it would crash inside TensorFlow."""
+        """Starts the thread. It stops with `owner`, and before the interpreter exits: else TensorFlow would crash."""
         if not self._timeout_seconds and self._member is None:
             return
         weakref.finalize(owner, self.stop)
@@ -96,7 +96,7 @@ class Watchdog:
                 return
 
     def _reason(self, waited: float, is_busy: bool) -> str | None:
-        """Returns why what is pending is to be aborted, if it is."""
+        """Returns the reason to abort the pending collectives; None to keep waiting."""
         found = None
         if self._member is not None and waited >= SECONDS_UNTIL_TOLD:
             self._member.note_waits(self._source, self.ledger.pending(), is_busy=is_busy)
@@ -114,9 +114,9 @@ class Watchdog:
 
 
 class _Work:
-    """The share of a core that this process has used since it was last looked at.
+    """The share of a core that this process has used since the last call.
 
-    A collective that is pending does not mean that the process waits: others may be computed meanwhile.
+    A pending collective does not mean that the process waits: it may compute something else meanwhile.
     """
 
     def __init__(self) -> None:

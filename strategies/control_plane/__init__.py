@@ -1,8 +1,8 @@
-"""Short texts between the processes of a job, beside its tensors: who is there, what each runs, who has left.
+"""Short texts between the processes of a job, apart from its tensors: who has joined, what each runs, who has left.
 
-Standard library only. The processes join once (`joining`), on rank 0's address, and keep those connections as a `board`
-for as long as they live. A `member` tells the others where it is and for what it waits; from that all of them
-find who is missing, has left or runs another program (`findings`, `waits`, `verdict`).
+Standard library only. The processes join once (`joining`), at rank 0's address, and keep these connections for their
+lifetime, as a key-value store (`board`). A `member` posts where it is in its program and what it waits for; from that
+all processes find who is missing, has left or runs another program (`findings`, `waits`, `verdict`).
 """
 
 from strategies.control_plane.board import Board

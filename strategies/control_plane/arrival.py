@@ -1,4 +1,4 @@
-"""The side of the other processes: they connect to rank 0, as soon as it listens, and hear who has come."""
+"""The join of a process that is not rank 0: it connects to rank 0 once that listens, and gets the texts of all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_SECONDS = 0.1
 
 
 class Arrival:
-    """The side of a process that is not rank 0."""
+    """The join of a process that is not rank 0."""
 
     def __init__(self, seat: Seat, address: str | Callable[[], str | None], say: Callable[[str], None]) -> None:
         self._seat, self._say = seat, say
@@ -26,7 +26,7 @@ class Arrival:
     def wait(
         self, told: dict[str, Any], deadline: float | None, timeout_seconds: float | None
     ) -> tuple[Board, list[str]]:
-        """Returns when all are there."""
+        """Waits until all processes have joined; returns the key-value store, and the texts of all by rank."""
         began = said = time.monotonic()
         who = f"rank {self._seat.rank}"
         while True:
@@ -67,7 +67,7 @@ class Arrival:
         return connection
 
     def _ask(self, connection: socket.socket, told: dict[str, Any], deadline: float | None) -> list[str] | None:
-        """Returns what all have told; None if there is no answer, as of a server that was about to end."""
+        """Returns the texts of all processes by rank; None without an answer, as from a server that is about to end."""
         seat = self._seat
         greeting = {"rank": seat.rank, "world_size": seat.world_size, "where": seat.where, **told}
         try:

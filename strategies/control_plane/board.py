@@ -1,9 +1,9 @@
-"""A board on which each process of a job posts short texts, and which all of them read.
+"""A key-value store for a job: each process posts short texts under keys, and all processes read them.
 
-Rank 0 passes on what the others post; every process keeps a copy of all of it. Between posts nothing is sent. A process
-whose connection closes has left: the system closes it whatever ends the process.
+Rank 0 forwards the posts of the others; every process keeps a copy of everything. Nothing is sent between posts. A
+process whose connection closes has left: the system closes the connection however the process ends.
 
-Messages are lines of JSON. Nothing is read from anyone who has not joined.
+Messages are lines of JSON. Nothing is read from a process that has not joined.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import Any
 
 #: Longer messages end the connection.
 MAX_MESSAGE_BYTES = 1 << 24
-#: The most that is held for a process that does not read, as while it is stopped; more ends its connection.
+#: The most bytes that are queued for a process that does not read, as while it is stopped; more end its connection.
 _MAX_HELD_BYTES = 1 << 26
 _READ_BYTES = 1 << 16
 
-#: The key of the last post of a process that ends of its own will.
+#: The key of the exit reason, which a process posts last.
 FAREWELL = "farewell"
 
 
 class Board:
-    """This process' copy of the board, and its connections.
+    """This process' copy of the key-value store, and its connections.
 
     Args:
         rank: this process' rank.
         world_size: the number of processes.
-        connections: on rank 0 those of all others, by rank; on these the one to rank 0, as ``{0: connection}``.
+        connections: on rank 0, the connections to all others, by rank; on the others ``{0: connection}``.
     """
 
     def __init__(self, rank: int, world_size: int, connections: Mapping[int, socket.socket]) -> None:
@@ -56,43 +56,43 @@ class Board:
         os.register_at_fork(after_in_child=functools.partial(_let_go, weakref.ref(self)))
 
     def post(self, key: str, text: str) -> None:
-        """Puts a text under `key`, for all processes to read; a second one replaces it. Does not wait."""
+        """Posts a text under `key` for all processes; replaces this process' earlier text. Does not wait."""
         self._note(key, self.rank, text)
         self._send({"key": key, "rank": self.rank, "text": text})
 
     def read(self, key: str) -> dict[int, str]:
-        """Returns what is posted under `key`, by rank."""
+        """Returns the texts that are posted under `key`, by rank."""
         with self._changed:
             return dict(self._posted.get(key, {}))
 
     def forget(self, key: str) -> None:
-        """Drops what is posted under `key` from this process' copy: nobody here reads it any more."""
+        """Removes the texts under `key` from this process' copy, when it will not read them any more."""
         with self._changed:
             self._posted.pop(key, None)
 
     def left(self) -> dict[int, str]:
-        """Returns the ranks that have left, in that order, each with what it said last; empty if it said nothing."""
+        """Returns the ranks that have left, in the order of leaving, with exit reasons; "" for a rank without one."""
         with self._changed:
             return {rank: self._posted.get(FAREWELL, {}).get(rank, "") for rank in self._left}
 
     def listen(self, listener: Callable[[str, int, str], None]) -> None:
-        """Has `listener(key, rank, text)` called for each text of another process, on the thread of the board."""
+        """Registers `listener(key, rank, text)`: our thread calls it for each text of another process."""
         self._listeners.append(listener)
 
     def wait(self, until: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Waits until the condition holds, which is looked at after each change; False if time is up before."""
+        """Waits until a condition holds, which is tested after each change; returns False if time is up before."""
         with self._changed:
             return self._changed.wait_for(until, timeout_seconds)
 
     def close(self, farewell: str) -> None:
-        """Says why this process leaves, and ends its connections; what it says first stands."""
+        """Posts the exit reason of this process, and closes its connections; only the first call has an effect."""
         if not self._is_closed:
             self.post(FAREWELL, farewell)
             self._is_closed = True
             self._wake()
         self._thread.join(2.0)
 
-    # ---- what the thread does
+    # ---- the thread
 
     def _work(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -120,7 +120,7 @@ class Board:
     def _serve(self, other: int, events: int) -> bool:
         link = self._links[other]
         try:
-            # First: of a connection that is closed, sending fails, and what came before would be lost.
+            # Receive first: sending on a closed connection fails, and messages that came before would be lost.
             if events & selectors.EVENT_READ:
                 for message in link.receive():
                     self._take(other, message)
@@ -162,13 +162,13 @@ class Board:
         self._wake()
 
     def _wake(self) -> None:
-        # Full means that it is awake.
+        # If the socket is full, the thread is awake anyway.
         with contextlib.suppress(OSError):
             self._wake_writer.send(b"\0")
 
 
 def _let_go(board: weakref.ref[Board]) -> None:
-    """Has a child that was forked hold no connection open: the end of this process closes them."""
+    """Closes the connections in a forked child: otherwise they would stay open after the end of this process."""
     inherited = board()
     if inherited is None:
         return
@@ -181,7 +181,7 @@ def _let_go(board: weakref.ref[Board]) -> None:
 
 
 class _Link:
-    """A connection to another process: what was read of an unfinished message, and what is still to be sent."""
+    """A connection to another process, with the bytes of an unfinished message and the bytes still to be sent."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -202,11 +202,11 @@ class _Link:
                 del self.held[: self.connection.send(self.held)]
 
     def receive(self) -> list[dict[str, Any]]:
-        """Returns the messages that are whole now.
+        """Returns the messages that are complete now.
 
         Raises:
             ConnectionError: the other end is closed.
-            ValueError: what came is no message.
+            ValueError: the bytes are not a message.
         """
         try:
             data = self.connection.recv(_READ_BYTES)

@@ -1,4 +1,4 @@
-"""The reasons for which a process waits in vain, from what all processes have posted; every process finds the same."""
+"""The reason why a collective cannot complete, from the posts of all processes; every process finds the same reason."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from strategies.control_plane import keys, verdict
 from strategies.control_plane.board import Board
 from strategies.control_plane.waits import Wait, can_go_on, from_text, lack_members
 
-# Posts of all have to stand for this long before they are believed: a message may be on its way.
+# The posts of all processes must be unchanged for this time before they are believed: a message may be on its way.
 _SECONDS_TO_STAND = 1.0
-# Longer, and asked for twice, where it is not the end of a process that tells: one may have paused behind a wait.
+# If no process has left, the posts must be unchanged for longer, and are confirmed by two questions to all: a process
+# may have been paused right after a wait.
 _SECONDS_UNTIL_DIVERGED = 3.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
-# For answers of the others: their Python may be busy.
+# The limit of the wait for answers of the others, whose Python may be busy.
 _SECONDS_TO_ANSWER = 3.0
-# A process that failed in Python may be about to end, or has handled the error and goes on.
+# A process that raised an error may be about to end, or may have handled the error and continue.
 _SECONDS_FOR_FAILED = 30.0
 
 
 class Findings:
-    """Finds on the board the collectives that cannot come to an end.
+    """Finds collectives that cannot complete, from the posts in the key-value store.
 
     Args:
-        board: joins the processes.
-        position: says where this process is in its program.
+        board: the key-value store of the job.
+        position: returns where this process is in its program.
     """
 
     def __init__(self, board: Board, position: Callable[[], str]) -> None:
         self._board, self._position = board, position
-        #: The last posts, the time since which they stand, and that at which all had answered meanwhile.
+        #: The last posts, the time since which they are unchanged, and the time at which all have answered meanwhile.
         self._seen: tuple[object, float, float | None] = (None, 0.0, None)
 
     def found(self) -> str | None:
-        """Returns the reason for which what this process waits for cannot come to an end, if there is one.
+        """Returns the reason why the collective that this process waits for cannot complete; None if none is known.
 
-        Call it again and again while waiting.
+        Call it repeatedly while waiting.
         """
         board = self._board
         if told := board.read(keys.VERDICT):
@@ -54,7 +55,7 @@ class Findings:
                 gone = next(rank for rank in left if any(rank in wait.members for wait in lacking.values()))
                 found = self._deserted(gone, waits)
         elif not can_go_on(waits, board.world_size):
-            # One process asks, for all.
+            # Only rank 0 asks, for all processes.
             if board.rank == 0 and stood >= _SECONDS_UNTIL_DIVERGED and self._is_confirmed():
                 found = verdict.diverged(waits, board.read(keys.POSITION))
         elif (lacking := lack_members(waits, failed)) and stood >= _SECONDS_FOR_FAILED:
@@ -65,11 +66,11 @@ class Findings:
         return found
 
     def conclude(self, text: str) -> None:
-        """Tells the others why what they wait for does not come to an end."""
+        """Posts the reason why the collective that the others wait for cannot complete."""
         self._board.post(keys.VERDICT, text)
 
     def absent(self, seconds: float) -> str:
-        """Returns who did not come to what this process has waited for, and where they are; tells it to the others."""
+        """Returns the processes that did not join this process' collective, and where they are; posts it for all."""
         if found := self.found():
             return found
         where, silent = self._asked(_SECONDS_TO_ANSWER)
@@ -79,12 +80,12 @@ class Findings:
         return found
 
     def silent(self, timeout_seconds: float | None) -> str | None:
-        """Returns which processes do not answer within a time (None: any), and have not left; None if all do."""
+        """Returns a message on processes that do not answer in time (None: no limit) and have not left; else None."""
         _, silent = self._asked(timeout_seconds)
         return verdict.silent(silent) if silent else None
 
     def explanation(self, timeout_seconds: float) -> str | None:
-        """Returns why a collective has failed here, as far as the others tell within a time; None if they do not."""
+        """Returns why a collective has failed on this process, if the others post it within a time; else None."""
         board = self._board
 
         def known() -> bool:
@@ -93,7 +94,7 @@ class Findings:
         board.wait(known, timeout_seconds)
         if told := board.read(keys.VERDICT):
             return told[min(told)]
-        # The first to leave is the cause: the errors of others follow from it.
+        # The first process to leave is the cause: the errors of others follow from that.
         found = next((self._deserted(rank, self._waits()) for rank in board.left()), None)
         for rank, text in self._failed().items():
             found = found or verdict.deserted(rank, text, self._waits(), board.read(keys.POSITION))
@@ -105,7 +106,7 @@ class Findings:
         return found
 
     def causes_elsewhere(self) -> list[str]:
-        """Returns what has ended other processes, the first cause first; at once."""
+        """Returns the reasons for which other processes have ended, the first one first; does not wait."""
         board = self._board
         others = {rank: text or verdict.LOST for rank, text in board.left().items()} | self._failed()
         told = board.read(keys.VERDICT)
@@ -115,14 +116,14 @@ class Findings:
         return {rank: from_text(text) for rank, text in self._board.read(keys.WAITS).items()}
 
     def _failed(self) -> dict[int, str]:
-        """The errors of other processes."""
+        """Returns the errors of other processes, by rank."""
         posted = self._board.read(keys.FAILED).items()
         return {rank: text for rank, text in posted if text and rank != self._board.rank}
 
     def _is_confirmed(self) -> bool:
-        """True if all processes have answered twice, with a time between, while they waited for the same and were idle.
+        """True if all processes answered twice, some time apart, while their waits were the same and none was busy.
 
-        One that was stopped behind a wait, and runs again, answers before it has looked at what it waits for now.
+        One answer is not enough: a process that was stopped after a wait answers before it has updated its waits.
         """
         board = self._board
         snapshot, since, answered = self._seen
@@ -130,7 +131,7 @@ class Findings:
             return False
         _, silent = self._asked(_SECONDS_TO_ANSWER)
         if silent or any(board.read(keys.BUSY).values()):
-            # Anew: one is stopped, or computes what another waits for.
+            # Start again: a process is stopped, or computes what another waits for.
             self._seen = (snapshot, time.monotonic(), None)
             return False
         if answered is None:
@@ -139,14 +140,14 @@ class Findings:
         return self._posted() == snapshot
 
     def _posted(self) -> tuple[dict[int, list[Wait]], tuple[int, ...], dict[int, str]]:
-        """Returns waits, ranks that have left, and errors by rank: they have to stand for a while to be believed."""
+        """Returns the posted waits by rank, the ranks that have left, and the posted errors by rank."""
         waits = self._waits()
-        # Of those that wait, an error is handled.
+        # A process that waits again has handled its error.
         failed = {rank: text for rank, text in self._failed().items() if not waits.get(rank)}
         return waits, tuple(self._board.left()), failed
 
     def _asked(self, timeout_seconds: float | None) -> tuple[dict[int, str], list[int]]:
-        """Returns where the processes are, by rank, and those that do not answer although they have not left."""
+        """Asks where all processes are; returns the answers by rank, and the ranks that neither answered nor left."""
         board = self._board
         question = f"{board.rank} {time.monotonic()}"
         answer = keys.answer_to(question)

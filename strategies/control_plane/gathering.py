@@ -1,4 +1,4 @@
-"""Rank 0's side of the start of a job: it takes in the connections of those that come."""
+"""Rank 0's part in the start of a job: it accepts the connections of the other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies.control_plane.seats import MAX_GREETING_BYTES, MORE_TIME, JoinEr
 
 
 class Gathering:
-    """Rank 0's side: the connections of those that have come."""
+    """The processes that have joined at rank 0, with their connections."""
 
     def __init__(
         self, seat: Seat, listener: socket.socket, text: str, problem: str | None, say: Callable[[str], None]
@@ -28,7 +28,11 @@ class Gathering:
         self._unknown: dict[socket.socket, bytes] = {}
 
     def wait(self, deadline: float | None, timeout_seconds: float | None) -> tuple[Board, list[str]]:
-        """Returns when all are there; on failure, tells the error to those that are."""
+        """Waits until all processes have joined; returns the key-value store, and the texts of all by rank.
+
+        Raises:
+            JoinError: a process is missing or has a problem; those that have joined get the same error.
+        """
         try:
             self._gather(deadline, timeout_seconds)
             if self._problems:
@@ -68,7 +72,7 @@ class Gathering:
                     self._say(f"rank 0 has waited {now - began:.0f}{limit} s for {_ranks(missing).lower()}.")
                 left = seats.SECONDS_BETWEEN_LINES - (now - said)
                 left = left if deadline is None else min(left, deadline - now)
-                # Known ones first: a process that has left frees its rank.
+                # Known connections before new ones: a process that has left frees its rank.
                 ready = [key.fileobj for key, _ in selector.select(max(0.0, left))]
                 for each in sorted(ready, key=lambda fileobj: fileobj is self._listener):
                     if each is self._listener:
@@ -93,7 +97,7 @@ class Gathering:
             data = b""
         known = next((rank for rank, each in self._connections.items() if each is connection), None)
         if known is not None:
-            # It says nothing more before all are there, so it has left; another may come in its place.
+            # A process sends nothing more until all have joined, so this one has left; another may take its rank.
             selector.unregister(connection)
             self._connections.pop(known).close()
             self._texts.pop(known)
@@ -105,7 +109,7 @@ class Gathering:
             return
         greeting = decoded(line) if newline else None
         if greeting is None or not self._welcome(connection, greeting):
-            # A port scanner, or a process that this job does not have.
+            # A port scanner, or another program.
             selector.unregister(connection)
             connection.close()
         del self._unknown[connection]

@@ -1,4 +1,4 @@
-"""Host names that lead other hosts astray. Standard library only."""
+"""Checks that other hosts can reach this one by its name or address. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 
 
 def loopback_problem(rank: int, address: str | None = None) -> str | None:
-    """Returns what is wrong, and the mend, if this host's name stands for an address that other hosts cannot reach.
+    """Returns a problem and its fix if this host's name has no address, or one that other hosts cannot reach.
 
-    Debian's installer writes such a line: ``127.0.1.1 name``.
+    Debian's installer writes such a line to /etc/hosts: ``127.0.1.1 name``.
 
     Args:
         rank: this process' rank.
-        address: of this host, as others reach it, for the mend; None if it is not known.
+        address: the address at which others reach this host, for the fix; None if it is not known.
     """
     name = socket.gethostname()
     try:
@@ -32,7 +32,7 @@ def loopback_problem(rank: int, address: str | None = None) -> str | None:
 
 
 def own_address(host: str, port: int) -> str | None:
-    """Returns the address of this host on the way to another; None if there is no way. Sends nothing."""
+    """Returns the address from which this host would reach another; None without a route. Sends nothing."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -1,8 +1,8 @@
-"""The start of a job: all processes connect to rank 0, tell who they are, and learn who the others are.
+"""The start of a job: all processes connect to rank 0, and exchange who they are.
 
-Rank 0 listens until all have come, and then no more: later connections are refused by the system. Who is missing is
-named while the others wait, and in the error on all of them when time is up. Anyone who reaches the port can join: as
-with TensorFlow's own servers, the network has to be trusted.
+Rank 0 listens until all have joined; the system refuses later connections. Missing ranks are named in messages during
+the wait, and in the error on all processes when time is up. Anyone who reaches the port can join: as with TensorFlow's
+own servers, the network has to be trusted.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def join_job(
     problem: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Board, list[str]]:
-    """Joins this process to the others of its job; returns the board, and what every process told, by rank.
+    """Joins this process to the others of its job; returns the key-value store, and the texts of all by rank.
 
     Args:
-        seat: who this is.
+        seat: the rank info of this process.
         address: "host:port" of rank 0, or a function that finds it, and returns None as long as it is not known.
-        text: what this process tells the others.
-        timeout_seconds: the limit of the wait for the others; None for none.
-        listener: on rank 0, the socket on which the others connect, which is closed when all have come; made at
-            `address` if None.
-        problem: what keeps this process from taking part: told to all, and raised by all of them.
+        text: the text that this process sends to all others.
+        timeout_seconds: the limit of the wait for the others; None: no limit.
+        listener: on rank 0, the socket to which the others connect; it is closed when all have joined. None: a socket
+            that listens at `address`.
+        problem: the reason why this process cannot take part: all processes raise it as an error.
         say: prints a line for the user.
 
     Raises:
-        JoinError: on every process that has come, if one is missing or has a problem.
+        JoinError: on every process that has joined, if one is missing or has a problem.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     try:

@@ -1,20 +1,20 @@
-"""The keys under which processes post on the board of their job."""
+"""The keys under which processes post in the key-value store of their job."""
 
-#: The collectives for which a process waits; empty text for none.
+#: The collectives for which a process waits, as `waits.to_text` writes them.
 WAITS = "waits"
-#: Text if a process computes while it waits.
+#: Not empty if a process computes while it waits.
 BUSY = "computes while it waits"
-#: The position of a process when it last told its waits.
+#: The position of a process in its program when it last posted its waits.
 POSITION = "position"
-#: The error of a process' program, which may end it; empty once it goes on.
+#: The error of a process' program, which may end the process; empty once the program continues.
 FAILED = "failed"
-#: The reason for which collectives cannot come to an end.
+#: The reason why collectives cannot complete.
 VERDICT = "verdict"
-#: Asks all processes where they are.
+#: A question to all processes: where they are in their programs.
 QUESTION = "where are you"
 _ANSWER = "here"
 
 
 def answer_to(question: str) -> str:
-    """Returns the key of the answers to a question."""
+    """Returns the key under which processes post their answers to a question."""
     return f"{_ANSWER} {question}"

@@ -1,4 +1,4 @@
-"""The port at which rank 0 waits for the others."""
+"""The socket at which rank 0 waits for the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strategies.topology.port_holders import holder_of
 
 
 def listen(address: str) -> socket.socket:
-    """Returns a socket that listens at "host:port", on all interfaces only if the host is not one of this machine's.
+    """Returns a socket that listens at "host:port", or on all interfaces if the host is no address of this machine.
 
     Raises:
         JoinError: the port is in use; the message names the program that uses it, if that can be known.
@@ -30,7 +30,7 @@ def listen(address: str) -> socket.socket:
 
 
 def _reusable(made: socket.socket, where: tuple[str, int]) -> socket.socket:
-    # The connections inherit it, so that another server of this process can listen there later.
+    # Connections inherit the option, so that another server of this process can listen at this port later.
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind(where)

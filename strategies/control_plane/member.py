@@ -1,4 +1,4 @@
-"""This process as a member of its job: what it tells the others of itself, and what it knows of them."""
+"""This process as a member of its job: what it posts for the others, and what it knows of them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from strategies.control_plane.stragglers import WaitingShares
 from strategies.control_plane.waits import Wait, to_text
 from strategies.topology.rank_end import leave_reason
 
-#: After this long without progress a process tells the others what it waits for.
+#: After this time without progress a process posts what it waits for.
 SECONDS_UNTIL_TOLD = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.5
-# Collectives that still run behind a failure do not show that the program goes on.
+# Collectives that run this soon after a failure do not show that the program continues.
 _SECONDS_BEHIND_A_FAILURE = 2.0
 
 _DESCRIPTIONS = "descriptions of the model and its input"
-# Of an error, in what others are told.
+# The most characters of an error in a message to the others.
 _MOST_CHARACTERS = 600
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 class DistributedError(RuntimeError):
-    """A collective cannot complete: a rank has left, runs another program, or did not come in time.
+    """A collective cannot complete: a rank has left, runs another program, or did not join in time.
 
     The message names the rank, where it was, and the collective. The strategy cannot be used any more.
 
@@ -63,8 +63,8 @@ class Member:
     Args:
         rank: this process' rank.
         world_size: the number of processes.
-        board: joins the processes; None where they have none: then each knows of itself only.
-        timeout_seconds: the limit of waits on the board; 0 for none.
+        board: the key-value store of the job; None if it has none: each process then knows of itself only.
+        timeout_seconds: the limit of waits for other processes; 0: no limit.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Member:
         self._failed_at = 0.0
         self._last_exchange = ""
         self._num_strategies = self._num_comparisons = 0
-        #: Agrees on the last step of a training; None if there is no board.
+        #: The agreement on the last step of a training; None without a key-value store.
         self.stops: Stops | None = None
         #: The share of its time in which this process waits in collectives.
         self.shares = WaitingShares()
-        #: SIGTERM to this process.
+        #: The handling of SIGTERM to this process.
         self.preemption = preemption.of_process()
         self._findings = None if board is None else Findings(board, lambda: str(self._position))
         if board is not None:
@@ -101,48 +101,48 @@ class Member:
 
     @property
     def hears_others(self) -> bool:
-        """True if a board joins the processes of the job."""
+        """True if the job has a key-value store."""
         return self._board is not None
 
     @property
     def position(self) -> Position:
-        """The place of this process in its program."""
+        """The position of this process in its program."""
         return self._position
 
     @position.setter
     def position(self, position: Position) -> None:
         self._position = position
 
-    # ---- telling
+    # ---- what this process posts
 
     def agree(self, text: str) -> list[str]:
-        """As :meth:`exchange`, for a strategy that is made: the strategies of a process are numbered."""
+        """Exchanges a text for a new strategy, like :meth:`exchange`; the strategies of a process are numbered."""
         self._num_strategies += 1
         return self.exchange(f"strategy {self._num_strategies}", text)
 
     def exchange(self, name: str, text: str, what: str = "") -> list[str]:
-        """Returns what every process passes under a name that is used once, by rank. All processes call it.
+        """Exchanges texts under a name that is used once; returns them by rank. All processes call it.
 
         Args:
             name: the same on all processes.
-            text: this process' own.
-            what: what the texts are, for messages; the name if empty.
+            text: the text of this process.
+            what: describes the texts in messages; if empty, the name does.
 
         Raises:
-            DistributedError: a process has left, is elsewhere in its program, or did not come in time.
+            DistributedError: a process has left, is elsewhere in its program, or did not post in time.
         """
         board = self._required()
         key = f"exchange {name}"
         board.post(key, text)
         self._wait_for(lambda: len(board.read(key)) == self.world_size, name, what)
         said = board.read(key)
-        # All have read the one before: they have posted this one since.
+        # All processes have read the last exchange, since they have posted for this one.
         board.forget(self._last_exchange)
         self._last_exchange = key
         return [said[rank] for rank in range(self.world_size)]
 
     def _wait_for(self, condition: Callable[[], bool], name: str, what: str = "") -> None:
-        """Waits until a condition holds that all processes bring about."""
+        """Waits until a condition holds to which all processes contribute."""
         board = self._required()
         began = time.monotonic()
         told = Wait(f"exchange {name}", tuple(range(self.world_size)), "exchange", what or name)
@@ -161,31 +161,31 @@ class Member:
             self.note_waits("board", [])
 
     def differing(self, lines: Sequence[str]) -> list[list[str]] | None:
-        """Compares lines of text that have to be the same on all processes. All processes call it.
+        """Compares lines of text that must be the same on all processes. All processes call it.
 
         Returns:
-            None if they are the same; else those of all processes, by rank.
+            None if they are the same; else the lines of all processes, by rank.
         """
         self._num_comparisons += 1
         name, text = f"comparison {self._num_comparisons}", json.dumps(list(lines))
         digests = self.exchange(name, hashlib.sha1(text.encode()).hexdigest(), _DESCRIPTIONS)
         if len(set(digests)) == 1:
             return None
-        # One of those that are alike tells the lines of all of them.
+        # Of processes with the same lines, only the first sends them.
         tells = digests.index(digests[self.rank]) == self.rank
         told = self.exchange(f"{name} in words", text if tells else "", _DESCRIPTIONS)
         return [json.loads(told[digests.index(digest)]) for digest in digests]
 
     def note_waits(self, source: str, waits: Sequence[Wait], *, is_busy: bool = False) -> None:
-        """Tells the others what this process waits for, if that has changed.
+        """Posts what this process waits for, if that has changed.
 
         Args:
-            source: names what notes it; each tells of its own.
-            waits: none if it does not wait, or not long.
-            is_busy: True if the process computes meanwhile, so that it may bring forth what others wait for.
+            source: names the caller; each source replaces its own waits only.
+            waits: empty if the process does not wait, or has not waited for long.
+            is_busy: True if the process computes meanwhile, and so may still produce what others wait for.
         """
         board = self._board
-        # Posted inside: of two threads that tell at once, the later list has to come last.
+        # Posted under the lock: of two threads that post at once, the later list must arrive last.
         with self._lock:
             if (self._waits.get(source, []), self._busy.get(source, False)) == (list(waits), is_busy):
                 return
@@ -197,21 +197,21 @@ class Member:
                 board.post(keys.WAITS, to_text(everything))
 
     def note_failure(self, error: BaseException) -> None:
-        """Tells the others that this process' program has raised an error, which may end it."""
+        """Posts that this process' program has raised an error, which may end the process."""
         how = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"failed with {_in_short(error)}"
         self._reason, self._failed_at = f"{how} {self._position}", time.monotonic()
         if isinstance(error, DistributedError):
-            # It follows from the end of another, which `lost` has told.
+            # The cause is in another process, and `lost` has left it for the launcher.
             return
         leave_reason(self.rank, f"Rank {self.rank} {self._reason}.")
         if self._board is not None:
             self._board.post(keys.FAILED, self._reason)
 
     def leave_no_stopped(self, error: SystemExit) -> None:
-        """Before this process ends with exit code 0, which no launcher takes for a failure: waits for all to answer.
+        """Waits for all processes to answer, before this one ends with exit code 0, which is no failure to a launcher.
 
-        Those that run find out that this one has left. One that is stopped does not, and when nobody else runs, nobody
-        ends the job.
+        Processes that run find out that this one has left. One that is stopped does not, and if no other process runs,
+        nobody would end the job.
 
         Raises:
             DistributedError: another process does not answer within `timeout_seconds`.
@@ -222,17 +222,17 @@ class Member:
             raise self.lost(f"Rank {self.rank} {self._reason}. {silent}") from error
 
     def lost(self, reason: str) -> DistributedError:
-        """Returns the error of a collective that cannot complete; leaves the reason for the launcher."""
+        """Returns the error of a collective that cannot complete, and leaves the reason for the launcher."""
         leave_reason(self.rank, reason)
         return DistributedError(reason)
 
     def note_progress(self) -> None:
-        """Takes note that collectives have started, by which a program goes on that has handled its error."""
+        """Notes that collectives have started, which shows that a program has handled its error and continues."""
         if self._reason and time.monotonic() - self._failed_at > _SECONDS_BEHIND_A_FAILURE:
             self.forget_failure()
 
     def forget_failure(self) -> None:
-        """Takes it back: the program goes on."""
+        """Withdraws the error that :meth:`note_failure` posted: the program continues."""
         if self._reason:
             self._reason = ""
             leave_reason(self.rank, "")
@@ -240,10 +240,10 @@ class Member:
                 self._board.post(keys.FAILED, "")
 
     def leave(self, reason: str = "") -> None:
-        """Tells the others that this process ends, and closes its connections.
+        """Posts the exit reason of this process, and closes its connections.
 
         Args:
-            reason: as in "was ended by SIGTERM"; empty for that of an error of its program, or none.
+            reason: as in "was ended by SIGTERM"; if empty, an error of its program counts, if there was one.
         """
         if reason:
             leave_reason(self.rank, f"Rank {self.rank} {reason} {self._position}.")
@@ -251,50 +251,50 @@ class Member:
             self._board.close(f"{reason} {self._position}" if reason else self._reason or f"ended {self._position}")
 
     def _leave_by_signal(self, reason: str) -> None:
-        """Leaves; before, says what has ended others: their launcher ends this process because of it.
+        """Leaves after a signal; first prints why others have ended, for which the launcher may end this process.
 
-        `horovodrun` does it before the error of a collective could be raised here, and says of others no more than an
-        exit code.
+        `horovodrun` does so before a collective can raise the error in this process, and prints only an exit code for
+        the others.
         """
-        # A launcher that ends all: nobody is the cause.
+        # If a launcher ends all processes by a signal, none of them is the cause.
         causes = [cause for cause in self._findings.causes_elsewhere() if reason not in cause] if self._findings else []
         if causes:
             line = f"strategies: rank {self.rank} {reason} {self._position}, behind this: {causes[0]}\n"
-            # Not by Python's stderr: the main thread may hold its lock.
+            # Not through Python's stderr: the main thread may hold its lock.
             with contextlib.suppress(OSError):
                 os.write(2, line.encode())
         self.leave(reason)
 
     def meet(self, name: str) -> None:
-        """Returns when all processes have come here, as before the first of them ends."""
+        """Barrier: returns when all processes have called it, for example before the first of them ends."""
         if self._board is not None:
             self._num_comparisons += 1
             self.exchange(f"{name} {self._num_comparisons}", "")
 
-    # ---- knowing
+    # ---- what this process knows
 
     def found(self) -> str | None:
-        """Returns the reason for which what this process waits for cannot come to an end, if there is one.
+        """Returns the reason why the collective that this process waits for cannot complete; None if none is known.
 
-        All processes find the same one; call it again and again while waiting.
+        All processes find the same reason. Call it repeatedly while waiting.
         """
         return None if self._findings is None else self._findings.found()
 
     def conclude(self, text: str) -> None:
-        """Tells the others why what they wait for does not come to an end."""
+        """Posts the reason why the collective that the others wait for cannot complete."""
         if self._findings is not None:
             self._findings.conclude(text)
 
     def note_end(self, reason: str) -> None:
-        """Remembers why this process has aborted its collectives."""
+        """Stores the reason why this process has aborted its collectives."""
         self._ended = reason
 
     def absent(self, seconds: float) -> str | None:
-        """Returns who did not come to what this process has waited for, and where they are; tells it to the others."""
+        """Returns the processes that did not join this process' collective, and where they are; posts it for all."""
         return None if self._findings is None else self._findings.absent(seconds)
 
     def explanation(self, timeout_seconds: float = 2.0) -> str | None:
-        """Returns why a collective has failed here, as far as the others tell within a time; None if they do not."""
+        """Returns why a collective has failed on this process, if the others post it within a time; else None."""
         if self._ended or self._findings is None:
             return self._ended or None
         return self._findings.explanation(timeout_seconds)
@@ -305,13 +305,13 @@ class Member:
         return self._board
 
     def _heard(self, key: str, rank: int, text: str) -> None:
-        """Answers, on the thread of the board, those that wait: where this process is instead."""
+        """Answers the question of a process that waits, on the thread of `Board`: posts where this process is."""
         if key == keys.QUESTION and self._board is not None:
             self._board.post(keys.answer_to(text), f"{self._position}{_line_of_program()}")
 
 
 def _line_of_program() -> str:
-    """Returns where the main thread is in the user's program, as in ", at train.py:12 in main"."""
+    """Returns the line at which the main thread is in the user's program, as in ", at train.py:12 in main"."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = traceback.extract_stack(frame) if frame else []
     own = [entry for entry in stack if not _is_of_library(entry.filename)]

@@ -1,4 +1,4 @@
-"""The port of a process: why it could not listen there. Standard library only."""
+"""A check that a process can listen at its port. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from strategies.topology.port_holders import holder_of
 
 
 def port_problem(rank: int, address: str) -> str | None:
-    """Returns why a server of this process could not listen at "host:port", and the mend; None if it can."""
+    """Returns why a server of this process cannot listen at "host:port", and the fix; None if it can."""
     port = int(address.rpartition(":")[2])
     with socket.socket() as probe:
-        # Like servers: ignore connections that were closed recently.
+        # Like a server, ignore connections that were closed recently.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

@@ -1,4 +1,4 @@
-"""The place of a process in its program: in `fit`, after so many steps; as text, for messages."""
+"""The position of a process in its program, such as the step of `fit`; as text, for messages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Position:
-    """The place of a process in its program.
+    """The position of a process in its program.
 
     Attributes:
-        call: the method of the model that runs, as in "fit"; empty outside of them.
-        epoch: of `fit`, counted from 1 as the progress bar does; 0 where there are none.
-        step: finished steps of the epoch, or of the call.
-        last_call: the last one that has ended.
+        call: the method of the model that runs, such as "fit"; empty between calls.
+        epoch: the epoch of `fit`, counted from 1 as in the progress bar; 0 for calls without epochs.
+        step: the number of finished steps of the epoch, or of the call.
+        last_call: the last call that has ended.
     """
 
     call: str = ""

@@ -1,10 +1,11 @@
-"""SIGTERM to a process of a job: it ends at once and says so, or saves a checkpoint first, together with the others.
+"""SIGTERM to a process of a job: it ends at once with an exit reason, or saves a checkpoint first, with the others.
 
-TensorFlow's runtime takes the signal for itself once several processes have joined, and goes on (2.21). And Python
-handles signals in its main thread only, which may be waiting in a collective. So a thread of its own hears of them.
+TensorFlow's runtime takes over the signal once several processes have joined, and does not end the process (2.21). And
+Python runs handlers in its main thread only, which may be waiting in a collective. So a separate thread reads the
+signals.
 
-A child made by ``fork``, as a worker of ``multiprocessing.Pool`` is, inherits handler and pipe. It lets go of both: its
-end is not that of this process.
+A child made by ``fork``, such as a worker of ``multiprocessing.Pool``, inherits the handler and the pipe. It drops
+both: its end is not that of this process.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-#: Saves a checkpoint after so many steps of the epoch in this call of `fit`, and ends the process.
+#: Takes the number of finished steps of the epoch in this call of `fit`; saves a checkpoint, and ends the process.
 Saver = Callable[[int], None]
 
 
 class Preemption:
-    """The requests of the system, or of a scheduler, that this process end. There is one: see `of_process`.
+    """The requests of the system or a scheduler, by SIGTERM, that this process end; one per process: see `of_process`.
 
     Attributes:
-        is_asked: True once the process was asked to end, and is to save a checkpoint first.
+        is_asked: True once the process was asked to end, and has to save a checkpoint first.
     """
 
     def __init__(self) -> None:
@@ -33,17 +34,20 @@ class Preemption:
         self._is_heard = False
         self._first = threading.Lock()
         self._pipe = (-1, -1)
-        # By thread: the mask of signals before it forked.
+        # The signal mask of each thread before it forked.
         self._forking = threading.local()
         self.is_asked = False
 
     def leave_by(self, leave: Callable[[str], None]) -> None:
-        """Has `leave` tell the other processes that this one ends, and why."""
+        """Registers `leave`, which tells the other processes that this one ends, and why."""
         self._leave = leave
 
     @property
     def saver(self) -> Saver | None:
-        """Saves a checkpoint before the process ends; None if it ends at once, also if it was asked before."""
+        """The function that saves a checkpoint before the process ends; None: a request ends it at once.
+
+        Setting None also ends the process if it was asked to end before.
+        """
         return self._saver
 
     @saver.setter
@@ -54,16 +58,16 @@ class Preemption:
         self.end_if_asked()
 
     def drop_saver(self) -> None:
-        """Has nothing saved any more: an error has ended the training, and may end the process by itself."""
+        """Removes the saver and nothing more: an error has ended the training, and may itself end the process."""
         self._saver = None
 
     def end_if_asked(self) -> None:
-        """Ends the process if it was asked to while there was a saver, which is gone."""
+        """Ends the process if it was asked to end while it had a saver, and the saver has been removed since."""
         if self.is_asked and self._saver is None:
             self._take()
 
     def hear(self) -> None:
-        """Hears of the signal from now on; not where the program does, nor outside of the main thread."""
+        """Handles SIGTERM from now on, unless the program handles it, or this is not the main thread."""
         is_main = threading.current_thread() is threading.main_thread()
         if self._is_heard or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
@@ -72,7 +76,7 @@ class Preemption:
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         if before >= 0:
-            # Another loop waits for signals: then this process hears of it when Python does.
+            # Another event loop has the wakeup descriptor: then only Python's handler gets the signal.
             signal.set_wakeup_fd(before)
         else:
             threading.Thread(target=self._listen, args=[reader], name="strategies-signals", daemon=True).start()
@@ -82,14 +86,14 @@ class Preemption:
         )
 
     def _hold_signal(self) -> None:
-        # Until the child has let go of the pipe, a signal to it would arrive here.
+        # Until the child has closed its ends of the pipe, a signal to the child would arrive in this process.
         self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _release_signal(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
     def _become_child(self) -> None:
-        """Forgets the job, in a child that was forked: SIGTERM ends the child, and nobody else."""
+        """Drops the job in a forked child: SIGTERM then ends the child only."""
         self._leave, self._saver, self.is_asked, self._is_heard = (lambda reason: None), None, False, False
         self._first = threading.Lock()
         if signal.getsignal(signal.SIGTERM) == self._handle:
@@ -111,15 +115,15 @@ class Preemption:
                     self._take()
 
     def _take(self) -> None:
-        # Twice for one signal, here and there, and again for each one more.
+        # Called twice for one signal, by the handler and by the thread, and again for every further signal.
         if self._saver is not None:
             self.is_asked = True
             return
         if not self._first.acquire(blocking=False):
-            # The other one is telling it to the others, and ends the process behind that.
+            # The other call is telling the other processes, and ends this process after that.
             return
         self._leave("was ended by SIGTERM")
-        # Python lets only the main thread set handlers, which may be waiting in a collective.
+        # Not by Python's `signal`: it sets handlers in the main thread only, which may be waiting in a collective.
         ctypes.CDLL(None).signal(signal.SIGTERM, None)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -128,5 +132,5 @@ _of_process = Preemption()
 
 
 def of_process() -> Preemption:
-    """Returns the one of this process: it has one handler of signals, however many strategies it makes."""
+    """Returns the instance of this process, which has one signal handler, however many strategies it makes."""
     return _of_process

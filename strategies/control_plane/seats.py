@@ -1,4 +1,4 @@
-"""The places of processes in a job, and the lines of JSON by which those that join greet each other."""
+"""The rank info of processes that join a job, and the lines of JSON in which they exchange it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 _PROTOCOL = "keras-strategies 1"
 MAX_GREETING_BYTES = 1 << 20
-#: For an answer of rank 0 whose own time is up a little later than that of another.
+#: The extra wait for an answer of rank 0, whose time may be up a little later than that of another process.
 SLACK_SECONDS = 5.0
-#: Between two lines that say whom a process waits for.
+#: The time between two messages on the processes that are missing.
 SECONDS_BETWEEN_LINES = 10.0
 
-#: The end of errors about those that did not come.
+#: The last sentence of errors about missing processes.
 MORE_TIME = "If they only need longer, allow more time with the strategy's timeout_seconds."
 
 
 class JoinError(ValueError):
-    """The processes of a job did not come together; the message says who is missing, or why not, and the mend."""
+    """The processes of a job did not join; the message names the missing ones or the reason, and the fix."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """This process' place in a job.
+    """The rank info of this process in a job.
 
     Attributes:
         rank: 0 to `world_size` - 1.
         world_size: the number of processes.
-        where: names this process for the others, as in "rank 1 on node-b".
+        where: names this process in messages of the others, as in "rank 1 on node-b".
     """
 
     rank: int
@@ -39,15 +39,15 @@ class Seat:
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Sends a message, unless the other has left."""
-    # Who has left by now is found to have left by the board.
+    """Sends a message, unless the other process has left."""
+    # `Board` will find that it has left.
     with contextlib.suppress(OSError):
         connection.settimeout(SLACK_SECONDS)
         connection.sendall(encoded(message))
 
 
 def read_line(connection: socket.socket) -> bytes:
-    """Returns what comes before a line feed, and leaves what follows it: that is the board's."""
+    """Returns the bytes up to a line feed, and leaves the following bytes unread, for `Board`."""
     read = bytearray()
     while not read.endswith(b"\n") and len(read) < 64 * MAX_GREETING_BYTES:
         ahead = connection.recv(1 << 16, socket.MSG_PEEK)
@@ -59,7 +59,7 @@ def read_line(connection: socket.socket) -> bytes:
 
 
 def encoded(message: dict[str, Any]) -> bytes:
-    """Returns a message as a line."""
+    """Returns a message as a line of JSON."""
     return json.dumps({"protocol": _PROTOCOL, **message}).encode() + b"\n"
 
 

@@ -1,8 +1,8 @@
-"""The step after which all processes stop, when one of them wants to.
+"""The agreement on the step after which all processes stop, when one of them wants to.
 
-A process that stops by itself leaves the others in the middle of the next step, for which they need it. So it asks
-first, beside the steps, which cost nothing more as long as nobody asks: every process answers which step it has begun,
-and begins no other before all have answered; all of them stop behind the last that any has begun.
+A process that stopped alone would leave the others in the middle of the next step, for which they need it. So it asks
+first, apart from the steps, which cost nothing more as long as nobody asks. Every process answers which step it has
+begun, and begins no other before all have answered. All of them stop after the last step that any has begun.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from strategies.control_plane.board import Board
 
 
 class Stops:
-    """The agreement on the last step, as one process takes part in it.
+    """The part of one process in the agreement on the last step.
 
     Args:
-        board: joins the processes.
-        wait: waits until a condition holds, or raises the reason for which it never will.
+        board: the key-value store of the job.
+        wait: waits until a condition holds, or raises an error with the reason why it never will.
     """
 
     def __init__(self, board: Board, wait: Callable[[Callable[[], bool], str], None]) -> None:
         self._board = board
         self._wait = wait
         self._lock = threading.Lock()
-        # The number of this training among those of the process; its step that is begun.
+        # The number of this training in the process, and the number of the step that it has begun.
         self._training = 0
         self._begun = 0
         self._is_held = False
         board.listen(self._heard)
 
     def begin(self) -> None:
-        """Notes that a training begins, with its first step. All processes call it."""
+        """Notes that a training begins its first step. All processes call it."""
         with self._lock:
             self._training += 1
             self._begun = 1
@@ -41,7 +41,7 @@ class Stops:
             self._answer()
 
     def after_step(self, reason: str = "") -> str:
-        """Notes the end of a step; returns why all processes stop behind it, empty if they go on.
+        """Notes the end of a step; returns why all processes stop after it, empty if they continue.
 
         Args:
             reason: why this process wants to stop; empty if it does not.
@@ -78,6 +78,6 @@ class Stops:
         self._board.post(f"{self._asked()}: begun", str(begun))
 
     def _heard(self, key: str, rank: int, text: str) -> None:
-        """Answers at once, on the thread of the board: the main thread may be in a step."""
+        """Answers a question at once, on the thread of `Board`: the main thread may be in a step."""
         if key == self._asked():
             self._answer()

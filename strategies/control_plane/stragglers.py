@@ -1,6 +1,7 @@
-"""Ranks that hold the others up, from the share of time in which each waits in collectives. Pure.
+"""The ranks that slow the others down, found from the share of time in which each waits in collectives. Pure.
 
-Who is looked at once a second has waited about as often as it was found waiting: that costs no step anything.
+A process is sampled once a second: the share of samples in which it waits is about its share of time in waits. This
+costs the steps nothing.
 """
 
 from __future__ import annotations
@@ -8,23 +9,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-# Fewer looks tell nothing; a difference of shares below this is not worth a word.
+# Fewer samples show nothing; a smaller difference of shares is not reported.
 _LEAST_LOOKS = 20
 _LEAST_DIFFERENCE = 0.25
 
 
 class WaitingShares:
-    """Counts how often this process was found waiting, by who has looked, since it was last asked."""
+    """Counts the samples in which this process was waiting, by source, since they were last taken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looks: dict[str, list[int]] = {}
 
     def note(self, source: str, is_waiting: bool) -> None:
-        """Counts one look.
+        """Counts one sample.
 
         Args:
-            source: names who looks; each looks at other collectives, equally often.
+            source: names the caller; each source samples other collectives, all of them equally often.
             is_waiting: True if a collective was pending.
         """
         with self._lock:
@@ -33,7 +34,7 @@ class WaitingShares:
             looks[1] += is_waiting
 
     def taken(self) -> tuple[int, int]:
-        """Returns the numbers of looks and of waits, of the source that found it waiting most; counts anew."""
+        """Returns the numbers of samples and of waits of the source with the most waits, and resets all counts."""
         with self._lock:
             looks = max(self._looks.values(), key=lambda each: each[1], default=[0, 0])
             self._looks = {}
@@ -44,7 +45,7 @@ def stragglers(looks: Sequence[Sequence[int]]) -> str | None:
     """Returns a sentence that names the ranks for which the others wait; None if there are none.
 
     Args:
-        looks: what :meth:`WaitingShares.taken` returned on each rank.
+        looks: the result of :meth:`WaitingShares.taken` on each rank.
     """
     if len(looks) < 2 or min(total for total, _ in looks) < _LEAST_LOOKS:
         return None

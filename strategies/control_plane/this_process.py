@@ -1,4 +1,4 @@
-"""The job of which this process is a member, as long as it lives: a process joins once."""
+"""The membership of this process in its job. A process joins once, for its lifetime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def joined(join: Callable[[], Member | None]) -> Member | None:
     """Returns this process as a member of its job, which it joins if it has not yet.
 
     Args:
-        join: joins the other processes; returns None where there is no way to.
+        join: joins the other processes; returns None if it cannot.
     """
     global _member
     if _member is None:
@@ -28,5 +28,5 @@ def joined(join: Callable[[], Member | None]) -> Member | None:
 
 
 def say(line: str) -> None:
-    """Prints a line of this package for the user, at once."""
+    """Prints a message of this package on stderr, without buffering."""
     print(f"strategies: {line}", file=sys.stderr, flush=True)

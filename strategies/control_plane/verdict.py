@@ -1,4 +1,4 @@
-"""The reason for the end of a job, from what its processes wait for and where they are, in a few lines. Pure."""
+"""The reason for the end of a job as text, from what its processes wait for and where they are. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from strategies.control_plane.waits import Wait
 
-#: The end of a process that has said nothing of it.
+#: The exit reason of a process that has left without one.
 LOST = "was killed, or its host is gone"
 _SAME_PROGRAM = "All ranks have to make the same calls in the same order, with the same model and as many batches."
 
@@ -15,13 +15,13 @@ def diverged(waits: Mapping[int, Sequence[Wait]], where: Mapping[int, str]) -> s
     """Returns the verdict on processes that wait for each other in different collectives.
 
     Args:
-        waits: what each waits for, by rank.
-        where: where each is in its program, by rank.
+        waits: the collectives that each process waits for, by rank.
+        where: the position of each process in its program, by rank.
     """
     said: dict[str, list[int]] = {}
     for rank, own in sorted(waits.items()):
         said.setdefault(f"{_with_more(own)}, {where.get(rank, 'nobody knows where')}", []).append(rank)
-    # The few run another program than the many.
+    # Small groups first: they are more likely to run the wrong program.
     groups = sorted(said.items(), key=lambda item: len(item[1]))
     parts = [
         f"{ranks_in_words(ranks).lower()} wait{'s' if len(ranks) == 1 else ''} for {text}" for text, ranks in groups[:3]
@@ -34,10 +34,10 @@ def deserted(rank: int, farewell: str, waits: Mapping[int, Sequence[Wait]], wher
     """Returns the verdict on a process that has left while others wait for it.
 
     Args:
-        rank: the one that has left.
-        farewell: what it said last; empty if it said nothing.
-        waits: what the others wait for, by rank.
-        where: where each is, or was last heard to be, in its program, by rank.
+        rank: the rank that has left.
+        farewell: its exit reason; empty if it gave none.
+        waits: the collectives that the others wait for, by rank.
+        where: the last known position of each process in its program, by rank.
     """
     how = farewell or LOST
     last = where.get(rank)
@@ -55,13 +55,13 @@ def deserted(rank: int, farewell: str, waits: Mapping[int, Sequence[Wait]], wher
 def absent(
     waits: Mapping[int, Sequence[Wait]], where: Mapping[int, str], unheard: Sequence[int], seconds: float
 ) -> str:
-    """Returns the verdict on processes that did not come to a collective in time, although they have not left.
+    """Returns the verdict on processes that did not join a collective in time, although they have not left.
 
     Args:
-        waits: what those that wait, wait for, by rank.
-        where: where the others are, by rank, as far as they have answered.
-        unheard: those that have not answered.
-        seconds: how long was waited.
+        waits: the collectives that processes wait for, by rank.
+        where: the positions of the processes that have answered, by rank.
+        unheard: the ranks that have not answered.
+        seconds: the time waited.
     """
     waiting = [rank for rank, own in sorted(waits.items()) if own]
     parts = [f"rank {rank} is {text}" for rank, text in sorted(where.items()) if rank not in waiting]
@@ -77,7 +77,7 @@ def absent(
 
 
 def silent(ranks: Sequence[int]) -> str:
-    """Returns the verdict on processes that neither answer nor have left, where the engine has given them up."""
+    """Returns the verdict on processes that neither answer nor have left, such as ones the engine has given up."""
     return f"{_no_answer(ranks)}."
 
 

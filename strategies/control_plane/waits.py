@@ -1,4 +1,4 @@
-"""Collectives for which processes wait, and whether they can ever come to an end. Pure."""
+"""The collectives for which processes wait, and the check whether these can complete. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-#: The kind of an operation that may start long before its result is needed, beside what the process computes.
+#: The kind of an operation that may start long before its result is needed, while the process computes.
 RECEIVE = "receive"
 
 
@@ -15,11 +15,11 @@ class Wait:
     """A collective for which a process waits.
 
     Attributes:
-        key: identifies it, the same on all its members.
+        key: identifies the collective; the same on all its members.
         members: the ranks that take part.
         kind: "all_reduce" or the like.
-        what: what it carries, in words.
-        form: what has to be the same on all members beside the key, as dtype and number of elements; empty where it is
+        what: a description of its data.
+        form: everything else that must be the same on all members, such as dtype and number of elements; empty if it is
             not known.
     """
 
@@ -35,22 +35,22 @@ class Wait:
 
 
 def to_text(waits: Sequence[Wait]) -> str:
-    """Returns them as text for :func:`from_text`."""
+    """Returns waits as text for :func:`from_text`."""
     return json.dumps([asdict(wait) for wait in waits])
 
 
 def from_text(text: str) -> list[Wait]:
-    """The inverse of :func:`to_text`."""
+    """Returns the waits that :func:`to_text` has written."""
     return [Wait(**{**fields, "members": tuple(fields["members"])}) for fields in json.loads(text or "[]")]
 
 
 def can_go_on(waits: Mapping[int, Sequence[Wait]], world_size: int) -> bool:
     """True unless every process waits and none of the collectives that they wait for has all of its members.
 
-    A process whose waits are receives only may be computing what another waits for.
+    A process that waits for receives only may be computing what another waits for.
 
     Args:
-        waits: what each process waits for, by rank; those that wait for none are not in it, or have none.
+        waits: the collectives that each process waits for, by rank; a rank that waits for none may be missing.
     """
     if any(all(wait.kind == RECEIVE for wait in waits.get(rank, ())) for rank in range(world_size)):
         return True
@@ -62,7 +62,7 @@ def can_go_on(waits: Mapping[int, Sequence[Wait]], world_size: int) -> bool:
 
 
 def lack_members(waits: Mapping[int, Sequence[Wait]], left: Collection[int]) -> dict[int, Wait]:
-    """Returns by rank a collective for which it waits in vain: one of its members has left."""
+    """Returns, by rank, a collective that cannot complete since one of its members has left."""
     found = {}
     for rank, own in waits.items():
         gone = [wait for wait in own if set(wait.members) & set(left)]

@@ -50,9 +50,9 @@ def connect(address: str) -> None:
 
 
 def check_addresses(cluster: Cluster, report: Report, timeout_seconds: float = 10.0) -> bool:
-    """Returns True if this rank's own port is free and all host names can be resolved."""
+    """Returns True if this rank's own port is free and all host names can be resolved; reports problems."""
     if not cluster.addresses:
-        # Horovod's processes tell each other what their hosts' names stand for.
+        # Horovod's processes exchange the addresses that their host names resolve to.
         problem = loopback_problem(cluster.rank) if cluster.local_size < cluster.world_size else None
         if problem is not None:
             report.problem(problem)
@@ -61,7 +61,7 @@ def check_addresses(cluster: Cluster, report: Report, timeout_seconds: float = 1
     own = cluster.addresses[cluster.rank]
     port = _host_and_port(own)[1]
     with socket.socket() as probe:
-        # Like servers: ignore connections that were closed recently.
+        # As servers do: ignore connections that were closed recently.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

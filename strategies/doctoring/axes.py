@@ -1,4 +1,4 @@
-"""Latency and bandwidth along each mesh axis that crosses processes."""
+"""Measures latency and bandwidth along each mesh axis that crosses processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from strategies.doctoring.rates import by_sizes, median_seconds, sum_seconds
 
 
 def make_devices(axes: Mapping[str, int], num_processes: int) -> None:
-    """Gives this process, if it has no GPU, as many logical CPU devices as the mesh needs of it.
+    """Creates the logical CPU devices that the mesh needs in this process, unless it has a GPU.
 
     Args:
-        axes: sizes of mesh axes; of one that is -1, the least that does.
+        axes: the sizes of the mesh axes; -1 stands for the smallest possible size.
         num_processes: the world size.
     """
     if tf.config.list_physical_devices("GPU"):
@@ -27,17 +27,17 @@ def make_devices(axes: Mapping[str, int], num_processes: int) -> None:
 
 
 def measure_axes(groups: Any, max_mb: float) -> dict[str, Any]:
-    """Measures, along each axis that crosses processes, what training does there most; returns it by axis.
+    """Measures the main communication of training along each axis that crosses processes; returns rates by axis.
 
-    Along "data" and "tensor" these are all-reduces: GB/s are the bytes of one rank's tensor, by the median time. Along
-    "pipe" every stage sends to the next one, then back: GB/s are those of one way.
+    Along "data" and "tensor" it is an all-reduce: GB/s is the bytes of one rank's tensor, divided by the median time.
+    Along "pipe" every stage sends to the next one, then back: GB/s is that of one way.
 
     Args:
-        groups: the process groups of this process, as its strategy has them.
+        groups: the process groups of this process' strategy.
         max_mb: the largest tensor, in units of 10^6 bytes.
 
     Raises:
-        ValueError: a wrong sum, or a wrong value received.
+        ValueError: a sum or a received value is wrong.
     """
     sums = {"data": groups.data_of_first, "tensor": groups.model.get("tensor")}
     found: dict[str, Any] = {
@@ -57,7 +57,7 @@ def measure_axes(groups: Any, max_mb: float) -> dict[str, Any]:
 
 
 def _hop_seconds(collectives: Any, position: int, num_stages: int, num_values: int, repetitions: int) -> float:
-    """Returns the median time of one way of a tensor that every stage sends to the next one and gets back."""
+    """Returns the median one-way time of a tensor that every stage sends to the next one and gets back."""
     there = [(stage, stage + 1) for stage in range(num_stages - 1)]
     back = [(target, source) for source, target in there]
 
@@ -68,7 +68,7 @@ def _hop_seconds(collectives: Any, position: int, num_stages: int, num_values: i
 
     sent = float(position + 1)
     received, seconds = median_seconds(exchange, tf.fill([num_values], sent), repetitions)
-    # The last stage sends to none.
+    # The last stage sends to no stage, and gets zeros back.
     expected = sent if position + 1 < num_stages else 0.0
     if received != expected:
         raise ValueError(f"stage {position} has sent {expected:g} along 'pipe' and received {received:g} back")

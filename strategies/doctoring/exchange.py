@@ -1,4 +1,4 @@
-"""Exchanges between the ranks, in a child process, and their bandwidth."""
+"""Runs exchanges between the ranks in a child process, and reports their bandwidth."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def exchange(cluster: Cluster, report: Report, flags: argparse.Namespace) -> Non
     command += ["--max-mb", str(flags.max_mb), "--timeout-seconds", str(seconds)]
     if flags.mesh:
         command += ["--mesh", ",".join(f"{axis}={size}" for axis, size in flags.mesh.items())]
-    # If a launcher terminates us, end the child, too.
+    # If a launcher terminates this process, end the child, too.
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     silent: dict[str, str] | None = None
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as child:
@@ -67,8 +67,8 @@ def exchange(cluster: Cluster, report: Report, flags: argparse.Namespace) -> Non
 
 
 def exchange_here(flags: argparse.Namespace) -> int:
-    """Runs the all-reduces, in the child process, and prints progress as lines of JSON; returns the exit code."""
-    # In case the parent is gone.
+    """Runs the exchanges, in the child process, and prints results as lines of JSON; returns the exit code."""
+    # Ends this process if the parent is gone.
     faulthandler.dump_traceback_later(flags.timeout_seconds + 30, exit=True)
     try:
         if flags.mesh:
@@ -79,7 +79,7 @@ def exchange_here(flags: argparse.Namespace) -> int:
         if flags.mesh:
             print(json.dumps({"axes": measure_axes(strategy.extended.parts.groups, flags.max_mb)}), flush=True)
     except Exception as error:
-        # Any error: this program reports problems in words.
+        # Any error is reported as a problem in words.
         print(json.dumps({"problem": str(error).strip() or type(error).__name__}), flush=True)
         return 1
     return 0

@@ -11,7 +11,7 @@ from strategies.doctoring.report import Report
 from strategies.topology.cluster import Cluster
 from strategies.topology.cores import THREAD_VARIABLES
 
-#: The command that starts the doctor as two ranks.
+#: The command that starts the doctor on two ranks.
 LAUNCH = "python -m strategies.launch --nproc-per-node 2 -m strategies.doctor"
 
 

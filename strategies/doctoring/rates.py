@@ -1,4 +1,4 @@
-"""Seconds of exchanges between processes, and what they come to: latency and bandwidth."""
+"""Measures the latency and bandwidth of exchanges between processes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from strategies.topology.devices import short_name
 #: Sizes in units of 10^6 bytes, and the number of measurements of each.
 SIZES_MB = {0.1: 15, 1.0: 15, 10.0: 7, 100.0: 3}
 
-#: What training sums: gradients, also in half precision, and numbers of rows, ends and votes.
+#: The dtypes that training sums: gradients, also in half precision, and numbers of rows, ends and votes.
 DTYPES = (tf.float32, tf.bfloat16, tf.int32, tf.int64)
 
-#: The size of the tensors of each of these types.
+#: The size of the tensor that is measured for each of these dtypes.
 SIZE_OF_EACH_DTYPE_MB = 1.0
 
-#: Returns the seconds of one exchange of so many float32 values, as the median of so many measurements.
+#: Takes the number of float32 values and the number of measurements; returns the median seconds of one exchange.
 Seconds = Callable[[int, int], float]
 
 
 def measure(strategy: Any, max_mb: float) -> dict[str, Any]:
-    """Measures all-reduces over the ranks: microseconds for one number, and GB/s by size, and by type of numbers.
+    """Measures all-reduces over the ranks: microseconds for one number, and GB/s by size and by dtype.
 
-    GB/s are the bytes of one rank's tensor, divided by the median time of its all-reduce.
+    GB/s is the bytes of one rank's tensor, divided by the median time of its all-reduce.
 
     Raises:
-        ValueError: a wrong sum.
+        ValueError: a sum is wrong.
     """
     process_group = strategy.extended.process_group
     by_size = by_sizes(functools.partial(sum_seconds, process_group, tf.float32), max_mb)
@@ -62,10 +62,10 @@ def by_sizes(seconds: Seconds, max_mb: float) -> dict[str, Any]:
 
 
 def sum_seconds(process_group: Any, dtype: tf.DType, num_values: int, repetitions: int) -> float:
-    """Returns the median time of the sum of so many numbers over a process group; checks them.
+    """Returns the median time of an all-reduce of `num_values` numbers over a process group; checks the sum.
 
     Raises:
-        ValueError: a wrong sum.
+        ValueError: the sum is wrong.
     """
     part = tf.fill([num_values], tf.cast(_term(dtype, process_group.rank), dtype))
     received, seconds = median_seconds(lambda part: process_group.sum([part])[0], part, repetitions)
@@ -78,7 +78,7 @@ def sum_seconds(process_group: Any, dtype: tf.DType, num_values: int, repetition
 def median_seconds(
     exchange: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor, repetitions: int
 ) -> tuple[float, float]:
-    """Returns the last number that an exchange gives, and its median time, after two that are not timed."""
+    """Returns the last number of an exchange's result, and its median time after two untimed runs."""
     function = tf.function(exchange, autograph=False)
     seconds = []
     for _ in range(2 + repetitions):
@@ -90,10 +90,10 @@ def median_seconds(
 
 
 def _term(dtype: tf.DType, rank: int) -> int:
-    """Returns what a rank adds: small numbers, whose sums are exact in whatever order they are added."""
+    """Returns the number that a rank adds: a small one, so that sums are exact in any order."""
     if dtype != tf.bfloat16:
         return rank + 1
-    # Its 8 bits hold integers up to 256.
+    # bfloat16 has 8 significant bits, which hold integers up to 256.
     return 1 + rank % 2 if rank < 128 else 0
 
 

@@ -60,7 +60,7 @@ def check_horovod(report: Report, timeout_seconds: float = 60.0) -> None:
 
 
 def check_versions(report: Report) -> None:
-    """Reports installed versions, and those that this release is not tested with as problems."""
+    """Reports the installed versions; a version that this release is not tested with is a problem."""
     names = ("keras-strategies", "tensorflow", "keras", "numpy")
     versions = {name: installed_version(name) or "not installed as a package" for name in names}
     versions |= {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__}

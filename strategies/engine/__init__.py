@@ -1,1 +1,1 @@
-"""One training step: running replicas, reducing what they return, and the variables that they share."""
+"""One training step: runs replicas, reduces their results, and holds the variables that they share."""

@@ -1,4 +1,4 @@
-"""Creation of gradient accumulators, of which each replica holds a part."""
+"""Creates gradient accumulators; each replica holds a partial sum."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from strategies.engine.variables import PartialSumVariable
 
 
 class Accumulators:
-    """The optimizers of a strategy that gather gradients over several steps."""
+    """The optimizers of a strategy that accumulate gradients over several steps."""
 
     def __init__(self) -> None:
-        #: Per optimizer, whether its accumulators' parts differ between processes.
+        #: For each optimizer, a flag: True while its accumulators' partial sums differ between processes.
         self._are_spread: weakref.WeakKeyDictionary[Any, tf.Variable] = weakref.WeakKeyDictionary()
         self._optimizer: Any = None
         self._makes_flag = False
 
     @contextlib.contextmanager
     def of(self, optimizer: Any) -> Iterator[None]:
-        """Makes the variables created inside the accumulators of ``optimizer``: one part of a sum on each replica."""
+        """Context manager: new variables are accumulators of ``optimizer``, with one partial sum per replica."""
         if optimizer not in self._are_spread:
             self._makes_flag = True
             try:
@@ -39,16 +39,16 @@ class Accumulators:
 
     @property
     def makes_flag(self) -> bool:
-        """True while a plain variable is made, of this process only."""
+        """True while the flag of an optimizer is created: a plain variable of this process only."""
         return self._makes_flag
 
     @property
     def makes_accumulators(self) -> bool:
-        """True inside of :meth:`of`."""
+        """True inside :meth:`of`."""
         return self._optimizer is not None
 
     def create(self, create: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Returns an accumulator made by ``create``; None if the variable to be made is not one."""
+        """Returns an accumulator made by ``create``; None outside :meth:`of`."""
         if self._optimizer is None:
             return None
         made = create(

@@ -1,9 +1,9 @@
-"""Files that rank 0 writes and other processes read, when they read without meeting rank 0.
+"""Waits for files that rank 0 writes and other processes read, without a collective.
 
-A model that is loaded outside any scope belongs to its process alone, so there is nobody to meet: rank 0 may be the
-only one that loads, or that has saved. A process waits for a file by looking at it. Which of all savings of a path has
-made the file, its time of modification says: below the second, it holds the job and how often the job has saved this
-path. So a process that has called ``save`` as often waits for that file, not for an older one of the same name.
+A model that is loaded outside any scope belongs to its process alone, so no collective can be run: rank 0 may be the
+only process that loads, or that has saved. A process therefore polls the file. The modification time identifies the
+save that made the file: its sub-second part encodes the job and the number of times that the job has saved this path. A
+process that has called ``save`` as many times waits for that file, not for an older one of the same name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import weakref
 
 _logger = logging.getLogger(__name__)
 
-#: The time that a process waits for a file that it has left to rank 0 to write.
+#: How long a process waits for a file whose writing it has left to rank 0.
 SAVED_SECONDS = 300.0
-#: The time that it waits for a file of which it knows nothing, if nobody is writing it: rank 0 alone may save it.
+#: How long it waits for a file that it has not saved and nobody is writing: rank 0 alone may be about to save it.
 UNKNOWN_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05
 _TELL_AFTER_SECONDS = 10.0
-# Of microseconds, since not all file systems keep more.
+# The two numbers are stored in microseconds, since not all file systems keep a finer time.
 _NUM_JOBS, _NUM_SAVES = 1000, 1000
 
 
@@ -32,26 +32,26 @@ class Savings:
     """Counts how often a process of a job has saved each path.
 
     Args:
-        rank: of the process.
-        job: any number, the same on all ranks, from 0.
+        rank: the rank of the process.
+        job: any integer >= 0, the same on all ranks.
     """
 
     def __init__(self, rank: int, job: int) -> None:
         self.rank = rank
-        self._job = 1 + job % (_NUM_JOBS - 1)  # Never 0, as the parts of a second are where they are not kept.
+        self._job = 1 + job % (_NUM_JOBS - 1)  # Never 0: a file system without sub-second times reports 0.
         self._counts: dict[pathlib.Path, int] = {}
         self._orders: dict[pathlib.Path, int] = {}
         _all.add(self)
 
     def count(self, path: pathlib.Path) -> int:
-        """Returns how often this process has saved ``path``, with this time."""
+        """Counts one more save of ``path`` and returns the number of saves by this process."""
         key = path.absolute()
         self._counts[key] = self._counts.get(key, 0) + 1
         self._orders[key] = time.monotonic_ns()
         return self._counts[key]
 
     def mark(self, path: pathlib.Path, number: int) -> None:
-        """Writes into the time of ``path``, in nanoseconds since 1970, that it is saving `number` of this job."""
+        """Marks ``path`` as save `number` of this job, in its modification time (nanoseconds since 1970)."""
         now = time.time_ns()
         part = (self._job * _NUM_SAVES + number % _NUM_SAVES) * 1000
         whole = now // 10**9 - (now % 10**9 < part)  # Never in the future.
@@ -59,7 +59,7 @@ class Savings:
             os.utime(path, ns=(now, whole * 10**9 + part))
 
     def is_there(self, path: pathlib.Path, number: int) -> bool:
-        """True if saving `number` of this job, or a later one, made ``path``, or if its time is in whole seconds."""
+        """True if save `number` of this job, or a later one, made ``path``, or if its time is in whole seconds."""
         try:
             part = path.stat().st_mtime_ns % 10**9
         except OSError:
@@ -70,7 +70,7 @@ class Savings:
         return job == self._job and (made - number) % _NUM_SAVES < _NUM_SAVES // 2
 
     def order_of(self, path: pathlib.Path) -> int:
-        """Returns a number that is the larger, the later this process has last saved ``path``."""
+        """Returns the time of this process' last save of ``path`` (monotonic, nanoseconds), 0 if there is none."""
         return self._orders.get(path.absolute(), 0)
 
     def last(self, path: pathlib.Path) -> int:
@@ -79,29 +79,29 @@ class Savings:
 
 
 def unfinished(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files and folders beside ``path`` that are to become it, or were to when their program was killed."""
+    """Returns the unfinished versions of ``path`` in its folder, those left by killed programs included."""
     return [left for left in path.parent.glob(".*.unfinished.*") if left.name.endswith(f".unfinished.{path.name}")]
 
 
 def name_unfinished(path: pathlib.Path) -> pathlib.Path:
-    """Returns where to write ``path``: beside it, so that it can be moved in one go, and with its ending."""
+    """Returns the path at which to write ``path``: same folder, for an atomic rename, and same extension."""
     return path.with_name(f".{os.getpid()}.unfinished.{path.name}")
 
 
-#: Of this process' strategies that others take part in, for as long as these live.
+#: The counters of this process' multi-process strategies, for as long as these live.
 _all: weakref.WeakSet[Savings] = weakref.WeakSet()
 
 
 def all_savings() -> list[Savings]:
-    """Returns those of the strategies of this process that others take part in."""
+    """Returns the counters of this process' multi-process strategies."""
     return list(_all)
 
 
 def wait_for(path: pathlib.Path) -> None:
-    """Returns when rank 0 has written ``path``, a file or folder, or when that is not to be expected any more.
+    """Waits until rank 0 has written ``path``, a file or folder, or until a time limit is over.
 
-    For a process that is not rank 0. What it has itself called ``save`` for is waited for; of other paths, what is
-    there is taken as it is.
+    Call it on ranks other than 0. For a path on which this process has called ``save``, it waits for the file of that
+    save; for another path, any existing file is accepted.
     """
     savings = max(_all, key=lambda each: each.order_of(path), default=None)
     number = 0 if savings is None else savings.last(path)

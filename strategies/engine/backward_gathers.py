@@ -1,12 +1,13 @@
-"""The backward pass gathers weights anew: its operations are led from the forward pass' tensors to others.
+"""Re-gathers weights for the backward pass and rewires its ops to the new tensors.
 
-A tape takes gradients by the tensors of the forward pass, which would keep each weight from its first use to its last.
-So once gradients are there, units of weights are gathered a second time, from the last one used to the first, each when
-the backward pass is done with the unit two behind it, and what the tape has made takes those.
+A tape computes gradients from the tensors of the forward pass, which would keep each weight in memory from its first
+use to its last. So once the gradient ops exist, the units of weights are gathered a second time, in reverse order of
+use. Each gather starts when the backward pass has finished with the unit that is used two positions later in the
+forward pass, and the backward ops take the new tensors as inputs.
 
-The last two units are there when the backward pass begins, which uses them first: they are not gathered twice. Nor does
-an operation take the second tensor on which the start of its gathering depends, as with a weight that is used early and
-late: it keeps the first one.
+The last two units are still in memory when the backward pass begins, and it uses them first: they are not gathered
+twice. An op on which the start of a gather depends keeps the tensor of the forward pass, for instance where a weight is
+used both early and late.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ import tensorflow as tf
 
 from strategies.replica.stand_ins import CHEAP
 
-#: Units that are there at a time: one that is computed with, and the next.
+#: The number of units in memory at a time: the one in use and the next.
 _NUM_KEPT = 2
-#: Operations that read no elements.
+#: Ops that read only the shape, no elements.
 _OF_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 
 
 class BackwardGathers:
-    """Leads the backward pass of one replica to weights that are gathered for it.
+    """Rewires the backward pass of one replica to weights that are gathered again for it.
 
     Args:
-        forward: the names of the operations that are not of the backward pass.
-        gather: returns the tensors of a unit, gathered behind the present control dependencies.
-        reduce: begins the sum of a unit's gradients, and returns the operations with which it ends; None if nothing
-            waits for it.
-        only: tensors of the units that can be gathered, by the units' ids; None for all.
+        forward: the names of the ops that do not belong to the backward pass.
+        gather: returns the tensors of a unit, gathered after the current control dependencies.
+        reduce: starts the reduction of a unit's gradients and returns the ops that end it; None if no gather waits for
+            a reduction.
+        only: by unit id, the tensors whose ops a gather of this unit waits for; other units are not gathered. None: all
+            units are gathered.
     """
 
     def __init__(
@@ -46,15 +48,19 @@ class BackwardGathers:
         self._gather = gather
         self._reduce = reduce
         self._only = only
-        #: The tensors of units that were gathered, by their ids.
+        #: By unit id, the tensors that were gathered again.
         self.made: dict[int, Sequence[tf.Tensor]] = {}
-        # All on which the start of a gathering depends, of the backward pass.
+        # The backward ops on which the start of a gather depends: rewiring these would make a cycle.
         self._before: set[tf.Operation] = set()
 
     def run(self, units: Sequence[tuple[Any, Sequence[tf.Tensor]]]) -> None:
-        """Goes through units with their tensors, None of weights that are gone, in the order of their use."""
+        """Gathers the units again and rewires the backward pass.
+
+        Args:
+            units: in the order of their use, each unit with its tensors; None for a weight that no longer exists.
+        """
         kept = list(reversed(units[-_NUM_KEPT:]))
-        # The backward uses of each unit, from the last one.
+        # The backward ops that use each unit, from the last unit to the first.
         done = [[op for op, *_ in self._uses(tensors)] for _, tensors in kept]
         used = [unit for unit, _ in kept]
         for unit, tensors in reversed(units[:-_NUM_KEPT]):
@@ -76,7 +82,7 @@ class BackwardGathers:
             done.append([op for op, *_ in uses])
 
     def _uses(self, tensors: Iterable[tf.Tensor]) -> list[tuple[tf.Operation, int, tf.Tensor]]:
-        """Returns backward operations, which input of each is a weight or made of it cheaply, and that input."""
+        """Returns (backward op, input index, input) where the input is a weight or a cheap function of one."""
         found = []
         waiting = [tensor for tensor in tensors if tensor is not None]
         while waiting:
@@ -90,7 +96,7 @@ class BackwardGathers:
         return found
 
     def _mark(self, ops: Iterable[tf.Operation]) -> None:
-        """Remembers operations of the backward pass, and all on which they depend."""
+        """Records the given ops of the backward pass and all backward ops on which they depend."""
         waiting = [op for op in ops if op.name not in self._forward]
         while waiting:
             op = waiting.pop()
@@ -116,5 +122,5 @@ class BackwardGathers:
 
 
 def consumers(tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
-    """Returns the operations that take tensors, each once."""
+    """Returns the ops that take any of the tensors as an input, each once."""
     return list(dict.fromkeys(op for tensor in tensors if tensor is not None for op in tensor.consumers()))

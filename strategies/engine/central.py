@@ -1,15 +1,15 @@
-"""Central storage: variables are once, on the parameter device, which alone updates them; compute devices read them.
+"""Central storage: each variable exists once, on the parameter device, which updates it; compute devices read it.
 
-Three kinds of variable there are under such a strategy:
+There are three kinds of variable under such a strategy:
 
-* what replicas read and an optimizer writes: weights, slots, counters, rates. One component, on the parameter device;
-* what replicas write for themselves without being trained: moving statistics, random seeds. Small, and different on
-  each replica until they agree, so each compute device holds its own, as in mirrored data parallelism;
-* metrics, of which each compute device holds a part.
+* variables that replicas read and an optimizer writes: weights, slots, counters, learning rates. One component, on the
+  parameter device;
+* untrained state that each replica writes: moving statistics, random seeds. It is small, and differs between replicas
+  until they are synchronized, so each compute device holds its own component, as in mirrored data parallelism;
+* metrics: each compute device holds a partial sum.
 
-Reads of the first kind run where the variable is, and TensorFlow copies the value to the device that computes with it.
-A lookup of rows runs there as well, so that of a table only the rows travel, and back from a replica only their
-gradients.
+Reads of the first kind run on the parameter device, and TensorFlow copies the value to the device that uses it.
+Row lookups run there as well: only the rows of a table are sent to a replica, and only their gradients are sent back.
 
 Source: the synchronous semantics of ``tf.distribute.experimental.CentralStorageStrategy``, TensorFlow 2.21.
 """
@@ -35,7 +35,7 @@ from strategies.replica.rounding import rounded, rounding_of
 
 _NONE = tf.VariableAggregation.NONE
 
-#: True while an optimizer makes its variables.
+#: True while an optimizer creates its variables.
 _makes_optimizer_state: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "keras_strategies_makes_optimizer_state", default=False
 )
@@ -53,7 +53,7 @@ class CentralVariable(ReplicaStateVariable):
 
     @property
     def handle(self) -> Any:
-        """The component's, on every replica: what gradients are taken of."""
+        """The component's handle, the same on every replica; gradients are taken with respect to it."""
         return self.component.handle
 
     def read_value(self) -> tf.Tensor:
@@ -80,8 +80,8 @@ class CentralVariable(ReplicaStateVariable):
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if self.aggregation != _NONE:
             return super()._update_replica(update_fn, value, **kwargs)
-        # A layer writes its own weight, as SpectralNormalization does. Those that are ahead would overwrite what others
-        # still have to read: all meet, and the weight is written once.
+        # A layer writes its own weight, as SpectralNormalization does. A replica that is ahead would overwrite a value
+        # that others still have to read: the replicas synchronize, and the weight is written once.
         context = tf.distribute.get_replica_context()
         return context.merge_call(functools.partial(self._written_once, update_fn), args=(value,), kwargs=kwargs)
 
@@ -92,7 +92,7 @@ class CentralVariable(ReplicaStateVariable):
 
 @contextlib.contextmanager
 def making_optimizer_state() -> Iterator[None]:
-    """Inside, the variables that are made are an optimizer's: they are on the parameter device, where there is one."""
+    """Context manager: new variables are optimizer state and go to the parameter device, if the strategy has one."""
     token = _makes_optimizer_state.set(True)
     try:
         yield
@@ -101,18 +101,18 @@ def making_optimizer_state() -> Iterator[None]:
 
 
 def is_optimizer_state() -> bool:
-    """True inside of :func:`making_optimizer_state`."""
+    """True inside :func:`making_optimizer_state`."""
     return _makes_optimizer_state.get()
 
 
 class CentralStorage:
-    """Makes variables on the parameter device, and updates them there.
+    """Creates variables on the parameter device, and updates them there.
 
     Args:
-        device: its full name.
+        device: the full name of the parameter device.
         layout: the replicas, on the compute devices.
-        reductions: of the same replicas.
-        steps: theirs.
+        reductions: the reductions over these replicas.
+        steps: the steps of these replicas.
     """
 
     def __init__(self, device: str, layout: ReplicaLayout, reductions: Reductions, steps: Steps) -> None:
@@ -122,12 +122,12 @@ class CentralStorage:
         self._steps = steps
 
     def create(self, strategy: Any, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> CentralVariable | None:
-        """Returns a variable on the parameter device; None if each replica has its own.
+        """Returns a variable on the parameter device; None if each replica has its own component.
 
         Args:
-            strategy: under which it is made.
-            next_creator: TensorFlow's.
-            kwargs: what the creator takes; changed.
+            strategy: the strategy under which it is created.
+            next_creator: TensorFlow's variable creator.
+            kwargs: the creator's arguments; modified in place.
         """
         if not self._keeps(kwargs):
             return None
@@ -141,11 +141,11 @@ class CentralStorage:
             return False
         if is_optimizer_state() or isinstance(kwargs.get("colocate_with"), CentralVariable):
             return True
-        # TensorFlow's default is to train. What is aggregated is written by all replicas together.
+        # TensorFlow's default is trainable. A variable with an aggregation is written by all replicas together.
         return kwargs.get("trainable") is not False or kwargs.get("aggregation") not in (None, _NONE)
 
     def mean(self, value: Any) -> Any:
-        """Returns the mean over the replicas of the running step, weighed by rows, on the parameter device."""
+        """Returns the row-weighted mean over the replicas of the running step, on the parameter device."""
         shares = self._steps.context.shares
         values = local_values(value)
         with tf.device(self.device):
@@ -154,19 +154,19 @@ class CentralStorage:
     def update(
         self, gradients: Sequence[Any], update: Callable[[list[Any]], Any], targets: Sequence[Any] | None
     ) -> Any:
-        """Sums gradients on the parameter device and calls ``update`` once, there. Call in cross-replica context.
+        """Sums gradients on the parameter device and calls ``update`` once, there. Call it in cross-replica context.
 
         Args:
-            gradients: per variable a per-replica tensor or ``IndexedSlices`` of the variable's shape, a plain one that
-                all replicas share and that is the sum already, or None.
+            gradients: for each variable a per-replica tensor or ``IndexedSlices`` of the variable's shape, a plain one
+                that all replicas share and that is the sum already, or None.
             update: takes the sums, in the same order.
-            targets: per gradient the variable that it is for.
+            targets: for each gradient its variable.
 
         Returns:
-            What ``update`` returned.
+            The result of ``update``.
 
         Raises:
-            ValueError: a variable that is not on the parameter device.
+            ValueError: if a variable is not on the parameter device.
         """
         for gradient, target in zip(gradients, targets or (), strict=False):
             if gradient is not None and not isinstance(target, CentralVariable):
@@ -184,7 +184,7 @@ class CentralStorage:
         for i, total in zip(here, sums, strict=True):
             values[i] = total
         with tf.device(self.device):
-            # Those that all replicas have already.
+            # A `Mirrored` value is a sum that all replicas have already.
             values = [_copied(value) if isinstance(value, Mirrored) else value for value in values]
             values = [rounded(value, dtype) for value, dtype in zip(values, dtypes, strict=True)]
         with tf.device(self.device), UpdateContext(0), tf.name_scope("update"):
@@ -192,5 +192,5 @@ class CentralStorage:
 
 
 def _copied(total: Any) -> Any:
-    """Returns the first replica's copy of a sum, a tensor or slices, where the caller is."""
+    """Copies a sum (tensor or slices) from the first replica to the current device."""
     return tf.nest.map_structure(tf.identity, total.values[0], expand_composites=True)

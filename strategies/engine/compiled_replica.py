@@ -1,12 +1,12 @@
-"""The part of a step that each replica computes for itself, as one function that XLA compiles.
+"""Compiles the part of a step that each replica computes alone as one XLA function.
 
 XLA compiles for one device, and a step has collectives: gradients are reduced, metrics read, optimizers run over all
-replicas. What lies between two collectives can be compiled. :func:`compute` traces it into a
-``tf.function(jit_compile=True)`` in the step's graph, and looks at the result before the step depends on it:
-collectives inside, or operations that XLA does not have, are a reason to compute as without XLA, and no error.
+replicas. The ops between two collectives can be compiled. :func:`compute` traces them into a
+``tf.function(jit_compile=True)`` in the step's graph, and checks the traced graph before the step depends on it: if it
+holds collectives, or ops that XLA does not have, the step is computed without XLA; this is no error.
 
-Variables are read and written by the function itself: a replica's components are plain variables of its device.
-Nothing has run on a GPU; on CPU devices the same functions run with XLA for CPUs.
+The function itself reads and writes variables: a replica's components are plain variables of its device.
+This has not been run on a GPU; on CPU devices the same functions run with XLA for CPUs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.shares import Share
 
-#: Of what graphs have to take arguments and to return values. They are no operations that run.
+#: Ops with which graphs take arguments and return values. They are not executed.
 _FRAME = frozenset({"Placeholder", "_Arg", "_Retval"})
-#: XLA has them, for groups that it forms itself; ours are formed by TensorFlow's runtime, or by Horovod.
+#: XLA has kernels for these, for groups that it forms itself; ours are formed by TensorFlow's runtime, or by Horovod.
 _COLLECTIVES = ("Collective", "Horovod", "Nccl")
-#: XLA has them, for sizes that do not follow from the sizes of their inputs, which few other operations can take.
+#: XLA has kernels for these, but their output sizes depend on values, and few other ops accept such inputs.
 _DYNAMIC = frozenset({"DynamicPartition", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where"})
-#: Of an error's text, in the log.
+#: The number of characters of an error's text that are logged.
 _MAX_LETTERS = 300
 
 _RUNS_COLLECTIVE = (
@@ -38,11 +38,11 @@ _RUNS_COLLECTIVE = (
 
 
 class NotCompilableError(Exception):
-    """Says why a function cannot be compiled, as the end of a sentence."""
+    """A function cannot be compiled; the message is the reason, worded as the end of a sentence."""
 
 
 class _Alone(ReplicaContext):
-    """The replica that runs, where it cannot run a collective with the others."""
+    """A replica context that refuses collectives."""
 
     def _merge_call(self, *args: Any, **kwargs: Any) -> Any:
         raise NotCompilableError(_RUNS_COLLECTIVE)
@@ -57,11 +57,11 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padde
         function: takes the arguments and returns a nest of tensors. Called once.
         arguments: a sequence of nests of dense tensors and other values.
         on_gpu: whether the replica's device is a GPU.
-        padded_to: the number of rows to which smaller batches are padded (`batches.padding`), not compiled anew: the
-            function gets, and returns, more rows, and its losses (`Share.rows_that_count`) leave them out.
+        padded_to: the number of rows to which smaller batches are padded (`batches.padding`), which avoids compiling
+            again: the function takes and returns the padded rows, and its losses (`Share.rows_that_count`) ignore them.
 
     Raises:
-        NotCompilableError: XLA cannot compile it. Nothing of it is in the step's graph then.
+        NotCompilableError: if XLA cannot compile the function. The step's graph then holds none of its ops.
     """
     leaves = tf.nest.flatten(arguments)
     positions = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
@@ -88,10 +88,10 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padde
     try:
         concrete = compiled.get_concrete_function()
     except NotCompilableError as error:
-        # Keras has added to the message which layer it was, with all that it was called with.
+        # Keras has added the layer and all its arguments to the message; the reason alone is wanted.
         raise NotCompilableError(_RUNS_COLLECTIVE) from error
     except Exception as error:
-        # A fault of the model's own shows itself again, as without XLA.
+        # A bug in the model itself raises again in the run without XLA.
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise NotCompilableError(f"it cannot be traced by itself ({text[:_MAX_LETTERS]})") from error
     check_graph(concrete.graph, on_gpu=on_gpu)
@@ -100,7 +100,7 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padde
 
 
 def _inside(share: Share, weight: tf.Tensor, has_rows: tf.Tensor) -> Share:
-    """The share inside of the function; weights that are no constants are its arguments."""
+    """Returns the share inside the function; weights that are not constants are the function's arguments."""
     changed: dict[str, Any] = {"graph": None}
     if not isinstance(share.weight, float):
         changed["weight"] = mark(weight, Kind.SAME)
@@ -118,10 +118,10 @@ def _check_arguments(tensors: Sequence[Any]) -> None:
 
 
 def check_graph(graph: Any, *, on_gpu: bool) -> None:
-    """Refuses operations that XLA does not have, those of functions that the graph calls included.
+    """Refuses graphs with collectives or ops that XLA does not have, including ops of the functions that it calls.
 
     Raises:
-        NotCompilableError: names them.
+        NotCompilableError: with the names of these ops.
     """
     known = set(xla_kernels.get_gpu_kernel_names() if on_gpu else xla_kernels.get_cpu_kernel_names()) | _FRAME
     types = set(_types_of(graph.as_graph_def()))

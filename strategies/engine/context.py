@@ -1,6 +1,6 @@
-"""The state of the step that is running, and of the trainer that drives it: one frozen value each.
+"""The state of the running step, and of the trainer call that runs it: one frozen value each.
 
-Of a step, the value is frozen; what the step itself collects while it is traced is in lists and sets that it holds.
+The attributes of a step's value are frozen; what the step collects while it is traced is in lists and sets in it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class TrainerCall:
     """A call of one of the functions of Keras' trainer.
 
     Attributes:
-        combination: the way in which the trainer combines the outputs of replicas; None for a loop of the user's own.
-        draws_batches: whether the function that runs the step draws its batches, too: the next one while a step runs.
+        combination: how the trainer combines the outputs of replicas; None in a custom loop.
+        draws_batches: True if the function that runs the step also draws its batches: the next one during a step.
     """
 
     combination: Combination = None
@@ -32,12 +32,12 @@ class GatheredWeights:
     """Whole weights that a step has gathered from shards.
 
     Attributes:
-        tensors: by the id of a variable and the local replica.
-        assigned: in the same way, what a replica has set since.
-        units: by local replica the units that were gathered, in the order of their use, with the tensors of each.
-        forward: by local replica the names of the operations that were there when its first gradient was taken; None if
-            more forward passes come behind it.
-        anew: by local replica what was gathered for single passes of a pipeline, in order: weights with the tensors.
+        tensors: by variable id and local replica, the gathered tensor.
+        assigned: by the same keys, the value that a replica has assigned since.
+        units: by local replica, the units that were gathered, in the order of their use, with the tensors of each.
+        forward: by local replica, the names of the ops that existed when its first gradient was taken; None if more
+            forward passes follow it.
+        anew: by local replica, (weights, tensors) pairs that were gathered for single passes of a pipeline, in order.
     """
 
     tensors: dict[tuple[int, int], Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class GatheredWeights:
     anew: dict[int, list[tuple[list[Any], list[Any]]]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Has weights gathered again: they have changed."""
+        """Forgets the gathered weights, because the weights have changed: later reads gather again."""
         for collected in (self.tensors, self.assigned, self.units, self.forward, self.anew):
             collected.clear()
 
@@ -57,14 +57,14 @@ class StepContext:
     """One step of the local replicas.
 
     Attributes:
-        shares: those of the local replicas, in their order; none outside of steps.
-        written: collects the variables that replicas write for themselves, by their references.
-        agreed: the references of those on which replicas have agreed since they were written.
-        pending: what a replica has written for itself since they agreed, by its id and the reference; whether by a
-            program's own code, and in which graph.
-        deferred: the update that is left for later, when it is known what is to travel with its gradients; at most one.
-        graph: in which the step is traced; None if it runs eagerly.
-        weights: what was gathered of weights that are in shards.
+        shares: the shares of the local replicas, in their order; empty outside a step.
+        written: by reference, the variables that each replica writes alone.
+        agreed: the references of variables that have been synchronized since they were written.
+        pending: by replica id and reference, the writes of a replica that are not synchronized yet: (True if by the
+            program's own code, the graph of the write).
+        deferred: the update that waits until the reductions fused with its gradients are known; at most one.
+        graph: the graph in which the step is traced; None if it runs eagerly.
+        weights: the whole values gathered from sharded weights.
     """
 
     shares: tuple[Share, ...] = ()
@@ -81,7 +81,7 @@ _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("k
 
 @contextlib.contextmanager
 def called_by_trainer(call: TrainerCall) -> Iterator[None]:
-    """Marks the steps that run inside as those of Keras' trainer."""
+    """Context manager: steps that run in it are steps of Keras' trainer."""
     token = _trainer.set(call)
     try:
         yield
@@ -90,5 +90,5 @@ def called_by_trainer(call: TrainerCall) -> Iterator[None]:
 
 
 def trainer_call() -> TrainerCall:
-    """Returns the call of the trainer that drives the step; that of a loop of the user's own where none does."""
+    """Returns the trainer call that runs the step; the defaults of `TrainerCall` in a custom loop."""
     return _trainer.get() or TrainerCall()

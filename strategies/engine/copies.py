@@ -1,10 +1,10 @@
-"""Copies of one weight in stages of several processes, as of a tied embedding: their gradients are the same bits.
+"""Keeps gradients bit-equal between copies of one weight in stages of several processes, as of a tied embedding.
 
-Each copy is reduced over "data" in a process group of its own. From three replicas on, the order in which a group adds
-up depends on what else is in the message, so that the copies' sums would differ in their last bits, and with every
-step the copies by a little more.
+Each copy's gradient is reduced over "data" in its own process group. From three replicas on, the order in which a group
+adds depends on what else is in the message: the sums would differ in their last bits, and the copies would drift apart
+step by step.
 
-Its contract is tested in ``tests/strategies/processes/spanning_copies.py``.
+The contract is tested in ``tests/strategies/processes/spanning_copies.py``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from strategies.replica.stage_messages import Description, StageMessages
 
 
 def with_same_bits(parts: ReplicaParts, num_replicas: int, gradients: list[Any], targets: Sequence[Any]) -> list[Any]:
-    """Returns gradients of which the copies are that of the first process that has the weight.
+    """Returns gradients in which every copy has the bits of the first owner's.
 
     Args:
-        parts: of the replica. Its processes along "pipe" call this together.
-        num_replicas: over which the gradients were summed. Sums of two do not depend on their order.
-        gradients: per variable the sum over all replicas; None of those that other processes have. Slices, which are
-            joined and not added up, are left as they are.
+        parts: the parts of the replica. Its processes along "pipe" call this function together.
+        num_replicas: the number of replicas over which the gradients were summed. A sum of two terms does not depend on
+            their order.
+        gradients: for each variable the sum over all replicas; None for variables of other processes. Slices are
+            concatenated, not added, and are returned unchanged.
         targets: the variables.
     """
     if num_replicas < 3 or not parts.crosses("pipe"):

@@ -14,7 +14,7 @@ from strategies.topology.devices import is_gpu
 
 
 def bound_reduction(devices: tuple[str, ...], options: Any, collective_keys: Any) -> Any:
-    """Returns TensorFlow's reduction for these devices and no others; its members are numbered by `collective_keys`."""
+    """Returns TensorFlow's reduction for these devices only; `collective_keys` numbers its members."""
     reduction = CollectiveAllReduce(
         devices=devices, group_size=len(devices), options=options, collective_keys=collective_keys
     )
@@ -23,15 +23,15 @@ def bound_reduction(devices: tuple[str, ...], options: Any, collective_keys: Any
 
 
 def are_int32(pairs: Sequence[tuple[Any, Any]]) -> bool:
-    """True for what TensorFlow sums on the host."""
+    """True if any value is int32, which TensorFlow sums on the host."""
     return any(v.dtype == tf.int32 for value, _ in pairs for v in local_values(value))
 
 
 def without_gradient(value: Any) -> Any:
-    """Returns the tensors of ``value``, with a border that no gradient passes.
+    """Returns the tensors of ``value`` behind ``tf.stop_gradient``.
 
-    None would: a reduction has a gradient of its own. But TensorFlow searches the graph behind a reduction for
-    variables, through all that the other replicas have done so far, at every reduction of a model anew.
+    No gradient would flow through them anyway: a reduction has a gradient of its own. But at every reduction TensorFlow
+    searches the graph of its inputs for variables, through all that the other replicas have computed so far.
     """
     if isinstance(value, tf.Tensor):
         return tf.stop_gradient(value)
@@ -45,15 +45,15 @@ def without_gradient(value: Any) -> Any:
 
 
 def adapt(reduction: Any) -> None:
-    """Has TensorFlow's collectives numbered when they are traced, several dtypes packed, and bfloat16 reduced on GPUs.
+    """Patches TensorFlow's collectives: keys fixed at tracing, packs split by dtype, bfloat16 supported on GPUs.
 
-    It numbers them anew at every call of a tf.function, by a placeholder that its loops do not feed:
-    steps_per_execution > 1 fails. All shapes here are static, so one number each is enough.
+    TensorFlow gives collectives new keys at every call of a tf.function, by a placeholder that its loops do not feed:
+    steps_per_execution > 1 fails. All shapes here are static, so one key each is enough.
 
-    It concatenates tensors of different dtypes, as of a model of bfloat16 whose last layer is float32, and fails.
+    It concatenates tensors of different dtypes, as of a bfloat16 model whose last layer is float32, and fails.
 
-    Its kernels refuse sums of bfloat16 on GPUs, and have none that gather it: these are carried as float32, and as the
-    same bits of float16.
+    Its GPU kernels refuse sums of bfloat16, and have none that gather it: sums are sent as float32, gathers as float16
+    with the same bits.
     """
     for launcher in getattr(reduction, "_launchers", ()):
         launcher._use_unique_instance_key = lambda: False
@@ -66,7 +66,7 @@ def adapt(reduction: Any) -> None:
 def _packed_by_dtype(
     batch_all_reduce: Callable[..., Sequence[tf.Tensor]], packs: Sequence[Sequence[tf.Tensor]], options: Any = None
 ) -> list[tf.Tensor]:
-    """As `batch_all_reduce`, which takes tensors that travel together and returns the results as one list."""
+    """Calls `batch_all_reduce` with each pack split by dtype; returns the results as one list, in the order given."""
     values = [value for pack in packs for value in pack]
     split: dict[tuple[int, tf.DType], list[int]] = {}
     first = 0
@@ -82,7 +82,7 @@ def _packed_by_dtype(
 
 
 def _reduced(all_reduce: Callable[..., tf.Tensor], value: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-    # Casts to the same dtype are none.
+    # A cast to the same dtype adds no op.
     carried = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
     return tf.cast(all_reduce(carried, *args, **kwargs), value.dtype)
 

@@ -1,4 +1,4 @@
-"""Weights whose updates are dealt out among devices, as one plan: buckets, slices, and who owns which."""
+"""The plan of weights whose updates are sharded over devices: buckets, slices, and the owner of each slice."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class DealtBucket(NamedTuple):
 
 
 class DealtWeights:
-    """Variables whose updates are dealt out among the devices of the data axis.
+    """Variables whose updates are sharded over the devices of the data axis.
 
     Args:
         variables: Keras variables, in the order in which they were created.
-        buckets: their slices.
-        slices: for each of those the variable that an optimizer gets.
+        buckets: the buckets with the variables' slices.
+        slices: for each slice the variable that an optimizer gets.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class DealtWeights:
         self.buckets = tuple(buckets)
         self._slices = slices
         ordered = sorted(slices, key=lambda each: (each.variable, each.begin))
-        #: Those of all owners, weight by weight.
+        #: The slices of all owners, weight by weight.
         self.slices = tuple(slices[each] for each in ordered)
-        #: For each of them, the position of its variable.
+        #: For each slice, the position of its variable.
         self.positions = tuple(each.variable for each in ordered)
         for position, own in itertools.groupby(ordered, key=lambda each: each.variable):
             sliced(variables[position], [slices[each] for each in own])
@@ -68,13 +68,13 @@ class DealtWeights:
 def laid_out(
     bucket: SlicedBucket, owners: Sequence[int], values: Mapping[Slice, tf.Tensor], dtype: tf.DType
 ) -> tf.Tensor:
-    """Returns owners' parts of a bucket side by side, flat, each padded to the length of the longest.
+    """Returns the concatenation of the owners' flat parts of a bucket, each padded to the length of the longest.
 
     Args:
-        bucket: whose parts they are.
-        owners: who has values.
-        values: of slices, as long as these.
-        dtype: of the result.
+        bucket: the bucket.
+        owners: the owners whose parts are returned.
+        values: for each slice of these owners its value, of the slice's size.
+        dtype: the dtype of the result.
     """
     parts = []
     for owner in owners:
@@ -87,14 +87,15 @@ def laid_out(
 
 
 def all_laid_out(bucket: SlicedBucket, values: Mapping[int, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """Returns the parts of all owners as :func:`laid_out` does.
+    """Returns the parts of all owners as :func:`laid_out` does, from whole variables.
 
-    What is next to each other in a variable and here is one piece. So a bucket that is one variable is not copied.
+    Ranges that are adjacent both in a variable and in the result are one piece, so a bucket of one variable is not
+    copied.
 
     Args:
-        bucket: whose parts they are.
-        values: of whole variables; those that are missing are zeros.
-        dtype: of the result.
+        bucket: the bucket.
+        values: by position, the values of whole variables; missing ones are zeros.
+        dtype: the dtype of the result.
     """
     parts = []
     flat = {i: tf.reshape(tf.cast(value, dtype), [-1]) for i, value in values.items()}
@@ -112,11 +113,11 @@ def all_laid_out(bucket: SlicedBucket, values: Mapping[int, tf.Tensor], dtype: t
 
 
 def taken_apart(bucket: SlicedBucket, flat: tf.Tensor) -> Iterator[tuple[int, list[tf.Tensor]]]:
-    """Yields each variable of a bucket with its elements, in flat pieces in their order.
+    """Yields (position, flat pieces in order) for each variable of a bucket: the inverse of :func:`all_laid_out`.
 
     Args:
-        bucket: whose variables they are.
-        flat: the parts of all owners, side by side as :func:`laid_out` has them.
+        bucket: the bucket.
+        flat: the parts of all owners, concatenated as by :func:`laid_out`.
     """
     places = sorted(bucket.places, key=lambda place: (place[1].variable, place[1].begin))
     for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
@@ -125,7 +126,7 @@ def taken_apart(bucket: SlicedBucket, flat: tf.Tensor) -> Iterator[tuple[int, li
 
 
 def merged(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Returns ranges, each a place, a size and a beginning elsewhere, with those as one that go on in both."""
+    """Merges (offset, size, begin in the variable) ranges that are adjacent both by offset and by begin."""
     found: list[tuple[int, int, int]] = []
     for place, size, begin in ranges:
         if found:

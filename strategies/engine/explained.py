@@ -1,7 +1,7 @@
-"""Errors of collectives, in the words of the other processes.
+"""Explains errors of collectives by what the other processes report.
 
-An error that TensorFlow or Horovod raises because another process has left says nothing of that process, nor of the
-step; it comes with the traceback of the whole step. The user gets one that does, as the other processes tell it.
+An error that TensorFlow or Horovod raises because another process has exited names neither that process nor the step,
+and comes with the traceback of the whole step. The user gets an error that names both.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _OF_THIS_PROCESS = (
 
 @contextlib.contextmanager
 def explained(member: Member, what: str = "") -> Iterator[None]:
-    """Inside, an error of a collective becomes a :class:`DistributedError` that says which process caused it.
+    """Context manager: turns an error of a collective into a :class:`DistributedError` that names the process at fault.
 
     Args:
         member: this process in its job.
-        what: what the collective carries, where the engine's own error has to do.
+        what: the content of the collective; given where only the backend itself compares the ranks' tensors.
     """
     try:
         yield
@@ -51,10 +51,10 @@ def explained(member: Member, what: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def meetings_explained() -> Iterator[None]:
-    """Inside, where replicas run, an error of replicas that meet where they cannot says what to write instead.
+    """Context manager: explains the error of replicas that synchronize in a tf.cond, tf.while_loop or tf.function.
 
     Raises:
-        ValueError: in place of TensorFlow's error, which names functions of its own.
+        ValueError: with what to write instead, in place of TensorFlow's error, which names internal functions.
     """
     try:
         yield
@@ -75,7 +75,7 @@ def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
     if isinstance(error, _OF_THIS_PROCESS) or not member.hears_others:
         return None
     if what and "Mismatched" in str(error):
-        # Of Horovod, which compares sizes itself.
+        # The error comes from Horovod, which compares sizes itself.
         return (
             f"The ranks run different programs: in {what}, {str(error.message).rpartition('}} ')[2].split(' [Op')[0]}"
         )

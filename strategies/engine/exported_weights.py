@@ -1,10 +1,10 @@
-"""Weights in shards in graphs that are not of a step, and in the files that TensorFlow makes of such graphs.
+"""Sharded weights in graphs outside of steps, and in the SavedModels that TensorFlow makes of such graphs.
 
-A file of TensorFlow has one variable for all components of a distributed one: each handle that a graph captures becomes
-the handle of that variable. Of a weight in shards it is the whole weight. A graph outside of a step therefore reads
-shards so that the result is the weight in both places: from shards here, and from the whole in the file.
+A SavedModel has one variable for all components of a distributed one: each handle that a graph captures becomes the
+handle of that variable. For a sharded weight, that variable is the whole weight. A graph outside of a step therefore
+reads shards such that the result is the weight in both places: from shards in this process, from the whole in the file.
 
-Its contract is tested in ``tests/strategies/saving/test_exports.py``.
+The contract is tested in ``tests/strategies/saving/test_exports.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strategies.replica.deferred import is_remote
 
 
 class CapturedShard(tf.__internal__.tracking.Trackable):
-    """A shard among the variables of a graph: what freezes the graph reads it, what saves the graph finds the weight.
+    """A shard among a graph's variables: code that freezes the graph reads it, code that saves it finds the weight.
 
     Args:
         weight: the ``ShardedVariable``.
@@ -29,27 +29,27 @@ class CapturedShard(tf.__internal__.tracking.Trackable):
     def __init__(self, weight: Any, component: Any) -> None:
         self._weight = weight
         self._component = component
-        #: Gradients are not taken of shards.
+        #: No gradients are taken with respect to shards.
         self.trainable = False
 
     @property
     def handle(self) -> Any:
-        """That of the shard."""
+        """The shard's handle."""
         return self._component.handle
 
     @property
     def name(self) -> str:
-        """That of the shard."""
+        """The shard's name."""
         return str(self._component.name)
 
     @property
     def dtype(self) -> tf.DType:
-        """That of the weight."""
+        """The weight's dtype."""
         return self._component.dtype
 
     @property
     def shape(self) -> tf.TensorShape:
-        """That of the shard."""
+        """The shard's shape."""
         return self._component.shape
 
     def numpy(self) -> np.ndarray:
@@ -61,7 +61,7 @@ class CapturedShard(tf.__internal__.tracking.Trackable):
         return self._component.read_value()
 
     def read_value_no_copy(self) -> tf.Tensor:
-        """Returns the elements of the shard, as long as they do not change."""
+        """Returns the elements of the shard without a copy: they are valid until the shard is written."""
         return self._component.read_value_no_copy()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
@@ -69,10 +69,10 @@ class CapturedShard(tf.__internal__.tracking.Trackable):
 
 
 def whole_in_file(variable: Any) -> tf.Tensor:
-    """Returns the whole weight in a graph, from its shards, or from the variable that they are in a file.
+    """Returns the whole weight in a graph: from its shards, or in a file from the one variable that replaces them.
 
-    The length of each part is computed when the graph runs: in a file, the first read has all elements, and nothing is
-    left for the others.
+    The length of each part is computed when the graph runs: in a file, the first read returns all elements, and the
+    other parts are empty.
 
     Args:
         variable: a ``ShardedVariable`` of which this process holds all shards.
@@ -92,7 +92,7 @@ def whole_in_file(variable: Any) -> tf.Tensor:
 
 
 def captured_shards(variable: Any) -> dict[int, CapturedShard]:
-    """Returns a shard of each owner, as graphs have them; graphs do not keep them alive, the variable does."""
+    """Returns each owner's shard as graphs capture it; the variable keeps these objects alive, since graphs do not."""
     found: dict[int, CapturedShard] | None = variable.captured
     if found is None:
         owners = zip(variable.owners, variable.values, strict=True)
@@ -101,9 +101,9 @@ def captured_shards(variable: Any) -> dict[int, CapturedShard]:
 
 
 def holds_all(variable: Any) -> bool:
-    """True if this process holds all elements of a variable of TensorFlow's.
+    """True if this process holds all elements of a TensorFlow variable.
 
-    Of a weight in shards each process may hold some; where a replica spans processes, each has its own variables.
+    Each process may hold some shards of a sharded weight; where a replica spans processes, each has its own variables.
     """
     owners, ranges = getattr(variable, "owners", ()), getattr(variable, "bounds", ())
     others = [owner for owner, (begin, end) in enumerate(ranges) if begin < end and owner not in owners]
@@ -111,7 +111,7 @@ def holds_all(variable: Any) -> bool:
 
 
 def check_exported(variable: Any) -> None:
-    """Raises a ``ValueError`` if other processes hold elements of a variable that is to be in a file of TensorFlow."""
+    """Raises a ``ValueError`` if other processes hold elements of a variable that is to be in a SavedModel."""
     if not holds_all(variable):
         raise ValueError(
             f"Other processes hold {variable.name!r}, or shards of it: one process cannot write it to a file of "
@@ -122,7 +122,7 @@ def check_exported(variable: Any) -> None:
 
 
 def _forget_shape(handle: tf.Tensor) -> None:
-    """Has the graph take the variable of a captured handle for one of unknown shape: in a file it has another."""
+    """Sets the variable's shape of a captured handle to unknown: in a file the variable has another shape."""
     data = handle_data_util.get_resource_handle_data(handle)
     for each in data.shape_and_type:
         each.shape.Clear()
@@ -131,18 +131,18 @@ def _forget_shape(handle: tf.Tensor) -> None:
 
 
 def export_whole(variable: Any, object_map: Any, tensor_map: Any) -> list[Any]:
-    """Maps a weight in shards, and its components, to one whole variable in the graph of a file.
+    """Maps a sharded weight and its components to one whole variable in the graph of a file.
 
     Args:
         variable: a ``ShardedVariable``.
-        object_map: from objects to those in the graph; gains the whole variable.
-        tensor_map: from tensors to those in the graph; gains its handle.
+        object_map: maps objects to their counterparts in the graph; the whole variable is added.
+        tensor_map: maps tensors to their counterparts in the graph; the whole variable's handle is added.
 
     Returns:
         The resources that were mapped.
 
     Raises:
-        ValueError: other processes hold shards.
+        ValueError: if other processes hold shards.
     """
     check_exported(variable)
     whole = object_map.get(variable)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """A layer of which the numbers under a strategy are not those of one device.
+    """A layer whose numbers under a strategy differ from those of one device.
 
     Attributes:
         layer: its path, or its name if it has none.

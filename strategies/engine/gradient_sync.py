@@ -1,8 +1,8 @@
-"""Synchronization of gradients over the data axis.
+"""Synchronizes gradients over the data axis.
 
-Takes what the local replicas computed, gives what the optimizer's update needs on every device: the sum over all
-replicas. Rows' weights are in the gradients already (``_keras_hooks.gradients``); buckets, overlap with the backward
-pass and compression are the process group's.
+Takes the gradients of the local replicas and returns the sum over all replicas, on every device on which the update
+needs it. The gradients are weighted by rows already (``_keras_hooks.gradients``); buckets, overlap with the backward
+pass and compression are up to the process group.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 @dataclass(frozen=True)
 class Accumulation:
-    """Gradients that an optimizer gathers over several steps before it applies them.
+    """Gradients that an optimizer accumulates over several steps before it applies them.
 
     Attributes:
-        accumulators: per gradient the variable, made under ``Accumulators.of``, that holds this replica's part.
-        is_due: bool scalar, whether this step's gradients complete a sum.
+        accumulators: for each gradient the variable, made under ``Accumulators.of``, with this replica's partial sum.
+        is_due: bool scalar, True if this step's gradients complete a sum.
     """
 
     accumulators: Sequence[Any]
@@ -39,12 +39,12 @@ class Accumulation:
 
 
 class GradientSync:
-    """Sums of local gradients over all replicas, each on the devices of its variable.
+    """Sums local gradients over all replicas, each on the devices of its variable.
 
     Args:
         layout: the replicas.
-        reductions: of the same replicas.
-        waits: measures, if asked, how long the sums are waited for.
+        reductions: the reductions over these replicas.
+        waits: measures, if enabled, the time spent waiting for the sums.
     """
 
     def __init__(self, layout: ReplicaLayout, reductions: Reductions, waits: Waits) -> None:
@@ -60,19 +60,20 @@ class GradientSync:
         accumulation: Accumulation | None = None,
         riders: Sequence[Rider] = (),
     ) -> tuple[list[Any], list[tf.Tensor]]:
-        """Returns per gradient what the update of its variable needs, for each local replica; the totals of riders.
+        """Returns for each gradient the value that its update needs, on each local replica, and the sums of `riders`.
 
         Args:
-            gradients: per variable a per-replica tensor or ``IndexedSlices``, a plain one that all replicas share and
-                that is the sum already, or None. Local shapes: those of the variables.
-            targets: per gradient its variable, on whose devices the sum is wanted; None if where the gradients are.
-            shares: those of the local replicas in the running step; none outside of one.
-            accumulation: if the optimizer gathers gradients: in a step in which they are not due, replicas do not
-                communicate and the update gets the replica's own gradients; else it gets the sum over replicas of
-                gradients and accumulators, and finds the accumulators empty. What replaces its variable is the
-                maximum over replicas in each step; the optimizer gathers it.
-            riders: other sums over all replicas, for which the gradients' message has room; only between processes, and
-                not where the optimizer gathers gradients, which has no message in most steps.
+            gradients: for each variable a per-replica tensor or ``IndexedSlices``, a plain one that all replicas share
+                and that is the sum already, or None. Local shapes: those of the variables.
+            targets: for each gradient its variable, on whose devices the sum is wanted; None: the gradients' devices.
+            shares: the shares of the local replicas in the running step; empty outside a step.
+            accumulation: given if the optimizer accumulates gradients. In a step in which they are not due, replicas do
+                not communicate and the update gets the replica's own gradients. In a step in which they are due, it
+                gets the sum over replicas of gradients and accumulators, and the accumulators are reset to zero. A
+                gradient that replaces its variable is the maximum over replicas in each step; the optimizer accumulates
+                it.
+            riders: small sums over all replicas, fused with the gradients' reduction; only between processes, and not
+                with `accumulation`, where most steps have no reduction.
         """
         results = with_maxima(self._layout, self._layout.per_replica(gradients), targets, shares)
         done = {i for i, target in enumerate(targets or ()) if is_overwritten(target)}
@@ -106,7 +107,7 @@ class GradientSync:
         shares: Sequence[Share],
         dtypes: Sequence[tf.DType | None],
     ) -> list[Any]:
-        """Returns gradients, with the sums of those that are rounded in each step: what is gathered is rounded."""
+        """Sums and rounds the gradients that are rounded in each step, before accumulation; returns all gradients."""
         results = list(gradients)
         mine = [i for i, dtype in enumerate(dtypes) if dtype is not None and isinstance(results[i], PerReplica)]
         local = [results[i] for i in mine]
@@ -120,14 +121,14 @@ class GradientSync:
     ) -> list[Any]:
         present: bool | tf.Tensor = True
         if self._layout.process_group is not None and self._layout.num_local == 1:
-            # Gradients leave bucket by bucket; a conditional around all of them would wait for the last.
+            # Gradients are sent bucket by bucket; a conditional around all of them would wait for the last.
             present = shares[0].has_rows if shares else True
         else:
             local = self._reductions.counted(local, shares)
         return self._measured(local, where, shares, present, riders)
 
     def _terms(self, gradients: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
-        """Returns terms of sums, which replicas gather over steps: of a sum that all have already, equal parts."""
+        """Returns each replica's term to accumulate; a sum that all replicas have already is divided equally."""
         n = self._layout.num_replicas
         counted = self._reductions.counted(gradients, shares)
         return [_part(value, n) if isinstance(value, Mirrored) else value for value in counted]
@@ -158,7 +159,7 @@ class GradientSync:
         num_local = self._layout.num_local
         parts = local
         held = [accumulator.values for accumulator in accumulators]
-        # One flag serves all accumulators of an optimizer.
+        # All accumulators of an optimizer share one flag.
         flags = {flag.ref(): flag for each in accumulators if (flag := getattr(each, "is_spread", None)) is not None}
 
         def note(spread: bool) -> None:
@@ -190,14 +191,14 @@ class GradientSync:
 
 
 def _rounded(total: Any, dtype: tf.DType | None) -> Any:
-    """Returns a sum, on each device on which it is, rounded as on one device."""
+    """Rounds a sum, on each of its devices, as on one device."""
     if not isinstance(total, tf.distribute.DistributedValues):
         return rounded(total, dtype)
     return total if dtype is None else type(total)(tuple(rounded(value, dtype) for value in total.values))
 
 
 def _part(total: Any, n: int) -> PerReplica:
-    """Returns an equal part of a sum, a tensor or slices that all replicas have, for each replica."""
+    """Divides a sum (tensor or slices) that all replicas have by ``n``, on each replica."""
     parts = []
     for value in total.values:
         values = value.values if isinstance(value, tf.IndexedSlices) else value

@@ -1,4 +1,4 @@
-"""The replicas of a strategy: those of this process, their devices, and what joins them to others along "data"."""
+"""The replicas of a strategy in this process, their devices, and their process groups along "data"."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class DataParallelGroup:
 
     Attributes:
         devices: full names, one for each local replica.
-        process_group: joins the first of them to those that hold the part in the replicas of other processes; None
-            where there are none.
+        process_group: joins the first device to the devices that hold the part in replicas of other processes; None
+            without other processes.
     """
 
     devices: tuple[str, ...]
@@ -31,7 +31,7 @@ class ReplicaLayout:
     """The replicas of a job as this process sees them.
 
     Attributes:
-        groups: one for each part of a replica that this process owns.
+        groups: one group for each part of a replica that this process owns.
     """
 
     groups: tuple[DataParallelGroup, ...]
@@ -43,7 +43,7 @@ class ReplicaLayout:
 
     @property
     def process_group(self) -> ProcessGroup | None:
-        """Joins this process to those that hold other replicas; None where there are none."""
+        """The group of this process and those that hold other replicas; None without other processes."""
         return self.groups[0].process_group
 
     @property
@@ -67,14 +67,14 @@ class ReplicaLayout:
         return 0 if self.process_group is None else self.process_group.rank * self.num_local
 
     def group_of(self, where: Any) -> int:
-        """Returns the part on whose devices a distributed value, or a tensor, is; 0 if it is on those of none."""
+        """Returns the number of the group on whose devices a tensor or distributed value is; 0 if there is none."""
         devices = tuple(getattr(value, "device", "") for value in local_values(where))
         return next((k for k, group in enumerate(self.groups) if group.devices == devices), 0)
 
     def mirror(self, variables: Iterable[Any]) -> None:
-        """Gives all local replicas what the first has of Keras variables that an update changed for some of them only.
+        """Copies Keras variables from the first local replica to the others, after an update that changed only some.
 
-        Variables of which not every replica has a component, such as slots of one device, are left as they are.
+        Variables without a component on every replica, such as slots of one device, are left as they are.
         """
         for variable in variables:
             first, *others = local_values(variable.value)
@@ -85,7 +85,7 @@ class ReplicaLayout:
                     component.assign(first.read_value(), read_value=False)
 
     def copied_to(self, group: int, total: Any) -> Any:
-        """Returns a sum, a tensor or slices, on each device of a group; as it is, if there is one device."""
+        """Copies a tensor or IndexedSlices to every device of a group; returns it unchanged if there is one device."""
         copies = []
         for device in self.groups[group].devices:
             with tf.device(device):
@@ -93,12 +93,12 @@ class ReplicaLayout:
         return PerReplica(tuple(copies)) if len(copies) > 1 else total
 
     def per_replica(self, values: Sequence[Any]) -> list[Any]:
-        """Returns the values, those marked as local that TensorFlow hands over plain: where one replica is here."""
+        """Wraps plain values as `PerReplica`: with one local replica, TensorFlow passes local values unwrapped."""
         if self.process_group is None or self.num_local > 1:
             return list(values)
         return [v if v is None or isinstance(v, tf.distribute.DistributedValues) else PerReplica((v,)) for v in values]
 
 
 def local_values(value: Any) -> Sequence[Any]:
-    """Returns what each local replica has of a value; of a plain one, that one."""
+    """Returns each local replica's component of a value; a plain value is its only component."""
     return value.values if isinstance(value, tf.distribute.DistributedValues) else (value,)

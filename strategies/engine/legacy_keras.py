@@ -1,7 +1,7 @@
-"""Refusal of models, layers and optimizers of Keras 2 (``tf_keras``) under our strategies.
+"""Refuses models, layers and optimizers of Keras 2 (``tf_keras``) under our strategies.
 
-They sum gradients by TensorFlow's rules, which are other ones than those of Keras 3 here: weights would be wrong
-without an error. They are known by the names of their modules; nothing of Keras 2 is imported.
+They sum gradients by TensorFlow's rules, which differ from ours for Keras 3: weights would be wrong without an error.
+They are recognized by the names of their modules; nothing of Keras 2 is imported.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow keeps a copy of it, which it imports itself, and programs do by mistake.
+# TensorFlow has its own copy of Keras 2, which it imports itself and programs import by mistake.
 _LEGACY = ("tf_keras", "tensorflow.python.keras")
-# How deep functions are looked for in functions.
+# The depth to which functions that functions refer to are searched.
 _DEPTH = 3
 
 
 def refuse_caller() -> None:
-    """Refuses what a module of Keras 2 asks for: a variable, a step, a sum of gradients.
+    """Refuses a call from a module of Keras 2, for a variable, a step or a sum of gradients.
 
     Raises:
-        ValueError: with the object of Keras 2 that asks.
+        ValueError: with the calling object of Keras 2.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -32,7 +32,7 @@ def refuse_caller() -> None:
             owner = frame.f_locals.get("self")
             raise ValueError(_refusal(module if owner is None else _named(owner)))
         if module.split(".")[0] == "keras":
-            # Keras 3 asks, whoever has called it.
+            # Keras 3 is the direct caller; its own callers do not matter.
             return
         frame = frame.f_back
 
@@ -41,7 +41,7 @@ def refuse_values(values: Iterable[Any]) -> None:
     """Refuses objects of Keras 2 among values, such as the arguments of ``compile``.
 
     Raises:
-        ValueError: with the first of them.
+        ValueError: with the first such object.
     """
     for value in values:
         if _is_legacy(type(value).__module__):
@@ -49,10 +49,10 @@ def refuse_values(values: Iterable[Any]) -> None:
 
 
 def refuse_step(function: Any) -> None:
-    """Refuses the function of a step that Keras 2 runs, or that refers to its objects; costs nothing without it.
+    """Refuses a step function that Keras 2 runs or that refers to its objects; free if ``tf_keras`` is not imported.
 
     Raises:
-        ValueError: with the first of them.
+        ValueError: with the first such object.
     """
     if "tf_keras" in sys.modules:
         refuse_caller()
@@ -64,7 +64,7 @@ def _is_legacy(module: str) -> bool:
 
 
 def _references(function: Any, depth: int) -> Iterator[Any]:
-    """Yields the objects that a function takes from around itself: what it is bound to, its closure, globals."""
+    """Yields the objects that a function refers to: its ``__self__``, its closure, and its globals, recursively."""
     function = getattr(function, "python_function", function)
     yield getattr(function, "__self__", None)
     function = getattr(function, "__func__", function)
@@ -75,7 +75,7 @@ def _references(function: Any, depth: int) -> Iterator[Any]:
         try:
             found = cell.cell_contents
         except ValueError:
-            # Not set yet.
+            # An empty cell: the variable has not been set yet.
             continue
         yield found
         yield from _references(found, depth - 1)

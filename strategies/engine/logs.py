@@ -1,9 +1,9 @@
-"""The outputs of a training or test step, such as its logs, as numbers of the whole batch.
+"""Combines the outputs of a training or test step, such as its logs, into numbers of the whole batch.
 
-Results over all replicas, such as metrics, are such numbers already, and what is the same on all replicas is, too. Of
-everything else its kind (`batches.row_kinds`) says how those of replicas are put together: means are weighed by rows,
-sums and counts added up, of largest numbers the largest is taken, and rows are laid end to end. What cannot be put
-together is said, with the line that made it.
+Results over all replicas, such as metrics, are such numbers already, and so are values that are the same on all
+replicas. The kind of every other value (`batches.row_kinds`) decides how the replicas' values are combined: means are
+weighted by rows, sums and counts are added, maxima and minima are taken, and rows are concatenated. A value that cannot
+be combined is warned of, with the line that made it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _TOTALS = (Kind.SUM, Kind.COUNT)
 
 
 def of_whole_batch(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
-    """Returns what replicas have returned in a step of Keras' trainer as numbers of the batch.
+    """Returns the replicas' outputs of a step of Keras' trainer, combined into numbers of the whole batch.
 
     Args:
         outputs: a nest of values, per replica or one that all local replicas share.
-        shares: those of the local replicas in the step.
+        shares: the shares of the local replicas in the step.
         layout: the replicas.
     """
     flat = tf.nest.flatten(outputs)
@@ -70,10 +70,10 @@ def of_whole_batch(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout)
 
 
 def _names(outputs: Any) -> list[str]:
-    """Returns for each leaf the key under which a step has returned it."""
+    """Returns for each leaf the key under which the step returned it."""
     if not isinstance(outputs, Mapping):
         return [""] * len(tf.nest.flatten(outputs))
-    # In TensorFlow's order.
+    # tf.nest sorts the keys.
     return [str(key) for key in sorted(outputs) for _ in tf.nest.flatten(outputs[key])]
 
 
@@ -84,7 +84,7 @@ def _is_number(dtype: tf.DType) -> bool:
 def _part_of_batch(
     name: str, local: Sequence[tf.Tensor], kinds: set[Kind], shares: Sequence[Share]
 ) -> tf.Tensor | None:
-    """Returns what this process' replicas add to the number of the whole batch; None of what is left as it is."""
+    """Returns the local replicas' term of the whole batch's number; None for a value that is not combined."""
     dtype = local[0].dtype
     if kinds <= set(_TOTALS) and not dtype.is_bool and _is_number(dtype):
         return sum_in_order([s.keep(value, tf.zeros_like(value)) for s, value in zip(shares, local, strict=True)])
@@ -117,7 +117,7 @@ def _say(name: str, value: tf.Tensor, kinds: set[Kind], dependence: RowDependenc
 
 
 def _say_if_counted(name: str, value: float, shares: Sequence[Share]) -> None:
-    """Says of a constant that it may be the number of rows of one replica."""
+    """Warns if a constant may be the number of rows of one replica."""
     if not isinstance(value, bool) and value in shares[0].num_rows and value != 1:
         warn(
             f"{_subject(name)} is {value:g}, the number of rows of one replica: where it was read from the shape of "
@@ -131,7 +131,7 @@ def _subject(name: str) -> str:
 
 
 def _are_rows(kinds: set[Kind], local: Sequence[tf.Tensor], shares: Sequence[Share]) -> bool:
-    """True of tensors that have something for each row, along the first dimension."""
+    """True if the tensors have one entry for each row, along the first dimension."""
     if kinds != {Kind.ROWS}:
         return False
     return all(
@@ -152,7 +152,7 @@ def _own_rows(share: Share, value: tf.Tensor) -> tf.Tensor:
 
 
 def _extreme(local: Sequence[tf.Tensor], shares: Sequence[Share], layout: ReplicaLayout, kind: Kind) -> tf.Tensor:
-    """Returns the largest of all replicas that have rows, or the smallest."""
+    """Returns the maximum (``Kind.MAX``) or minimum over all replicas that have rows."""
     dtype = local[0].dtype
     numbers = [tf.cast(value, tf.int32) if dtype.is_bool else value for value in local]
     worst = numbers[0].dtype.min if kind is Kind.MAX else numbers[0].dtype.max

@@ -1,7 +1,7 @@
-"""Gradients of variables that are replaced by their gradient: the maximum over all replicas.
+"""Gradients that replace their variable: reduced by the maximum over all replicas.
 
-They are joined before all others, which are summed, and are the same on all replicas from then on, so that neither
-sharding nor accumulation looks at them again.
+They are reduced before all other gradients, which are summed, and are the same on all replicas from then on, so that
+neither sharding nor accumulation handles them again.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from strategies.replica.overwritten import is_overwritten, maximum
 def with_maxima(
     layout: ReplicaLayout, gradients: Sequence[Any], targets: Sequence[Any] | None, shares: Sequence[Share]
 ) -> list[Any]:
-    """Returns gradients, those of variables that they replace as the maximum over all replicas. All processes call it.
+    """Returns gradients, those that replace their variable as the maximum over all replicas. All processes call it.
 
     Args:
         layout: the replicas.
-        gradients: per variable a per-replica tensor, one that replicas have alike, or None.
-        targets: per gradient its variable; None if they are of none.
-        shares: those of the local replicas in the running step; none outside of one. A replica without rows of its own
-            counts for nothing.
+        gradients: for each variable a per-replica tensor, one that is equal on all replicas, or None.
+        targets: for each gradient its variable; None if there are no variables.
+        shares: the shares of the local replicas in the running step; empty outside a step. Replicas without rows of
+            their own are ignored.
     """
     found = list(gradients)
     mine = [i for i, each in enumerate(targets or ()) if is_overwritten(each) and isinstance(found[i], PerReplica)]
     by_group: dict[int, list[int]] = {}
     for i in mine:
         by_group.setdefault(layout.group_of((targets or ())[i]), []).append(i)
-    # In an order that all processes have.
+    # Sorted: all processes must run the groups' collectives in the same order.
     for k in sorted(by_group):
         group = layout.groups[k]
         with tf.device(group.devices[0]), carrying("the maxima of scales"):
@@ -49,7 +49,7 @@ def with_maxima(
 
 
 def _present(values: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
-    """Returns what replicas have of a gradient, the least of all numbers from those without rows."""
+    """Returns the replicas' values of a gradient, with the dtype's lowest number for replicas without rows."""
     if len(values) != len(shares):
         return list(values)
     kept = []

@@ -1,8 +1,8 @@
-"""State of metrics: replicas hold terms of a sum, which is made when the metric is read.
+"""State of metrics: replicas hold terms of a sum, which is computed when the metric is read.
 
-A metric of a program's own adds to its state as on one device. Each replica has to add its term of what one device
-adds: sums and counts over its rows as they are, a mean over them weighed by rows, and what is the same on all replicas
-on the first of them only. Values that are no sum of such terms, such as a largest number, are warned of.
+A user's own metric adds to its state as on one device. Each replica has to add its term of what one device adds: sums
+and counts over its rows unchanged, a mean over its rows weighted by rows, and a value that is the same on all replicas
+on the first replica only. Values that are no sum of such terms, such as a maximum, are warned of.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
 
 
 def term(share: Share, name: str, value: Any, dtype: tf.DType, aggregation: tf.VariableAggregation) -> Any:
-    """Returns a replica's term of what a program writes into the state of a metric; None if it is the value itself.
+    """Returns a replica's term of a value that a program writes into a metric's state; None: the value is the term.
 
     Args:
-        share: the replica's.
-        name: the variable's, for warnings.
-        value: what the program writes, or adds.
-        dtype: the variable's.
-        aggregation: how the variable's components are put together when it is read.
+        share: the replica's share.
+        name: the variable's name, for warnings.
+        value: the value that the program assigns or adds.
+        dtype: the variable's dtype.
+        aggregation: how the variable's components are combined when it is read.
     """
     dependence = shares.dependence_here()
     kind = dependence.kind(value)

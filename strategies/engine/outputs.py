@@ -1,4 +1,4 @@
-"""The outputs of replicas: each counts by its rows, however the caller combines them."""
+"""Combines the outputs of replicas such that each replica counts by its rows, however the caller combines them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from strategies.engine.logs import of_whole_batch
 
 
 def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
-    """Returns what the local replicas returned, combined as far as the caller cannot do it.
+    """Returns the local replicas' outputs, combined as far as the caller cannot do it.
 
-    * Of a training or test step, Keras' trainer wants the numbers of the whole batch (`engine.logs`).
-    * Keras lays what a prediction step returns end to end: a replica without rows returns none, of any kind of
-      tensor; other processes' rows are fetched.
-    * In the user's own loop a replica without rows returns no rows where its output has the borrowed row's, so that
-      gathering skips it, and zeros elsewhere, so that summing does.
+    * Training or test step: Keras' trainer wants the numbers of the whole batch (`engine.logs`).
+    * Prediction step: Keras concatenates the replicas' rows. A replica without rows returns none, for any kind of
+      tensor; other processes' rows are gathered.
+    * Custom loop: a replica without rows returns no rows where its output has the dummy row's, so that gathering skips
+      it, and zeros elsewhere, so that summing does.
 
     Args:
         outputs: a nest of values, per replica or one that all local replicas share.
-        shares: those of the local replicas in the step.
+        shares: the shares of the local replicas in the step.
         layout: the replicas.
 
     Raises:
-        ValueError: rows to be fetched from other processes that are not dense tensors.
+        ValueError: if rows to be gathered from other processes are not dense tensors.
     """
     combination = shares[0].combination
     if combination == "concat" and layout.num_replicas > 1:
@@ -76,7 +76,7 @@ def _counting_rows(share: Share, value: Any) -> Any:
     if share.has_rows is False:
         return nothing(value)
     if share.combination is None and value.shape.rank and value.shape[0] is not None:
-        # Static where the batch's first dimension is not: whatever it is, it is no rows.
+        # The first dimension is static where that of the batch is not: it does not count rows.
         return share.keep(value, tf.zeros_like(value))
     with tf.device(getattr(value, "device", None)):
         return tf.cond(share.has_rows, lambda: value, lambda: nothing(value))

@@ -1,8 +1,9 @@
-"""Creation of variables where a replica spans processes: each process holds those of its own parts.
+"""Creates variables where a replica spans processes: each process holds the variables of its own parts.
 
-Every process makes every variable of a model, in the same order, so that each can show the whole model. Where a process
-owns no part at the place of a variable, it makes one without a value. Weights that it may hold are drawn when they are
-first needed: a copy of the model, split or cut into stages, takes their initial values and leaves them undrawn.
+Every process creates every variable of a model, in the same order, so that each can show the whole model. A process
+that owns no part at the coordinates of a variable creates one without a value. Weights that it may hold are initialized
+when they are first needed: a copy of the model, split or cut into stages, takes over their initializers, and the
+original weights are never initialized.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tensorflow as tf
 from strategies.replica.deferred import DeferredVariable, RemoteVariable, is_remote
 from strategies.replica.parts import ReplicaParts
 
-#: The shape and the dtype of the variable that Keras is making; callables that give initial values do not tell.
+#: The shape and the dtype of the variable that Keras is creating; a callable initial value does not reveal them.
 _asked: contextvars.ContextVar[tuple[Sequence[int], str] | None] = contextvars.ContextVar(
     "keras_strategies_asked_variable", default=None
 )
@@ -25,7 +26,7 @@ _asked: contextvars.ContextVar[tuple[Sequence[int], str] | None] = contextvars.C
 
 @contextlib.contextmanager
 def asking_for(shape: Sequence[int], dtype: str) -> Iterator[None]:
-    """Inside, a variable of this shape and dtype is made, by a callable that gives its initial value."""
+    """Context manager: a variable of this shape and dtype is created from a callable initial value."""
     token = _asked.set((tuple(shape), dtype))
     try:
         yield
@@ -34,13 +35,13 @@ def asking_for(shape: Sequence[int], dtype: str) -> Iterator[None]:
 
 
 def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any], *, may_defer: bool = True) -> Any:
-    """Returns the component of a variable that is not initialized now; None for one that TensorFlow is to make.
+    """Returns the component of a variable that is not initialized now; None for one that TensorFlow is to create.
 
     Args:
-        parts: of a replica that spans processes.
-        home: the part in which the variable is; None if this process owns none there.
-        kwargs: those of the variable's creation.
-        may_defer: whether its initialization can wait until it is needed.
+        parts: the parts of a replica that spans processes.
+        home: the owned part that holds the variable; None if this process owns no part at its coordinates.
+        kwargs: the arguments of the variable's creation.
+        may_defer: True if its initialization can wait until it is needed.
     """
     reference = kwargs.get("colocate_with")
     initial_value = kwargs.get("initial_value")
@@ -59,19 +60,19 @@ def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any],
 
 
 def remote(owner: int, kwargs: dict[str, Any]) -> RemoteVariable:
-    """Returns a variable that process `owner` holds; ``kwargs`` are those of its creation there."""
+    """Returns a placeholder for a variable that process `owner` holds, created there with the arguments ``kwargs``."""
     with tf.device("CPU:0"):
         return RemoteVariable(owner, **form_of(kwargs))
 
 
 def form_of(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns what there is to know of a variable before its value is."""
+    """Returns the properties of a variable that are known before its value: shape, dtype, name and others."""
     shape, dtype = _shape_and_dtype(kwargs.get("initial_value"), kwargs.get("dtype"))
     return {"shape": shape, "dtype": dtype} | {name: kwargs.get(name) for name in ("name", "trainable", "aggregation")}
 
 
 def owner_here(parts: ReplicaParts) -> int:
-    """Returns the rank of the first process of this replica that owns a part at the present place."""
+    """Returns the rank of the first process of this replica that owns a part at the current coordinates."""
     return next(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, parts.here))
 
 

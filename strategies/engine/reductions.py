@@ -1,11 +1,11 @@
-"""Reductions of the values of several replicas: over the devices of this process, then over the processes.
+"""Reduces values of several replicas: over the devices of this process, then over the processes.
 
-Gradients, metrics and whatever a program reduces itself take the same two steps. With one process there is only the
-first, and TensorFlow's own cross-device ops do it. With one local replica there is only the second: a local value is
-then a plain tensor, as TensorFlow hands them over where there is one replica.
+Gradients, metrics and a program's own reductions take the same two steps. With one process there is only the first, and
+TensorFlow's own cross-device ops do it. With one local replica there is only the second: a local value is then a plain
+tensor, as TensorFlow passes them where there is one replica.
 
-Where a replica spans several devices, each sum is made for one of its parts: over the devices that have this part in
-their replicas, its data-parallel group, and there it stays. Nothing passes the devices of other parts.
+Where a replica spans several devices, each sum is computed for one of its parts: over the devices that hold this part
+in the replicas, its data-parallel group, and the sum stays there. Nothing goes through the devices of other parts.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from strategies.engine.slices_across import slices_across
 from strategies.replica.slices import Lookups, of_batch
 from strategies.topology.devices import is_gpu
 
-#: Of a bucket of gradients that the GPUs of one process sum by NCCL, whose messages are best when they are large.
+#: The size of a bucket of gradients that the GPUs of one process sum by NCCL, which is fastest with large messages.
 GPU_BUCKET_BYTES = 64 * 2**20
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
-#: Reduces pairs of a value and where it is wanted over the devices of one group, in this process:
+#: Reduces (value, destination) pairs over the devices of one group, in this process. Its arguments are
 #: ``(reduce_op, pairs, devices, options)``.
 LocalReduction = Callable[[Any, list[tuple[Any, Any]], tuple[str, ...], Any], list[Any]]
 
 
 @dataclass(frozen=True)
 class Rider:
-    """A small sum over all replicas that is wanted in the step of some gradients, and travels with theirs.
+    """A fused small reduction: a small sum over all replicas that is sent with the gradients of its step.
 
     Attributes:
-        values: what the local replicas add, ready before the last gradient is.
+        values: the terms of the local replicas, ready before the last gradient is.
         group: the number of the data-parallel group on whose devices they are.
     """
 
@@ -50,7 +50,7 @@ class Rider:
 
     @classmethod
     def of_variable(cls, variable: Any, group: int) -> Rider:
-        """Returns the sum of what the local replicas' components of a variable hold, each read where it is."""
+        """Returns the fused reduction of a variable's local components, each read on its own device."""
         values = []
         for component in variable.values:
             with tf.device(component.device):
@@ -59,7 +59,7 @@ class Rider:
 
 
 class Reductions:
-    """Sums and means over all replicas.
+    """Computes sums and means over all replicas.
 
     Args:
         layout: the replicas.
@@ -82,18 +82,18 @@ class Reductions:
         options: Any = None,
         riders: Sequence[Rider] = (),
     ) -> list[Any]:
-        """Returns the reduction of each value, on all local devices of the group where it is wanted; totals of riders.
+        """Returns each value's reduction, on all local devices of the group of its destination, then the riders' sums.
 
         Args:
             reduce_op: sum or mean.
             values: per-replica tensors or ``IndexedSlices``, of local shapes.
-            where: per value a distributed value, on whose devices its reduction is wanted.
-            shares: those of the local replicas in the step in which the values were made; none if of no step.
-            present: whether this process' values count, where it has one replica. Of several replicas, those that do
-                not count have to be zeros.
-            as_gradients: with the compression and the reduction of gradients.
-            options: for TensorFlow's reductions.
-            riders: only between processes. Their totals are those of :meth:`across`.
+            where: for each value a distributed value, on whose devices its reduction is wanted.
+            shares: the shares of the local replicas in the step that computed the values; empty without a step.
+            present: with one local replica, True if this process' values count. With several, replicas that do not
+                count must pass zeros.
+            as_gradients: True to apply the compression and the reduction op of gradients.
+            options: options for TensorFlow's reductions.
+            riders: fused small reductions, only between processes. Their sums are as in :meth:`across`.
         """
         groups = [self._layout.group_of(each) for each in where]
         if self._layout.process_group is not None:
@@ -130,9 +130,9 @@ class Reductions:
         return found
 
     def _joined(self, value: Any, shares: Sequence[Share], group: int) -> Any:
-        """Returns the slices of the local replicas side by side, on each device of a group.
+        """Concatenates the slices of the local replicas, on each device of a group.
 
-        There are as many as the batch has rows: collectives, which are bound to one shape, cannot carry them.
+        Their number depends on the rows of the batch: collectives, which have a fixed shape, cannot send them.
         """
         devices = self._layout.groups[group].devices
         if not any(is_gpu(device) for device in devices):
@@ -140,18 +140,18 @@ class Reductions:
                 return self._layout.copied_to(group, _lookups(value, shares).joined())
         joined = []
         for device in devices:
-            # Each from all others: GPUs copy to each other in pairs, and the first one is no bottleneck.
+            # Each device copies from all others: GPUs copy pairwise, and the first GPU is no bottleneck.
             with tf.device(device):
                 joined.append(_lookups(value, shares).joined())
         return PerReplica(tuple(joined))
 
     def to_device(self, device: str, values: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
-        """Returns the sum of each value over the local replicas, on one device; of slices, all side by side.
+        """Returns the sum of each value over the local replicas, on one device; slices are concatenated.
 
         Args:
-            device: its full name.
+            device: the device's full name.
             values: per-replica tensors or ``IndexedSlices``, of local shapes.
-            shares: those of the local replicas in the step in which the values were made.
+            shares: the shares of the local replicas in the step in which the values were computed.
         """
         with tf.device(device):
             return [
@@ -171,15 +171,16 @@ class Reductions:
         groups: Sequence[int] | None = None,
         riders: Sequence[Rider] = (),
     ) -> list[Any]:
-        """Returns per value the reduction over all replicas of all processes, then per rider; see :meth:`to_groups`.
+        """Returns the reduction of each value over all replicas of all processes, then the sum of each of `riders`.
 
-        Each is on the first local device of its group, one of `groups` per value; of the first one, if None. With
-        `on_all_devices` it may be per replica: a dense one, where the process group joins the devices.
+        Each result is on the first local device of its group: `groups` has one group per value; None means group 0.
+        With `on_all_devices`, dense results are per replica where the process group joins the devices. The other
+        arguments are those of :meth:`to_groups`.
         """
         wanted = [0] * len(values) if groups is None else list(groups)
         wanted += [rider.group for rider in riders]
         totals: list[Any] = [None] * len(wanted)
-        # In an order that all processes have: they meet in that of their calls.
+        # Sorted: all processes must run the groups' collectives in the same order.
         for k in sorted(set(wanted)):
             mine = [i for i, group in enumerate(wanted) if group == k]
             own = [i for i in mine if i < len(values)]
@@ -201,7 +202,7 @@ class Reductions:
         return totals
 
     def counted(self, values: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
-        """Returns the values, with zeros from replicas without rows of their own; the rest passes through uncopied."""
+        """Returns the values, with zeros for replicas without rows of their own; other values are not copied."""
         values = list(values)
         mine = [i for i, v in enumerate(values) if isinstance(v, PerReplica) and len(v.values) == len(shares)]
         if not mine or all(share.has_rows is True for share in shares):
@@ -215,7 +216,7 @@ class Reductions:
                 places.setdefault(device if device in own else first, []).append(i)
             kept: dict[int, Any] = {}
             for device, indices in places.items():
-                # Without a device, the conditional would take all values to the first one.
+                # Without a device, the conditional would copy all values to the first device.
                 with tf.device(device):
                     present = if_present(share.has_rows, [values[i].values[r] for i in indices])
                 kept |= zip(indices, present, strict=True)
@@ -232,10 +233,10 @@ def _divided(total: Any, n: int) -> Any:
 
 
 def _packs(values: Sequence[Any], indices: Sequence[int], devices: Sequence[str]) -> list[list[int]]:
-    """Returns the indices of gradients that are summed as one, in the order in which they are asked for.
+    """Returns the buckets of gradients, as lists of indices, in the order in which they are reduced.
 
-    TensorFlow's collectives make one message of all that they get at once, which then waits for the last gradient.
-    Between CPU devices gradients are added one by one, each when it is there.
+    TensorFlow's collectives pack all tensors of one call into one message, which then waits for the last gradient.
+    Between CPU devices gradients are added one by one, each when it is ready.
     """
     if not any(is_gpu(device) for device in devices):
         return [list(indices)]
@@ -250,7 +251,7 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _lookups(value: Any, shares: Sequence[Share]) -> Lookups:
-    """Returns the slices that the local replicas have together."""
+    """Returns the slices of all local replicas as one object."""
     local = local_values(value)
     if len(local) != len(shares):
         return Lookups((), tuple(local))
@@ -265,12 +266,12 @@ def _sums_across(
     as_gradients: bool,
     riders: Sequence[Rider],
 ) -> tuple[list[Any], list[tf.Tensor]]:
-    """Returns the sums of the values, and those of the riders."""
+    """Returns the sums of the values, and the sums of the riders."""
     sum_dense = process_group.sum_gradients if as_gradients else process_group.sum
     lookups = {i: _lookups(value, shares) for i, value in enumerate(values) if _is_sparse(value)}
     totals: list[Any] = [None if i in lookups else sum_in_order(local_values(value)) for i, value in enumerate(values)]
     if as_gradients and process_group.combines_means and shares:
-        # Of the rows of all local replicas.
+        # The weight of the rows of all local replicas.
         weight = tf.add_n([tf.convert_to_tensor(share.weight_here(), tf.float32) for share in shares])
         for i, own in lookups.items():
             totals[i] = tf.convert_to_tensor(own.joined())
@@ -289,7 +290,7 @@ def _sums_across(
 def _sums_of_devices(
     process_group: ProcessGroup, values: Sequence[Any], shares: Sequence[Share], riders: Sequence[Rider]
 ) -> tuple[list[Any], list[tf.Tensor]]:
-    """As `_sums_across`; what is dense is added between all devices, and is per replica."""
+    """Like `_sums_across`, but dense values are reduced between all devices, with per-replica results."""
     dense = [i for i, value in enumerate(values) if not _is_sparse(value)]
     terms = [_spread(local_values(values[i]), process_group.devices) for i in dense]
     ridden = [_spread(rider.values, process_group.devices) for rider in riders]
@@ -304,7 +305,7 @@ def _sums_of_devices(
 
 
 def _spread(terms: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
-    """Returns a term for each device: zeros, where all local replicas have one together."""
+    """Returns a term for each device; fewer terms are summed onto the first device, and the others get zeros."""
     if len(terms) == len(devices):
         return list(terms)
     total = sum_in_order(terms)

@@ -1,4 +1,4 @@
-"""State that replicas write for themselves, such as moving statistics: made to agree before the step ends."""
+"""State that each replica writes alone, such as moving statistics: synchronized before the step ends."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from strategies.engine.variables import ReplicaStateVariable
 
 
 class ReplicaWrites:
-    """The variables that replicas write for themselves, in the running step and in functions traced before."""
+    """The variables that each replica writes alone, in the running step and in functions traced earlier."""
 
     def __init__(self) -> None:
         self._in_functions: list[weakref.ref[ReplicaStateVariable]] = []
 
     def note(self, variable: ReplicaStateVariable, context: StepContext, *, by_program: bool = False) -> None:
-        """Remembers that a replica wrote ``variable`` in the step of `context`."""
+        """Records that a replica wrote ``variable`` in the step of `context`."""
         context.written[variable.ref()] = variable
         context.agreed.discard(variable.ref())
         share = shares.current()
@@ -38,13 +38,13 @@ class ReplicaWrites:
             self._in_functions = [*alive, weakref.ref(variable)]
 
     def of(self, context: StepContext) -> list[ReplicaStateVariable]:
-        """Returns what replicas wrote in a step and have not agreed on; functions that they called in it included."""
+        """Returns the variables written in the step, also by functions called in it, and not synchronized since."""
         inside = self._written_inside()
         if inside and not tf.executing_eagerly():
             used = {outside.ref() for outside, _ in tf.compat.v1.get_default_graph().captures}
             inside = [variable for variable in inside if variable.values[0].handle.ref() in used]
         found = {variable.ref(): variable for variable in inside} | context.written
-        # A function that was traced before writes, and nothing tells when: agreed once more, nothing is lost.
+        # A function that was traced earlier writes at an unknown time: synchronizing once more does no harm.
         again = {variable.ref() for variable in inside}
         return [variable for ref, variable in found.items() if ref in again or ref not in context.agreed]
 
@@ -55,12 +55,12 @@ class ReplicaWrites:
 def agree(
     written: Sequence[ReplicaStateVariable], local_shares: Sequence[Share], process_group: ProcessGroup | None
 ) -> None:
-    """Sets the components of each variable to their mean over all replicas, each weighing what its rows weigh.
+    """Sets the components of each variable to their mean over all replicas, weighted by rows.
 
     Args:
-        written: what a replica wrote for itself in this step.
+        written: the variables that a replica wrote alone in this step.
         local_shares: the shares of this process' replicas, one per component.
-        process_group: joins the other processes that hold replicas; None if none do.
+        process_group: the group of the processes that hold replicas; None without other processes.
     """
     if local_shares[0].num_replicas == 1:
         return
@@ -75,7 +75,7 @@ def agree(
 
 @dataclass(frozen=True)
 class StateVector:
-    """Variables of one dtype and place, which travel as one vector: a deep network has a hundred small ones.
+    """Variables of one dtype on the same devices, reduced as one vector: a deep network has a hundred small ones.
 
     Attributes:
         variables: at least one.
@@ -116,7 +116,7 @@ class StateVector:
 
 
 def state_vectors(written: Sequence[ReplicaStateVariable]) -> list[StateVector]:
-    """Returns the variables by dtype and place."""
+    """Groups the variables by dtype and devices."""
     kinds: dict[Any, list[ReplicaStateVariable]] = {}
     for variable in written:
         kinds.setdefault((variable.dtype, *variable._devices), []).append(variable)
@@ -124,7 +124,7 @@ def state_vectors(written: Sequence[ReplicaStateVariable]) -> list[StateVector]:
 
 
 def local_mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[Share]) -> tf.Tensor:
-    """Returns ``first + sum(weight * (other - first))``: components that are equal already stay bit for bit."""
+    """Returns ``first + sum(weight * (other - first))``: components that are already equal keep their bits."""
     first, *others = vectors
     mean = first
     for share, other in zip(local_shares[1:], others, strict=True):

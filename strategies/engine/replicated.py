@@ -1,6 +1,6 @@
-"""TensorFlow's ``StrategyExtended`` in front of the engine: over the devices of one process, or of many.
+"""Connects TensorFlow's ``StrategyExtended`` to the engine, over the devices of one process or of many.
 
-A strategy consists of it once it has chosen its local devices and what joins them to other processes.
+A strategy chooses its local devices and their process groups; `ReplicatedExtended` does the rest.
 """
 
 from __future__ import annotations
@@ -69,25 +69,25 @@ from strategies.topology.sharding import ShardingGroups
 
 @dataclass(frozen=True)
 class _Colocation:
-    """Stands, to TensorFlow, for a variable on these devices with which another is to be colocated."""
+    """A fake ``colocate_with`` target: TensorFlow reads only its devices."""
 
     _devices: tuple[str, ...]
 
 
 class ReplicatedExtended(MirroredExtended):
-    """One replica of the model on each local device: TensorFlow's interface to the engine.
+    """TensorFlow's interface to the engine, with one or more local replicas of the model.
 
     Args:
-        container_strategy: the strategy this is part of.
+        container_strategy: the strategy to which this object belongs.
         parts: the parts of each local replica, and the groups that join them to those of other processes.
-        cross_device_ops: sums over the first ones; None for TensorFlow's own choice.
-        member: this process in its job; None where it knows of no other.
-        sharding: the groups of replicas over which updates are dealt out; None if each device makes all of them.
+        cross_device_ops: sums over the first device of each local replica; None for TensorFlow's own choice.
+        member: this process in its job; None if it knows no other process.
+        sharding: the groups of replicas over which updates are sharded; None if each replica updates all weights.
         parameter_device: full name of the device that alone holds and updates variables; None if each replica does.
     """
 
     _cross_device_ops: Any
-    #: Counts the files that this process has saved, or left to rank 0 to save. Only if there are other processes.
+    #: Counts the saves of this process, those left to rank 0 included. Set only if there are other processes.
     savings: Savings
 
     def __init__(
@@ -99,7 +99,7 @@ class ReplicatedExtended(MirroredExtended):
         sharding: ShardingGroups | None = None,
         parameter_device: str | None = None,
     ) -> None:
-        #: This process in its job: where it is, and what the others tell.
+        #: This process in its job: its position, and its messages with other processes.
         self.member = member or Member(0, 1)
         #: The devices over which a replica is spread.
         self.parts = parts
@@ -107,13 +107,13 @@ class ReplicatedExtended(MirroredExtended):
         joined: Sequence[ProcessGroup | None] = parts.groups.data or [None] * len(devices)
         #: All replicas of the job, and those of this process.
         self.layout = ReplicaLayout(tuple(starmap(DataParallelGroup, zip(devices, joined, strict=True))))
-        # TensorFlow's own reductions are bound to their devices; those that a caller brings are not.
+        # TensorFlow's own reductions are bound to their devices; `cross_device_ops` of a caller are not.
         self._reductions_by_devices: dict[tuple[str, ...], Any] | None = {} if cross_device_ops is None else None
-        #: Serves random draws of replicas that name no seed; made at the first of them.
+        #: The seed generator of replicas' random draws without a seed; created at the first such draw.
         self.seed_generator: Any = None
         self.accumulators = Accumulators()
         graph_lifetimes.install(_is_ours)
-        # TensorFlow's constructor asks for numbers that depend on the devices.
+        # TensorFlow's constructor reads numbers that depend on the devices.
         self._devices = devices[0]
         super().__init__(container_strategy, devices=devices[0], cross_device_ops=cross_device_ops)
         self.waits = Waits(self.layout.num_replicas)
@@ -128,13 +128,13 @@ class ReplicatedExtended(MirroredExtended):
             self.same_batches = SameBatches(self.process_group, num_together) if num_together > 1 else None
         self._steps = Steps(container_strategy, self.layout, self.waits, self.same_batches)
         self._updates = Updates(parts, self.layout, self._gradient_sync, self._steps)
-        #: Deals updates out over the replicas, where there are several; None if each device makes all of them.
+        #: Shards updates over the replicas; None if each replica updates all weights.
         self.sharded_updates: ShardedUpdates | None = None
-        #: Joins replicas that compute with rows of weights of their own; None if each holds whole weights.
+        #: Exchanges rows between replicas that each hold some rows of a weight; None if each holds whole weights.
         self.row_exchange: RowExchange | None = None
-        #: The groups of replicas over which updates are dealt out; None if each device makes all of them.
+        #: The groups of replicas over which updates are sharded; None if each replica updates all weights.
         self.sharding = sharding
-        #: Makes weights in shards; None if each device holds all.
+        #: Creates sharded weights; None if each device holds whole weights.
         self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:
             self.sharded_weights = ShardedWeights(self.layout, self._steps, sharding, parts)
@@ -155,23 +155,23 @@ class ReplicatedExtended(MirroredExtended):
                 agree_on_random_state(self.process_group)
         adapt(self._collective_ops)
         if self.member.hears_others:
-            # After TensorFlow, which takes the signal for itself.
+            # After TensorFlow, which installs its own handler of the signal.
             self.member.preemption.hear()
 
     @property
     def process_group(self) -> ProcessGroup | None:
-        """Joins this process to all others of the job; None where there are none."""
+        """The group of all processes of the job; None without other processes."""
         return self.parts.groups.job
 
     @property
     def holds_a_part(self) -> bool:
-        """True if other processes hold variables of a model, or of its optimizer, that this one does not."""
+        """True if other processes hold variables of a model or its optimizer that this process does not hold."""
         sharded = self.sharded_updates
         return self.parts.spans_processes or (sharded is not None and sharded.process_group is not None)
 
     @property
     def computes_on_gpus(self) -> bool:
-        """True if all local devices are GPUs: then batches are copied to them while earlier ones are computed."""
+        """True if all local devices are GPUs: then batches are copied to them during earlier steps."""
         return all(is_gpu(device) for device in self.layout.devices)
 
     @property
@@ -191,18 +191,18 @@ class ReplicatedExtended(MirroredExtended):
         return self._steps.call(fn, args, kwargs)
 
     def note_replica_write(self, variable: ReplicaStateVariable, *, by_program: bool = False) -> None:
-        """Remembers that a replica wrote ``variable`` for itself in the running step."""
+        """Records that a replica wrote ``variable`` alone in the running step."""
         self._steps.note_write(variable, by_program=by_program)
 
     def pending_write(self, variable: ReplicaStateVariable, replica: int) -> tuple[bool, Any] | None:
-        """Returns whether a program's own code wrote what a replica has of a variable for itself, and in which graph.
+        """Returns (True if the program's own code wrote it, graph of the write) for a write that is not synchronized.
 
-        None if replicas have it alike.
+        Returns None if all replicas have the same value.
         """
         return self._steps.pending_write(variable, replica)
 
     def note_agreed(self, variable: ReplicaStateVariable, replica: int) -> None:
-        """Remembers that a replica has the value of all replicas."""
+        """Records that a replica has the synchronized value of a variable."""
         self._steps.note_agreed(variable, replica)
 
     def update_replicas(
@@ -216,21 +216,21 @@ class ReplicatedExtended(MirroredExtended):
     ) -> Any:
         """Synchronizes ``gradients`` and calls ``update`` with the result once per local replica.
 
-        Call in cross-replica context. Inside ``update`` every variable of the strategy stands for the component
-        on that replica's device, and ops are placed there; those that update a variable of another part of the
-        replica, where that part is.
+        Call it in cross-replica context. Inside ``update`` every variable of the strategy means the component on that
+        replica's device, and ops are placed there; ops that update a variable of another part of the replica are placed
+        on the device of that part.
 
         Args:
-            gradients: see :meth:`GradientSync.synchronized`, as for the last two.
+            gradients: see :meth:`GradientSync.synchronized`, as for `targets` and `accumulation`.
             update: takes the gradients, in the same order.
-            targets: per gradient the variable that it is for.
-            accumulation: if the optimizer gathers gradients over several steps.
-            may_defer: whether nothing uses the result, or what is updated, before metrics are read or
-                :meth:`finish_update` is called. Then the update can be deferred until then, so that what else has to be
-                summed across processes travels with the gradients.
+            targets: for each gradient its variable.
+            accumulation: given if the optimizer accumulates gradients over several steps.
+            may_defer: True if nothing uses the result, or the updated variables, before metrics are read or
+                :meth:`finish_update` is called. Then the update can be deferred until then, so that other sums across
+                processes are fused with the gradients' reduction.
 
         Returns:
-            What ``update`` returned for the first replica; None if the update is deferred.
+            The result of ``update`` for the first replica; None if the update is deferred.
         """
         if self.central is not None:
             return self.central.update(gradients, update, targets)
@@ -242,14 +242,14 @@ class ReplicatedExtended(MirroredExtended):
         return update_of(())[0]
 
     def sum_gradients(self, gradients: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-        """Returns the sums of gradients over all replicas, on each local replica. Call in cross-replica context.
+        """Returns the sums of gradients over all replicas, on each local replica. Call it in cross-replica context.
 
         Args:
             gradients: per-replica tensors or ``IndexedSlices``.
-            targets: per gradient the variable, or the per-replica tensor, with respect to which it was taken.
+            targets: for each gradient the variable, or the per-replica tensor, with respect to which it was taken.
         """
         self.finish_update()
-        # A tensor is where its gradient is.
+        # A tensor is on the devices of its gradient.
         where = [
             each if isinstance(each, tf.distribute.DistributedValues) else g
             for g, each in zip(gradients, targets, strict=True)
@@ -257,11 +257,11 @@ class ReplicatedExtended(MirroredExtended):
         return self._updates.synchronized(gradients, where)[0]
 
     def finish_update(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
-        """Makes the update that was deferred, if one was; see :meth:`Updates.finish`. Call in cross-replica context."""
+        """Runs the deferred update, if there is one; see :meth:`Updates.finish`. Call it in cross-replica context."""
         return self._updates.finish(riders)
 
     def _use_merge_call(self) -> bool:
-        # While one replica's components are updated there is nobody to merge with: Keras then calls directly.
+        # While one replica's components are updated, no other replica runs to merge with: Keras then calls directly.
         return get_update_replica_id() is None and bool(super()._use_merge_call())
 
     def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
@@ -282,7 +282,7 @@ class ReplicatedExtended(MirroredExtended):
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Enters TensorFlow's context, and the scope where there is none, as in a loop that makes slots there."""
+        """Enters TensorFlow's context, and first the strategy's scope outside any, as in a loop that creates slots."""
         scope = contextlib.nullcontext() if tf.distribute.has_strategy() else self._container_strategy().scope()
         with scope, super().colocate_vars_with(colocate_with_variable):
             yield
@@ -316,7 +316,7 @@ class ReplicatedExtended(MirroredExtended):
         return ReplicaStateVariable(self._container_strategy(), [component], component.aggregation)
 
     def _create_slot(self, next_creator: Callable[..., Any], owner: WeightSlice, kwargs: dict[str, Any]) -> Any:
-        """Makes a slot of what is dealt out: on the device of its owner in each group, and of no other replica."""
+        """Creates a slot of a weight slice, on the device of the slice's owner in each group only."""
         if owner.is_held:
             components = []
             for replica in owner.replicas:
@@ -337,10 +337,11 @@ class ReplicatedExtended(MirroredExtended):
         return aware(create(**kwargs)) if accumulator is None else accumulator
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
-        # Where replicas span processes, no two of them may hold the same variables: they draw the same numbers.
+        # Where replicas span processes, no two of these may hold the same variables: no broadcast, all draw the same
+        # numbers.
         if self.process_group is None or replica_id > 0 or self.parts.spans_processes:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
-        # Through no other device than that on which the variable will be: it may be all that fits there.
+        # Broadcast through the variable's own device only: another device may have no memory for it.
         joined = [each.process_group for each in self.layout.groups if each.devices[0] == device and each.process_group]
         process_group, initial_value = next(iter(joined), self.process_group), kwargs["initial_value"]
 
@@ -375,7 +376,7 @@ class ReplicatedExtended(MirroredExtended):
             values = self._reductions.counted(self.layout.per_replica(values), local_shares)
         totals = self._reductions.to_groups(reduce_op, values, where, local_shares, options=options)
         for total in totals:
-            # The same on all replicas, whatever each has given.
+            # The reduction is the same on all replicas, whatever the kind of its terms.
             for value in local_values(total):
                 mark(value, Kind.SAME)
         return totals
@@ -383,7 +384,7 @@ class ReplicatedExtended(MirroredExtended):
     def _reduce_locally(
         self, reduce_op: Any, pairs: list[tuple[Any, Any]], devices: tuple[str, ...], options: Any
     ) -> list[Any]:
-        """Reduces over the devices of one part of the replicas by TensorFlow's ops for these devices."""
+        """Reduces over the devices of one part of the replicas, by TensorFlow's reduction for these devices."""
         is_other_part = any(group.devices == devices for group in self.layout.groups[1:])
         if self._reductions_by_devices is None or not is_other_part or are_int32(pairs):
             return list(super()._batch_reduce_to(reduce_op, pairs, options))
@@ -403,10 +404,10 @@ class ReplicatedExtended(MirroredExtended):
 
     @contextlib.contextmanager
     def metric_totals(self, variables: Iterable[Any]) -> Iterator[None]:
-        """Sums the metric ``variables`` over all replicas at once, for reads inside: one message instead of many.
+        """Context manager: reads of the metric ``variables`` return sums over all replicas, reduced in one message.
 
-        Where stages are in several processes, the last one has the outputs: its sums are everybody's. Accumulated
-        gradients are each process' own.
+        Where stages are in several processes, the last one has the outputs: its sums are sent to all. Accumulated
+        gradients stay each process' own.
         """
         if holds_totals() or (self.layout.process_group is None and not self.parts.crosses("pipe")):
             yield
@@ -444,10 +445,10 @@ class ReplicatedExtended(MirroredExtended):
         return self._clocked(sharding.distribute_own(dataset, self._agreement, self.layout.num_local))
 
     def compare_batch(self, batch: Any) -> None:
-        """Refuses, on all processes, a global batch that is not the same on all of them. All of them call it.
+        """Raises an error on all processes if they have different global batches. All processes call it.
 
         Args:
-            batch: a nest of tensors or arrays; of others, nothing is compared.
+            batch: a nest of tensors or arrays; other values are not compared.
         """
         if self._agreement is not None and self.layout.process_group is not None:
             first_batch.compare(batch, self._agreement)
@@ -470,12 +471,12 @@ class ReplicatedExtended(MirroredExtended):
 
     @property
     def should_checkpoint(self) -> bool:
-        """True if this process writes checkpoints: one of them does."""
+        """True if this process writes checkpoints: only rank 0 does."""
         return self.process_group is None or self.process_group.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """True if this process writes summaries: one of them does."""
+        """True if this process writes summaries: only rank 0 does."""
         return self.should_checkpoint
 
 
@@ -485,10 +486,10 @@ def _is_ours() -> bool:
 
 
 def _check_alike(process_group: ProcessGroup, num_replicas: int, num_parts: int) -> int:
-    """Refuses, on all processes, processes with other numbers of devices: they would share batches out differently.
+    """Raises an error on all processes if their numbers of devices differ: they would split batches differently.
 
     Returns:
-        A number that rank 0 has drawn, by which this job can be told from others.
+        A random number drawn by rank 0, which identifies this job.
     """
     mine = tf.constant([[num_replicas, num_parts, secrets.randbelow(2**31)]], tf.int32)
     gathered = process_group.gather(mine).numpy().tolist()

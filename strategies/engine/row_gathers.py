@@ -1,8 +1,8 @@
-"""The rows of all replicas, on every replica: an all-gather along the data axis whose gradient is a reduce-scatter.
+"""Gathers the rows of all replicas on every replica: an all-gather along the data axis; its gradient, a reduce-scatter.
 
-Replica r holds the r-th run of consecutive rows of the global batch, so the rows of all, in the order of replicas, are
-the global batch's in their order. Each replica computes with all of them and has a gradient for all; that of a
-replica's own rows is the sum of what all replicas have for these.
+Replica r holds the r-th run of consecutive rows of the global batch, so the rows of all replicas, in the order of
+replicas, are those of the global batch in their order. Each replica computes with all rows and has a gradient for all;
+the gradient of a replica's own rows is the sum over all replicas' gradients for these.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _Nest = TypeVar("_Nest")
 
 
 def gather_rows(x: _Nest) -> _Nest:
-    """Returns the rows of all replicas, in the order of the global batch: what one device would have in place of `x`.
+    """Returns the rows of all replicas, in the order of the global batch: the tensor that one device would have.
 
-    For what looks at the whole batch: a contrastive loss, a queue of keys, statistics of a batch. Call it in a layer,
-    a loss, or a step, on every replica and in the same order, and not in a `tf.function`, `tf.cond` or `tf.while_loop`
-    inside of the step. All replicas get the same tensor. It is differentiable, any number of times: the gradient of a
-    replica's rows is the sum of what all replicas have found for these.
+    Use it for computations over the whole batch: a contrastive loss, a queue of keys, statistics of a batch. Call it in
+    a layer, a loss, or a step, on every replica and in the same order, and not in a `tf.function`, `tf.cond` or
+    `tf.while_loop` inside the step. All replicas get the same tensor. It is differentiable any number of times: the
+    gradient of a replica's rows is the sum of all replicas' gradients for these rows.
 
-    Two views of a batch are gathered one by one: one tensor in which they follow each other would come back as the
-    views of the first replica, then those of the second.
+    Gather two views of a batch one by one: a concatenation of the two would come back as the views of the first
+    replica, then those of the second.
 
-    On one device, outside of steps, and where Keras finds out shapes, `x` is returned as it is.
+    On one device, outside steps, and while Keras infers shapes, `x` is returned unchanged.
 
     Shapes: `[rows of this replica, ...]` -> `[rows of all replicas, ...]`; replicas may have different numbers of rows,
     or none. Other dimensions are equal on all replicas.
 
     Args:
-        x: a dense tensor of any dtype with rows, or a nest of such tensors and None. Strings are gathered inside of
-            one process only.
+        x: a dense tensor of any dtype with rows, or a nest of such tensors and None. Strings can be gathered inside one
+            process only.
 
     Raises:
-        ValueError: what has no rows, or is not dense; a call from a place where replicas cannot meet.
+        ValueError: if `x` has no rows or is not dense, or if the call is in a graph where replicas cannot synchronize.
 
     Example, a layer that subtracts the mean of the batch:
 
@@ -80,17 +80,17 @@ def gather_rows(x: _Nest) -> _Nest:
 def global_rows(x: Any = None) -> int | tf.Tensor:
     """Returns the number of rows of the global batch of the running step, over all replicas and processes.
 
-    A sum over a replica's rows, divided by it, is this replica's part of the mean over the global batch.
+    A sum over a replica's rows, divided by this number, is the replica's part of the mean over the global batch.
 
     Args:
-        x: a tensor that has the batch's rows. Plain Keras, where nobody else counts rows, returns those of `x`; under
+        x: a tensor that has the batch's rows. In plain Keras, outside a strategy, its number of rows is returned; under
             a strategy it may be left out.
 
     Returns:
-        int where the size of batches is static, else an int32 scalar.
+        An int where the size of batches is static, else an int32 scalar.
 
     Raises:
-        ValueError: outside of steps, without `x`.
+        ValueError: outside steps, without `x`.
 
     Example, a replica's part of a mean over rows:
 
@@ -116,18 +116,18 @@ def global_rows(x: Any = None) -> int | tf.Tensor:
     if rows is None:
         raise ValueError(f"strategies.global_rows(x) takes a tensor with rows. Received: {x}")
     if share is not None and share.num_replicas > 1 and not in_shapes_only():
-        # A step without a batch of its own, whose rows only `x` has.
+        # The step has no batch of its own: only `x` has rows.
         return mark(num_rows(gather_rows(tf.zeros([rows]))), Kind.SAME)
     return rows
 
 
 class _Exchange:
-    """The way of one tensor's rows to all replicas, and back.
+    """The all-gather of one tensor's rows, and its gradient, the reduce-scatter.
 
     Args:
-        share: of this replica.
-        size: rows of this replica; int, or int32 scalar.
-        in_processes: `[processes]`, int32, or a scalar in a process that is alone: rows of each process.
+        share: this replica's share.
+        size: the number of rows of this replica; int, or int32 scalar.
+        in_processes: the number of rows of each process: `[processes]`, int32; a scalar if there is one process.
     """
 
     def __init__(self, share: shares.Share, size: int | tf.Tensor, in_processes: tf.Tensor) -> None:
@@ -136,15 +136,15 @@ class _Exchange:
         self._in_processes = in_processes
 
     def gathered(self, own: tf.Tensor) -> tf.Tensor:
-        """`[own rows, ...]` -> `[all rows, ...]`. Gradient: :meth:`scattered`."""
+        """All-gathers `[own rows, ...]` -> `[all rows, ...]`. Gradient: :meth:`scattered`."""
         return self._mapped(_gathered, own, self.scattered)
 
     def scattered(self, whole: tf.Tensor) -> tf.Tensor:
-        """`[all rows, ...]` -> `[own rows, ...]`, of the sum over replicas. Gradient: :meth:`gathered`."""
+        """Reduce-scatters `[all rows, ...]` -> `[own rows, ...]`, a sum over replicas. Gradient: :meth:`gathered`."""
         return self._mapped(_scattered, whole, self.gathered)
 
     def _size_of_all(self, size: int | None) -> int | None:
-        """Returns the number of rows of all replicas for that of this one, where it is known beforehand."""
+        """Returns the rows of all replicas together, given this replica's `size`; None if not known at tracing."""
         own, every = next(iter(self._share.num_rows), None), self._share.num_all
         if size is None or own is None or not isinstance(every, int) or not self._share.surely_has_rows or size % own:
             return None
@@ -154,11 +154,11 @@ class _Exchange:
         self, exchange: Callable[..., Any], value: tf.Tensor, backward: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
         _check_graph(self._share, "The gradient of gather_rows")
-        # Borders on both sides: TensorFlow searches the graph behind a custom gradient for variables, through all
-        # that the other replicas have done so far.
+        # stop_gradient on both sides: TensorFlow searches the input graph of a custom gradient for variables, through
+        # all that the other replicas have computed so far.
         size = tf.convert_to_tensor(self._size, tf.int32)
         [made] = _meet(exchange, tf.stop_gradient(value), size, self._in_processes)
-        # In one process the sizes follow from the tensors; between processes they are lost.
+        # In one process TensorFlow infers the sizes from the tensors; between processes it does not.
         known = _static(self._size) if exchange is _scattered else self._size_of_all(value.shape[0])
         made = tf.ensure_shape(tf.stop_gradient(made), [known, *value.shape[1:]])
         if not (value.dtype.is_floating or value.dtype.is_complex):
@@ -173,7 +173,7 @@ class _Exchange:
 
 
 def _own_rows(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
-    """Returns the rows that count: none, where the replica's only row is a dummy one."""
+    """Returns the replica's own rows: none, if its only row is a dummy row."""
     if share.has_rows is True:
         return value
     return value[: share.keep(tf.shape(value)[0], 0)]
@@ -187,17 +187,17 @@ def _static(size: int | tf.Tensor) -> int | None:
 
 
 def _meet(function: Callable[..., Any], *own: tf.Tensor) -> Sequence[tf.Tensor]:
-    """Returns what a function makes for this replica of what all local replicas have."""
+    """Returns this replica's results of a function of all local replicas' values (a ``merge_call``)."""
     found: Sequence[tf.Tensor] = tf.distribute.get_replica_context().merge_call(function, args=own)
     return found
 
 
 def _sizes_of_processes(strategy: Any, *sizes: Any) -> list[Any]:
-    """Returns of each tensor the rows of each process, in one message for all of them.
+    """Returns for each tensor the number of rows of each process, gathered in one message for all tensors.
 
     Args:
-        strategy: whose replicas meet.
-        *sizes: rows of each local replica, per tensor.
+        strategy: the strategy of the replicas.
+        *sizes: for each tensor the number of rows of each local replica.
     """
     layout: ReplicaLayout = strategy.extended.layout
     with tf.device(layout.devices[0]):
@@ -205,12 +205,12 @@ def _sizes_of_processes(strategy: Any, *sizes: Any) -> list[Any]:
         if layout.process_group is not None:
             with carrying("numbers of gathered rows"):
                 here = layout.process_group.gather(here[None], equal_sizes=True)
-        # The same on all devices: it is small, and wherever it is used, it comes from the host.
+        # Not copied to the other devices: it is small, and every use reads it from the host.
         return list(tf.unstack(here, num=len(sizes), axis=-1))
 
 
 def _gathered(strategy: Any, values: Any, _: Any, in_processes: Any) -> list[Any]:
-    """Returns the rows of all replicas, on each local device of the part of the replicas that has them."""
+    """Returns the rows of all replicas, on each local device of the group that has the rows."""
     layout: ReplicaLayout = strategy.extended.layout
     k = layout.group_of(values)
     group, own = layout.groups[k], local_values(values)
@@ -255,7 +255,7 @@ def _scattered(strategy: Any, values: Any, sizes: Any, in_processes: Any) -> lis
 
 
 def _padded(rows: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Returns the rows with zeros after them, `number` of them together."""
+    """Returns the rows, padded with zeros to `number` rows."""
     missing = number - tf.shape(rows)[0]
     return tf.concat([rows, tf.zeros(tf.concat([[missing], tf.shape(rows)[1:]], 0), rows.dtype)], 0)
 
@@ -281,7 +281,7 @@ def _check(leaf: Any) -> None:
 
 
 def _check_strategy() -> None:
-    """Refuses replicas of a strategy that is not of this package."""
+    """Refuses replicas of strategies of other packages."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1 or in_shapes_only():
         return
@@ -293,7 +293,7 @@ def _check_strategy() -> None:
 
 
 def _check_place(share: shares.Share) -> None:
-    """Refuses what is traced for other steps, or not run on all replicas, and parts of a replica's rows."""
+    """Refuses calls in functions that serve other steps or do not run on all replicas, and calls for micro-batches."""
     _check_graph(share, "gather_rows")
     if shares.num_microbatches() > 1:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Gradients of weights whose rows lie on several replicas: of experts, and of tables.
+"""Sums gradients of weights whose rows are sharded over replicas: experts and tables.
 
-The exchange of rows has brought a replica what all replicas of its group have for its rows. So the replica's gradient
-is the group's, whether the replica has rows of the batch or not, and only sums between groups are left.
+The row exchange has sent each replica the gradient terms of its whole group for its rows. So the replica's gradient is
+the group's sum, whether the replica has rows of the batch or not, and only sums between groups are left.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from strategies.replica.weight_slices import WeightSlice
 
 
 class RowShardedGradients:
-    """Sums the gradients of the rows that each replica has over the groups of replicas.
+    """Sums the gradients of each replica's own rows over the groups of replicas.
 
     Args:
         layout: the replicas.
-        processes: for each part of a replica that this process owns, those with which it shares weights; empty if each
-            group is inside of one process.
-        part_of: returns which of these parts holds a Keras variable; None if other processes hold it.
+        processes: for each owned part of a replica, the process groups over which its weights are sharded; empty if
+            each group of replicas is inside one process.
+        part_of: returns the number of the owned part that holds a Keras variable; None if other processes hold it.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class RowShardedGradients:
         self._part_of = part_of
 
     def sums(self, dealt: DealtWeights, values: Sequence[Any]) -> dict[int, Any]:
-        """Returns the sums over all groups by the ids of their slices, which are those that this process owns.
+        """Returns, by slice id, the sum over all groups for each slice that this process owns.
 
         Args:
-            dealt: all weights, those of which each replica has its rows and others.
-            values: their gradients; see `ShardedUpdates.run`.
+            dealt: all weights, the row-sharded ones and others.
+            values: the weights' gradients; see `ShardedUpdates.run`.
         """
         found: dict[int, dict[int, Any]] = {}
         for part, each, total in self._sums_here(dealt, values):
@@ -60,7 +60,7 @@ class RowShardedGradients:
         return {key: total for own in found.values() for key, total in own.items()}
 
     def _sums_here(self, dealt: DealtWeights, values: Sequence[Any]) -> Iterator[tuple[int, WeightSlice, Any]]:
-        """Yields the sum over the groups of this process for each slice, behind its part and the slice."""
+        """Yields (part, slice, sum over this process' groups)."""
         for each, position in zip(dealt.slices, dealt.positions, strict=True):
             variable, value = dealt.variables[position], values[position]
             if value is not None and each.is_held and is_row_sharded(variable):
@@ -71,12 +71,12 @@ class RowShardedGradients:
                 yield self._part_of(variable) or 0, each, total
 
     def _between(self, part: int) -> ProcessGroup | None:
-        """Returns the processes of other groups that hold the same slices of a part; None if there are none."""
+        """Returns the group of the processes that hold the same slices of a part; None if no other process does."""
         return self._processes[part].between if self._processes else self._layout.groups[part].process_group
 
 
 def _summed(between: ProcessGroup, totals: dict[int, Any]) -> dict[int, Any]:
-    """Returns sums over processes, tensors or slices, by the keys of their terms."""
+    """Returns the sums over processes of tensors or IndexedSlices, under the keys of `totals`."""
     slices = {key: each for key, each in totals.items() if isinstance(each, tf.IndexedSlices)}
     dense = {key: each for key, each in totals.items() if key not in slices}
     found: dict[int, Any] = {key: slices_across(between, Lookups((), (each,)), True) for key, each in slices.items()}

@@ -1,4 +1,4 @@
-"""Weights of experts and tables: each replica of a group holds, and computes with, its own rows."""
+"""Weights of experts and tables: each replica of a group holds its own rows and computes with them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from strategies.replica.deferred import in_shapes_only, is_remote
 
 
 class RowShardedVariable(ShardedVariable):
-    """A weight in shards along its first dimension, which nobody gathers in a step.
+    """A weight sharded along its first dimension and never gathered in a step.
 
-    A replica's gradient is that of its own experts, of the rows of its whole group; the group's other replicas have
-    none of it.
+    A replica's gradient is that of its own experts, from the rows of its whole group; the other replicas of the group
+    have no term of it.
     """
 
     #: Tells layers that a replica computes with its own rows.
@@ -23,7 +23,7 @@ class RowShardedVariable(ShardedVariable):
 
     @property
     def handle(self) -> Any:
-        """That of the replica's own experts, with respect to which gradients are taken; elsewhere of all."""
+        """The handle of the replica's own shard, for gradients; outside a step that of the whole weight."""
         replica = get_current_replica_id_as_int()
         if replica is None or is_remote(self) or not self._gathers.in_step() or in_shapes_only():
             return super().handle

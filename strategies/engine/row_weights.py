@@ -1,7 +1,7 @@
-"""The weights of replicas, for graphs that outlive a step.
+"""The row weights of replicas, for graphs that outlive a step.
 
-A ``tf.function`` that replicas call is traced once and serves later steps, whose batches may be cut otherwise. Weights
-that it uses are read from variables, which every step sets.
+A ``tf.function`` that replicas call is traced once and serves later steps, whose batches may be split differently. The
+row weights that it uses are read from variables, which every step sets.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from strategies.batches.shares import Share
 
 
 class RowWeights:
-    """One variable for each local replica; written from the first time on that one is read.
+    """One variable for each local replica; steps write the variables only once one of them has been read.
 
     Args:
-        devices: of the local replicas.
+        devices: the devices of the local replicas.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class RowWeights:
                 self._weights.append(tf.Variable(0.0, trainable=False, name="row_weight"))
 
     def set(self, shares: Sequence[Share]) -> None:
-        """Leaves the weights of a step for those who read them, if anybody does."""
+        """Writes the weights of a step to the variables, if any function reads them."""
         if self._are_read:
             self._assign(shares)
 

@@ -1,10 +1,10 @@
-"""The first batch of ``fit``, ``evaluate`` and ``predict``: processes that hold parts of one replica read the same one.
+"""Checks that processes that hold parts of one replica read the same first batch in ``fit``, ``evaluate``, ``predict``.
 
-Otherwise they would compute with other rows each, without any error. So all processes tell each other a checksum of
-that batch, and a difference ends the step on all of them before it begins. Later batches are trusted. Of the
-``*_on_batch`` methods, the first call with each model is compared.
+Otherwise each would compute with other rows, without any error. So all processes exchange a checksum of that batch, and
+a difference ends the step on all of them before it begins. Later batches are not checked. For the ``*_on_batch``
+methods, the first call with each model is checked.
 
-Its contract is tested in ``tests/strategies/processes/spanning_refusals.py``.
+The contract is tested in ``tests/strategies/processes/spanning_refusals.py``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MESSAGE = (
 
 
 class SameBatches:
-    """The comparison of batches in one process.
+    """Compares batches between processes.
 
     Args:
-        job: all processes; those of one replica are in a row.
-        num_together: how many hold the parts of one replica.
+        job: the group of all processes; the processes of one replica have consecutive ranks.
+        num_together: the number of processes that hold the parts of one replica.
     """
 
     def __init__(self, job: ProcessGroup, num_together: int) -> None:
@@ -42,18 +42,18 @@ class SameBatches:
             self._is_due = tf.Variable(False, trainable=False, name="compare_batches")
 
     def begin(self) -> None:
-        """Has the next batch compared. All processes call it."""
+        """Makes the next batch be compared. All processes call it."""
         self._is_due.assign(True)
 
     def compared(self, batch: Any) -> tuple[Any, tf.Tensor | None]:
-        """Compares a batch, if that is due.
+        """Compares a batch, if it is due.
 
         Args:
             batch: a nest.
 
         Returns:
-            The same nest, whose tensors are there when the batch has been compared, and, in a function that is being
-            traced, a tensor that is there then.
+            The same nest, whose tensors depend on the comparison, and the comparison's bool scalar; None if the code
+            runs eagerly or the nest has no tensors.
         """
         flat = tf.nest.flatten(batch, expand_composites=True)
         chosen = [i for i, each in enumerate(flat) if tf.is_tensor(each)]
@@ -69,7 +69,7 @@ class SameBatches:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Inside, TensorFlow's error of a step that has found a difference becomes one of ours."""
+        """Context manager: turns TensorFlow's error of a failed comparison into a ``ValueError`` of ours."""
         try:
             yield
         except tf.errors.OpError as error:

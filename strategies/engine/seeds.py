@@ -1,4 +1,4 @@
-"""One random seed for all processes, which share out what they draw, and one state of Python's random numbers."""
+"""Gives all processes one TensorFlow seed, since they split what they shuffle, and one state of Python's generators."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from strategies.collectives.process_group import ProcessGroup
 
 
 def agree_on_seed(process_group: ProcessGroup) -> None:
-    """Gives TensorFlow the same global seed on all processes, from which shuffles without a seed take theirs.
+    """Sets the same global TensorFlow seed on all processes; shuffles without a seed derive theirs from it.
 
-    Where the program has set the same one everywhere, it stays; otherwise rank 0's holds, or one that it draws.
+    If the program has set the same seed everywhere, it stays; otherwise it is rank 0's seed, or one that rank 0 draws.
     """
     own = eager_context.global_seed()
     mine = tf.constant([[0 if own is None else 1, own or 0]], tf.int64)
@@ -28,10 +28,10 @@ def agree_on_seed(process_group: ProcessGroup) -> None:
 
 
 def agree_on_random_state(process_group: ProcessGroup) -> None:
-    """Gives Python's and numpy's global generators the same state on all processes: rank 0's, if they differ.
+    """Sets Python's and numpy's global generators to the same state on all processes: rank 0's, if they differ.
 
-    Keras' initializers and seed generators take their seeds from Python's. Processes that hold different variables of
-    one replica draw the same initial weights from then on, without sending any.
+    Keras' initializers and seed generators take their seeds from Python's generator. From then on, processes that hold
+    different variables of one replica draw the same initial weights, without sending any.
     """
     integers, floats = _state()
     mine = tf.constant([zlib.crc32(integers.tobytes()), zlib.crc32(floats.tobytes())], tf.int64)
@@ -43,7 +43,7 @@ def agree_on_random_state(process_group: ProcessGroup) -> None:
 
 
 def _state() -> tuple[np.ndarray, np.ndarray]:
-    """Returns the states as arrays of one shape."""
+    """Returns the states of Python's and numpy's generators as arrays (integers, floats) of fixed shapes."""
     _, words, normal = random.getstate()
     _, keys, position, has_normal, next_normal = np.random.get_state()
     integers = [*words, int(normal is not None), *(int(key) for key in keys), int(position), int(has_normal)]

@@ -1,11 +1,11 @@
-"""Updates that are dealt out over the data axis: each device updates a part of all weights, and holds its slots only.
+"""Updates that are sharded over the data axis: each device updates its part of all weights and holds its slots only.
 
-Every device computes with whole weights. Of the gradients it gets the sums of its own part (a reduce-scatter), by which
-it updates that part of the weights; then all get the others' parts (an all-gather). That moves as many bytes as the
-all-reduce in whose place it is, and the optimizer's slots take one n-th of the memory on each of n devices.
+Every device computes with whole weights. It gets the gradient sums of its own part (a reduce-scatter) and updates that
+part of the weights; then all devices get the other parts (an all-gather). This moves as many bytes as the all-reduce
+that it replaces, and on each of n devices the optimizer's slots take 1/n of the memory.
 
-Devices may do so in groups, each of which has all parts: then sums of a part go between the groups as well, and nothing
-else does.
+Updates can also be sharded within groups of devices, each of which has all parts: then the sums of a part are reduced
+between the groups as well, and nothing else is sent between groups.
 
 Source: stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054); groups: MiCS (Zhang et al., arXiv:2205.00119).
 """
@@ -45,15 +45,15 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 
 class ShardedUpdates:
-    """Deals weights out among the replicas' devices, and runs updates of what this process owns.
+    """Partitions weights over the replicas' devices, and updates the slices that this process owns.
 
     Args:
         layout: the replicas.
-        reductions: of the same replicas, for sparse gradients.
-        steps: theirs.
-        groups: the replicas that share the work.
-        parts: of a replica.
-        weights: gathers weights of which each device holds a shard.
+        reductions: the reductions over these replicas, for sparse gradients.
+        steps: the steps of these replicas.
+        groups: the groups of replicas over which updates are sharded.
+        parts: the parts of a replica.
+        weights: gathers sharded weights.
     """
 
     def __init__(
@@ -70,30 +70,30 @@ class ShardedUpdates:
         self._steps = steps
         self._groups = groups
         self._parts = parts
-        #: Gathers weights of which each device holds a shard.
+        #: Gathers sharded weights.
         self.weights = weights
-        # For each part that this process owns; none if each group is inside of one process.
+        # One for each part that this process owns; empty if each group is inside one process.
         self._processes = parts.groups.sharding
         self._row_sharded = RowShardedGradients(layout, self._processes, self._part_of)
 
     @property
     def process_group(self) -> ProcessGroup | None:
-        """The processes among which updates are dealt out; None if this one makes all of them."""
+        """The group of processes over which updates are sharded; None if this process updates all slices."""
         return self._processes[0].inside if self._processes else None
 
     @property
     def local_groups(self) -> range:
-        """The groups of which this process has replicas: in the :class:`UpdateContext` of each, slices are its own."""
+        """The local groups of replicas; in a group's :class:`UpdateContext`, a slice is the group's own component."""
         return range(self._groups.num_here)
 
     def deal(self, variables: Sequence[Any], *, whole: bool) -> DealtWeights:
-        """Returns the slices of variables.
+        """Partitions variables into slices, each with an owner.
 
         Args:
             variables: Keras variables, in the order in which they were created.
-            whole: whether each variable has one owner.
+            whole: True if each variable has one owner.
         """
-        # All processes that hold weights of one place hold all of these, and cut them alike.
+        # All processes that hold weights at the same coordinates hold all of these, and partition them equally.
         places: dict[Any, list[int]] = {}
         for i, variable in enumerate(variables):
             place = frozenset(place_of(variable).items())
@@ -126,7 +126,7 @@ class ShardedUpdates:
         return dealt
 
     def _fill_masters(self, dealt: DealtWeights) -> None:
-        """Gives owners of whole weights, of which devices hold shards, all of their elements."""
+        """Gathers each sharded weight onto the owner of its whole copy."""
         masters = [each for each in dealt.slices if each.is_master]
         for each in masters:
             if not is_held(each.variable):
@@ -139,7 +139,7 @@ class ShardedUpdates:
     def _slice(self, variable: Any, plan: Slice) -> WeightSlice:
         process, replicas = self._groups.owner(plan.owner)
         is_here = self.process_group is None or process == self.process_group.rank
-        # Processes of one replica are in a row.
+        # The processes of one replica have consecutive ranks.
         rank = process * len(self._parts.owners) + first_holder(self._parts, place_of(variable))
         held = replicas if is_here and is_held(variable) else ()
         if not _is_sharded(variable):
@@ -149,14 +149,14 @@ class ShardedUpdates:
         return MasterSlice(variable, rank, held, [self._master(variable.value, replica) for replica in held])
 
     def _master(self, variable: ShardedVariable, replica: int) -> tf.Variable:
-        """Returns a variable that has room for a whole weight while its owner updates it."""
+        """Returns an uninitialized variable that holds a whole weight while its owner updates it."""
         with tf.init_scope(), tf.device(variable.values[replica].device):
             return UninitializedVariable(
                 trainable=False, shape=variable.shape, dtype=variable.dtype, name=f"{variable.name.split(':')[0]}_whole"
             )
 
     def _part_of(self, variable: Any) -> int | None:
-        """Returns which of this process' parts of a replica holds a variable; None if other processes hold it."""
+        """Returns the number of the owned part of a replica that holds a variable; None if other processes hold it."""
         if not self._parts.spans_processes:
             return self._layout.group_of(variable.value)
         home = self._parts.home(place_of(variable))
@@ -177,19 +177,19 @@ class ShardedUpdates:
         gathers_at: tf.Tensor | None = None,
         counter: Any = None,
     ) -> Any:
-        """Updates all weights. Call in cross-replica context.
+        """Updates all weights. Call it in cross-replica context.
 
         Args:
             dealt: the weights.
-            gradients: per variable of ``dealt`` a per-replica tensor or ``IndexedSlices`` of the variable's shape, a
-                plain one that all replicas share and that is the sum already, or None.
-            update: takes the sums of the slices' gradients, None for those that other processes own, and all slices.
-                Called once for each group here.
-            gathers_at: bool scalar: only if it is true do weights change; None for always.
-            counter: a Keras variable that changes unless the update is left out; None if it never is.
+            gradients: for each variable of ``dealt`` a per-replica tensor or ``IndexedSlices`` of the variable's shape,
+                a plain one that all replicas share and that is the sum already, or None.
+            update: takes the sums of the slices' gradients, None for slices that other processes own, and all slices.
+                Called once for each local group.
+            gathers_at: bool scalar, true if the weights change in this step; None if they always do.
+            counter: a Keras variable that changes unless the update is skipped; None if it is never skipped.
 
         Returns:
-            What ``update`` returned for the first group.
+            The result of ``update`` for the first group.
         """
         names = [str(variable.name) for variable in dealt.variables]
         with carrying(f"gradients of {listed(names)}"):
@@ -202,12 +202,12 @@ class ShardedUpdates:
             before = tf.identity(local_values(counter.value)[0].read_value())
         results = []
         slices = dealt.slices_of(updated)
-        # Behind an update that always happens, all weights are set from their slices.
+        # After an update that always happens, all weights are set from their slices.
         with beside_weights(slices if gathers_at is None else []):
             for group in self.local_groups:
                 with tf.device(self._layout.devices[group]), UpdateContext(group), tf.name_scope("update"):
                     own = list(map(_on_device, dealt.slices, sums)) if group else sums
-                    # As Keras does it, those of frozen layers are not named.
+                    # As in Keras, variables without a gradient, such as those of frozen layers, are left out.
                     pairs = zip(own, dealt.positions, strict=True)
                     results.append(update([g for g, i in pairs if updated[i]], slices))
             if gathers_at is None:
@@ -217,15 +217,15 @@ class ShardedUpdates:
         if before is None:
             self._constrain(constrained)
         else:
-            # An overflow leaves the weights as they are, which constraints might not.
+            # An overflow must leave the weights unchanged, and a constraint might change them.
             is_done = tf.not_equal(local_values(counter.value)[0].read_value(), before)
             tf.cond(is_done, functools.partial(self._constrain, constrained), lambda: None)
-        # Those that were gathered are the old weights.
+        # The gathered tensors are the old weights.
         self._steps.context.weights.forget()
         return results[0]
 
     def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:
-        """Returns for each slice that this process owns the sum of its gradient, on its device; None for others."""
+        """Returns for each slice the sum of its gradient, on the slice's device; None for slices of other processes."""
         values = with_maxima(
             self._layout,
             self._layout.per_replica(gradients),
@@ -242,7 +242,7 @@ class ShardedUpdates:
         ]
 
     def _scattered_of_rows(self, dealt: DealtWeights, values: Sequence[Any]) -> list[Any]:
-        """As :meth:`_scattered`, of per-replica values, each of the replica's rows."""
+        """Like :meth:`_scattered`, for weights that are not row-sharded: each replica's value is of its own rows."""
         shares = self._steps.context.shares
         values = list(values)
         sparse = [i for i, value in enumerate(values) if isinstance(local_values(value)[0], tf.IndexedSlices)]
@@ -274,7 +274,7 @@ class ShardedUpdates:
     ) -> dict[int, Any]:
         """Returns the sums of gradients over all replicas, on all local devices.
 
-        For those that are sparse there is no other way: they have as many rows as batches have, which vary.
+        Sparse gradients can only be summed like this: their number of slices varies with the batch.
         """
         local = {i: value for i, value in gradients.items() if isinstance(value, PerReplica)}
         if not local:
@@ -294,7 +294,7 @@ class ShardedUpdates:
             return sum_in_order(terms)
 
     def _part_of_total(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
-        """Returns its part of a sum that is on all local devices."""
+        """Returns the slice's part of a sum that is on all local devices; None without a sum or on other processes."""
         total = totals.get(position, values[position])
         if total is None or not each.is_held:
             return None
@@ -305,7 +305,7 @@ class ShardedUpdates:
     def _sums_across(
         self, dealt: DealtWeights, values: Sequence[Any], sparse: set[int], present: bool | tf.Tensor
     ) -> Iterator[tuple[int, tf.Tensor]]:
-        """Yields the sum of the gradient of each slice here, of which processes have terms, with the slice's id."""
+        """Yields (slice id, reduced gradient) for every slice that this process owns."""
         units = {dealt.unit_of(each): each for each in dealt.buckets}
         early: dict[int, tf.Tensor] = {}
 
@@ -341,7 +341,7 @@ class ShardedUpdates:
         sparse: set[int],
         present: bool | tf.Tensor,
     ) -> tf.Tensor | None:
-        """Returns the sums of a bucket's gradients in this process' slices, flat; None if it has no dense gradients."""
+        """Reduce-scatters a bucket; returns the flat sums of this process' slices, None without dense gradients."""
         number, bucket = each
         inside, between = self._joined(number)
         mine = {s.variable for s in bucket.slices if isinstance(values[s.variable], PerReplica)} - sparse
@@ -355,14 +355,14 @@ class ShardedUpdates:
                 [received] = between.sum([received])
             return received
 
-    # ---- whole weights again
+    # ---- all-gather of the new weights
 
     def gather(self, dealt: DealtWeights, updated: Sequence[bool] | None = None) -> None:
-        """Gives all replicas the weights as their owners have them. All processes call it.
+        """Copies the owners' values of the weights to all replicas (an all-gather). All processes call it.
 
         Args:
             dealt: the weights.
-            updated: for each of them, whether it has changed; None for all.
+            updated: for each weight True if it has changed; None if all have.
         """
         names = [str(variable.name) for variable in dealt.variables]
         changed = [True] * len(names) if updated is None else list(updated)
@@ -373,7 +373,7 @@ class ShardedUpdates:
                 self._gather_across(dealt, changed)
 
     def _constrain(self, variables: Sequence[Any]) -> None:
-        """Applies the constraints of whole weights, as optimizers do behind each step."""
+        """Applies the constraints of whole weights, as optimizers do after each step."""
         for variable in variables:
             if _is_sharded(variable):
                 [whole] = self.weights.now([variable.value], 0)
@@ -416,7 +416,7 @@ class ShardedUpdates:
                     _set(dealt.variables[i].value, replica, flat)
 
     def _joined(self, part: int) -> tuple[ProcessGroup, ProcessGroup | None]:
-        """Returns the processes that share a part of a replica, and those of other groups with the same slices."""
+        """Returns the process group over which a part is sharded, and that of the processes with the same slices."""
         joined = self._processes[part]
         if joined.inside is None:
             raise RuntimeError("There are no other processes.")
@@ -429,7 +429,7 @@ def _is_sharded(variable: Any) -> bool:
 
 
 def _set(variable: Any, replica: int, parts: Sequence[tf.Tensor]) -> None:
-    """Sets what a replica has of a variable to parts of the whole, each flat, side by side."""
+    """Sets a replica's component of a variable from the whole value, given as consecutive flat pieces."""
     component = local_values(variable)[replica]
     with tf.device(component.device):
         whole = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
@@ -439,7 +439,7 @@ def _set(variable: Any, replica: int, parts: Sequence[tf.Tensor]) -> None:
 
 
 def _on_device(each: WeightSlice, total: Any) -> Any:
-    """Returns the sum of a slice's gradient on the device of its owner in the present group."""
+    """Copies the sum of a slice's gradient to the device of the slice's owner in the current group."""
     if total is None:
         return None
     with tf.device(each.device):

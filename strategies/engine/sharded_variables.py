@@ -1,9 +1,9 @@
-"""Weights of which each device of a group holds a shard: whoever reads one gets the whole, gathered.
+"""Sharded weights: each device of a group holds a shard, and a read returns the gathered whole weight.
 
-A shard is a range of the elements, laid out flat. Each local replica has a component, which is its shard, and possibly
-without elements. To layers the variable has the shape of the whole weight; what it reads is gathered by the engine.
+A shard is a range of the flattened elements. Each local replica has a component, its shard, which may be empty. For
+layers the variable has the shape of the whole weight; the engine gathers the value that it returns.
 
-Source: stage 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054); torch's FSDP cuts each weight by itself, too.
+Source: stage 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054); torch's FSDP2 also shards each weight separately.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from strategies.replica.weight_slices import SlicedWeight
 
 
 class Gathers(Protocol):
-    """Gives the elements of all shards of a weight."""
+    """Gathers whole weights from their shards."""
 
     def of(self, variable: Any) -> tf.Tensor:
-        """Returns the whole weight where it is read: on a replica, or elsewhere."""
+        """Returns the whole weight at the place of the read: on a replica, or outside replicas."""
 
     def in_step(self) -> bool:
-        """True in a replica."""
+        """True in a replica of a running step."""
 
     def handle_of(self, variable: Any) -> tf.Tensor:
         """Returns the tensor with respect to which gradients are taken."""
 
     def assign(self, variable: Any, value: tf.Tensor) -> None:
-        """Sets a weight in a replica, which meets the others for that."""
+        """Sets a weight in a replica; all replicas call it and synchronize."""
 
 
 class StoredWeight(SlicedWeight):
@@ -52,7 +52,7 @@ class StoredWeight(SlicedWeight):
 
     @property
     def dtype(self) -> str:
-        """Of the variables, as Keras names it."""
+        """The shards' dtype, by Keras' name."""
         return self._dtype
 
     @property
@@ -62,7 +62,7 @@ class StoredWeight(SlicedWeight):
 
 
 def bounds(size: int, num_owners: int) -> list[tuple[int, int]]:
-    """Returns the first element of each owner's shard, and the one behind its last: shards differ by one element.
+    """Returns the (begin, end) elements of each owner's shard; the sizes differ by at most one element.
 
     Example:
 
@@ -72,7 +72,7 @@ def bounds(size: int, num_owners: int) -> list[tuple[int, int]]:
 
 
 def row_bounds(shape: Sequence[int], num_owners: int) -> list[tuple[int, int]]:
-    """Returns as :func:`bounds` does, of owners that have whole rows: what is next to each other along dim 0.
+    """Returns the (begin, end) elements of each owner's shard of whole rows, the indices of dim 0; see :func:`bounds`.
 
     Example:
 
@@ -86,16 +86,16 @@ class ShardedVariable(ReplicaStateVariable):
     """A weight with a shard on each local replica.
 
     Args:
-        strategy: under which it is made.
-        components: the shard of each local replica, in the form that :func:`shard_shape` gives.
-        aggregation: TensorFlow's.
-        shape: of the whole weight.
+        strategy: the strategy under which it is created.
+        components: the shard of each local replica, of the shape that ``weight_slices.range_shape`` returns.
+        aggregation: TensorFlow's aggregation.
+        shape: the shape of the whole weight.
         owners: for each local replica, the position of its shard.
-        ranges: the elements of each shard, as of :func:`bounds`.
-        gathers: gives the whole.
+        ranges: the elements of each shard, as returned by :func:`bounds`.
+        gathers: gathers the whole weight.
     """
 
-    #: Tells layers that a replica computes with whole weights. Without it, to ask would be to gather the weight.
+    #: Tells layers that a replica computes with whole weights. Without it, TensorFlow's `__getattr__` would gather.
     has_own_rows = False
 
     def __init__(
@@ -113,16 +113,16 @@ class ShardedVariable(ReplicaStateVariable):
         self.owners = tuple(owners)
         self.bounds = tuple(ranges)
         self._gathers = gathers
-        #: The weights that are gathered together with it; set by who gathers.
+        #: The unit with which the weight is gathered; set by `WeightGathers`.
         self.unit: Any = None
-        #: The shards as graphs outside of steps have them, see `exported_weights`; None while there is no such graph.
+        #: The shards as captured by graphs outside of steps, see `exported_weights`; None until the first such graph.
         self.captured: Any = None
 
     def keep(self, shards: Sequence[Any]) -> None:
-        """Takes a variable for each shard that has elements, those of other processes included: for arrays and files.
+        """Stores a variable for each shard that is not empty, on any process; arrays and files read these.
 
         Args:
-            shards: in the order of the elements.
+            shards: the variables, in the order of the elements.
         """
         sizes = [end - begin for begin, end in self.bounds if begin < end]
         whole = StoredWeight(str(self.name).partition(":")[0], tuple(self._whole_shape), sizes, self.dtype)
@@ -133,22 +133,22 @@ class ShardedVariable(ReplicaStateVariable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Of the whole weight."""
+        """The shape of the whole weight."""
         return self._whole_shape
 
     def get_shape(self) -> tf.TensorShape:
-        """Of the whole weight."""
+        """Returns the shape of the whole weight."""
         return self._whole_shape
 
     @property
     def handle(self) -> Any:
-        """The gathered weight: what gradients are taken of."""
+        """The gathered weight; gradients are taken with respect to it."""
         if is_remote(self):
             return self.values[0].handle
         return self._gathers.handle_of(self)
 
     def _whole(self) -> tf.Tensor:
-        """Returns the whole weight where it is read. All that read it do so here."""
+        """Returns the whole weight; all reads go through this method."""
         return self._gathers.of(self)
 
     def read_value(self) -> tf.Tensor:
@@ -179,11 +179,11 @@ class ShardedVariable(ReplicaStateVariable):
         return tf.gather_nd(self._whole(), indices, name=name)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole weight; where processes hold its shards, all of them call it."""
+        """Returns the whole weight; if several processes hold its shards, all of them call it."""
         return np.asarray(self._whole())
 
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
-        """Sets the weight: each replica takes its shard of the value, which is the same on all of them."""
+        """Sets the weight: each replica stores its shard of the value, which is the same on all replicas."""
         del use_locking, name
         if not isinstance(value, StoredArray):
             value = tf.convert_to_tensor(value, self.dtype)
@@ -227,21 +227,21 @@ class ShardedVariable(ReplicaStateVariable):
 
 
 def shards_of(variable: ShardedVariable) -> StoredWeight:
-    """Returns the shards of a variable, of all processes."""
+    """Returns the shards of a variable on all processes."""
     found: StoredWeight = getattr(variable, SHARDED)
     return found
 
 
 def own_range(value: Any, begin: int, end: int, shape: Sequence[int]) -> tf.Tensor:
-    """Returns a range of the elements of an array that is laid out flat, in a shape."""
+    """Returns the flat elements ``begin:end`` of an array, reshaped to `shape`."""
     if isinstance(value, StoredArray):
         return tf.reshape(value.flat(begin, end), shape)
-    # TensorFlow's range is a view, which would hold all of the value for as long as a device has the range.
+    # TensorFlow's slice is a view, which would keep the whole value in memory as long as the range.
     return tf.raw_ops.DeepCopy(x=tf.reshape(tf.reshape(value, [-1])[begin:end], shape))
 
 
 def shards_of_each(variables: Sequence[Any]) -> list[Any]:
-    """Returns Keras variables with the shards, of all processes, of those that are sharded in their place."""
+    """Returns Keras variables, each sharded one replaced by its shards on all processes."""
     found: list[Any] = []
     for variable in variables:
         whole = sharded_weight(variable)

@@ -1,4 +1,4 @@
-"""Making of weights in shards: each is drawn whole, once, on the host, and cut; devices get their shards only."""
+"""Creates sharded weights: each is initialized whole, once, on the host, and cut; devices get their shards only."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from strategies.topology.sharding import ShardingGroups
 
 
 class ShardedWeights:
-    """Makes the weights of a strategy in shards over the data axis.
+    """Creates the weights of a strategy sharded over the data axis.
 
     Args:
         layout: the replicas.
-        steps: theirs.
-        groups: the replicas that share the weights.
-        parts: of a replica.
+        steps: the steps of these replicas.
+        groups: the groups of replicas over which weights are sharded.
+        parts: the parts of a replica.
     """
 
     def __init__(self, layout: ReplicaLayout, steps: Steps, groups: ShardingGroups, parts: ReplicaParts) -> None:
@@ -42,11 +42,11 @@ class ShardedWeights:
         self._parts = parts
         self._processes = parts.groups.sharding
         bucket_bytes = layout.process_group.bucket_bytes if layout.process_group is not None else UNIT_BYTES
-        #: Gathers them.
+        #: Gathers the weights.
         self.gathers = WeightGathers(layout, steps, groups, self._processes, bucket_bytes)
 
     def takes(self, kwargs: dict[str, Any]) -> bool:
-        """True if a variable is a weight, by the arguments of its creation: trained, and of floating-point numbers."""
+        """True if the arguments of a variable's creation are those of a weight to shard: trainable and floating."""
         if is_optimizer_state():
             return False
         if not self._groups.of_weights and not makes_sharded_rows(self._groups):
@@ -61,13 +61,13 @@ class ShardedWeights:
     def create(
         self, strategy: Any, next_creator: Callable[..., Any], initial_value: Any, kwargs: dict[str, Any]
     ) -> ShardedVariable:
-        """Makes a weight in shards. All processes call it.
+        """Creates a sharded weight. All processes call it.
 
         Args:
-            strategy: under which it is made.
-            next_creator: TensorFlow's.
-            initial_value: of the whole weight, or what returns it.
-            kwargs: what the creator takes.
+            strategy: the strategy under which it is created.
+            next_creator: TensorFlow's variable creator.
+            initial_value: the initial value of the whole weight, or a callable that returns it.
+            kwargs: the creator's arguments.
         """
         name, dtype = kwargs.get("name") or "Variable", tf.as_dtype(kwargs["dtype"])
         make: type[ShardedVariable] = RowShardedVariable if makes_sharded_rows(self._groups) else ShardedVariable
@@ -95,7 +95,7 @@ class ShardedWeights:
                 held = [each for each, its in zip(components, owners, strict=True) if its == owner]
                 form = {"shape": range_shape(tuple(shape), begin, end), "dtype": dtype, "name": name}
                 shards.append(self._shard(strategy, held, owner, form | {"aggregation": aggregation}))
-        # Behind its shards: it is the one by which TensorFlow knows the components.
+        # Created after its shards: TensorFlow maps a component to the variable that was created over it last.
         made = make(strategy, components, aggregation, shape, owners, ranges, self.gathers)
         made.keep(shards)
         if self._parts.spans_processes:
@@ -105,7 +105,7 @@ class ShardedWeights:
         return made
 
     def _without_value(self, kwargs: dict[str, Any], shape: tf.TensorShape, begin: int, end: int) -> Any:
-        """Returns the shard of a weight that is drawn when it is needed, or that this process does not hold."""
+        """Returns a shard that is initialized when it is needed, or a placeholder if this process does not hold it."""
         own_shape = range_shape(tuple(shape), begin, end)
         form = form_of(kwargs) | {"shape": tf.TensorShape(own_shape)}
         if self._parts.home() is None:
@@ -122,7 +122,7 @@ class ShardedWeights:
 
     @property
     def _devices(self) -> tuple[str, ...]:
-        """Those of the part of each local replica where a weight is that is made now."""
+        """The devices, one per local replica, on which a new weight is created."""
         home = self._parts.home()
         return self._layout.devices if home is None else self._parts.column(home)
 
@@ -130,9 +130,9 @@ class ShardedWeights:
         return (self._layout.first_replica + replica) % self._groups.size
 
     def _shard(self, strategy: Any, held: list[Any], owner: int, form: dict[str, Any]) -> ReplicaStateVariable:
-        """Returns a variable that is one shard: of components here, or of another process."""
+        """Returns a variable for one shard: over its local components, or a placeholder if another process has it."""
         process, _ = self._groups.owner(owner)
-        # Processes of one replica are in a row.
+        # The processes of one replica have consecutive ranks.
         process = process * len(self._parts.owners) + first_holder(self._parts, self._parts.here)
         if not held or self._parts.home() is None:
             with tf.device("CPU:0"):
@@ -144,7 +144,7 @@ class ShardedWeights:
 
 
 def _drawn(initial_value: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns the initial value of a weight, all of it, on the host."""
+    """Returns the initial value of a whole weight, on the host."""
     with tf.init_scope(), tf.device("CPU:0"):
         value = initial_value() if callable(initial_value) else initial_value
         return tf.convert_to_tensor(value.wrapped_value if isinstance(value, CheckpointInitialValue) else value, dtype)

@@ -1,4 +1,4 @@
-"""Slots of slices: the variables that an optimizer makes for a range of a weight are on the device of its owner."""
+"""Slots of slices: variables that an optimizer creates for a range of a weight are on the device of its owner."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from strategies.replica.weight_slices import WeightSlice
 
-#: The slice for which a slot is being made.
+#: The slice for which a slot is being created.
 _slot_of: contextvars.ContextVar[WeightSlice | None] = contextvars.ContextVar("keras_strategies_slot_of", default=None)
 
 
 class Announced(list[Any]):
-    """Slices of which each, while it is the turn of a loop over the list, gets the variables that are made.
+    """A list of slices: while it is iterated, new variables become slots of the current slice.
 
-    Optimizers make slots in loops over their variables, not all of them by saying for which one.
+    Optimizers create slots in loops over their variables, and not all of them name the variable of a slot.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -27,7 +27,7 @@ class Announced(list[Any]):
 
 @contextmanager
 def making_slot_of(each: WeightSlice) -> Iterator[None]:
-    """Inside, the variable that is made is a slot of a slice: on the device of its owner only."""
+    """Context manager: a new variable is a slot of the slice, on the device of its owner only."""
     token = _slot_of.set(each)
     try:
         yield
@@ -36,5 +36,5 @@ def making_slot_of(each: WeightSlice) -> Iterator[None]:
 
 
 def slice_in_need_of_slot() -> WeightSlice | None:
-    """Returns the slice for which a slot is being made, if one is."""
+    """Returns the slice for which a slot is being created, or None."""
     return _slot_of.get()

@@ -1,4 +1,4 @@
-"""Slices of sparse gradients, gathered from all processes: there are as many as rows, so that no sum can carry them."""
+"""Gathers slices of sparse gradients from all processes: their number varies with the rows, so no all-reduce fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 from strategies.collectives.process_group import ProcessGroup, if_present
 from strategies.replica.slices import Lookups, side_by_side, summed_by_index
 
-#: Of a slice of a sparse gradient, up to which copying it costs less than a message more.
+#: The size of a slice of a sparse gradient up to which copying it costs less than one more message.
 SHORT_ROW_BYTES = 4096
 
 
@@ -15,8 +15,8 @@ def slices_across(process_group: ProcessGroup, local: Lookups, present: bool | t
     """Returns the slices of all processes.
 
     Args:
-        process_group: joins the processes.
-        local: those of this process' replicas.
+        process_group: the group of the processes.
+        local: the slices of this process' replicas.
         present: bool or bool scalar; if false, this process' slices count as zeros.
     """
     num_shared = len(local.shared)
@@ -31,7 +31,7 @@ def slices_across(process_group: ProcessGroup, local: Lookups, present: bool | t
         if slices.values.shape.is_fully_defined():
             total = process_group.sum([slices.values])[0]
         else:
-            # A sum is bound to one shape.
+            # An all-reduce needs a static shape.
             gathered_values = process_group.gather(slices.values[tf.newaxis])
             total = tf.reduce_sum(gathered_values, 0)
         all_slices.append(tf.IndexedSlices(total, slices.indices, slices.dense_shape))
@@ -39,7 +39,7 @@ def slices_across(process_group: ProcessGroup, local: Lookups, present: bool | t
 
 
 def _gathered(process_group: ProcessGroup, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns the slices of all processes side by side; the indices of short rows travel beside them, as bits."""
+    """Concatenates the slices of all processes; the indices of short rows are sent with the rows, as bits."""
     values, row_shape = slices.values, slices.values.shape[1:]
     length = row_shape.num_elements()
     if length is None or length * values.dtype.size > SHORT_ROW_BYTES or not values.dtype.is_floating:

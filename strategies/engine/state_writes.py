@@ -1,15 +1,15 @@
-"""The values that a step writes into variables: those of the global batch.
+"""Makes the values that a step writes into variables those of the global batch.
 
-A trainer's step is a program for one device. What a replica writes is one of these, by the kind of the value:
+A trainer's step is a program for one device. A replica's write is handled by the kind of the value:
 
-* the same on all replicas: written as it is;
-* a mean over rows: each replica writes its own, and their mean is made when the step ends (`replica_state`);
-* made of sums, counts, means and maxima over rows: these are reduced over replicas where the value is written, and
-  the value is computed again from the results (`row_terms`), so that later reads in the step see it;
-* anything else: the program's line is warned of.
+* the same on all replicas: written unchanged;
+* a mean over rows: each replica writes its own, and their mean is computed when the step ends (`replica_state`);
+* computed from sums, counts, means and maxima over rows: these are reduced over replicas where the value is written,
+  and the value is recomputed from the results (`row_terms`), so that later reads in the step see it;
+* anything else: a warning names the program's line.
 
-Where replicas cannot meet, in branches and functions of their own, a sum is divided by the replica's weight instead:
-the mean that is made when the step ends is then the sum. Keras' own layers are left alone: their state is moving means.
+Where replicas cannot synchronize, in branches and nested functions, a sum is divided by the replica's weight instead:
+the mean at the end of the step is then the sum. Keras' own layers are left alone: their state is moving means.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from strategies.batches.row_marks import mark
 from strategies.batches.row_terms import NoTermsError, Term, Terms, linear, refused, unchanged
 from strategies.batches.shares import Share
 
-#: Packages between a program and a variable, and Keras' parts that hand values on.
+#: Packages on the stack between a program and a variable, and Keras' modules that only forward values.
 _BETWEEN = ("strategies", "tensorflow", "functools", "contextlib", "threading", "numpy")
 _KERAS_BETWEEN = ("backend", "ops", "utils", "variables", "layers.layer", "metrics.metric")
 _TOTAL = "_keras_strategies_total"
@@ -45,8 +45,8 @@ class Write:
     """A value to be written into a replica's component of a variable.
 
     Attributes:
-        value: the value, or what is added to the variable.
-        differs: between replicas; their mean, weighted by rows, is the value of the global batch.
+        value: the value to assign or to add.
+        differs: True if it differs between replicas; their row-weighted mean is the value of the global batch.
     """
 
     value: Any
@@ -54,10 +54,10 @@ class Write:
 
 
 def step_of_program() -> Share | None:
-    """Returns the replica's share if a program's own code writes or reads state now, in a trainer's step of several.
+    """Returns the replica's share if a program's own code writes or reads state in a trainer's step, else None.
 
-    Several replicas, or several micro-batches. None outside of such steps, and in Keras' own layers, metrics and
-    optimizers.
+    The step must have several replicas or micro-batches. In Keras' own layers, metrics and optimizers the result is
+    None.
     """
     share = shares.current()
     if share is None or not share.in_trainer or (share.num_replicas == 1 and not shares.is_in_microbatches()):
@@ -82,21 +82,21 @@ def _is_keras_own() -> bool:
 
 
 def can_meet(share: Share) -> bool:
-    """True where all replicas come by at the same time: not in branches, loops, and functions of their own."""
+    """True where replicas can run a collective: not in branches, loops, nested functions or micro-batches."""
     if shares.is_in_microbatches():
         return False
     return share.is_in_step_graph
 
 
 def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
-    """Returns what a replica writes, so that the variable gets the value of the global batch.
+    """Returns the write of a replica that gives the variable the value of the global batch.
 
     Args:
-        share: the replica's.
-        name: the variable's, for warnings.
-        value: the program's.
-        dtype: the variable's.
-        is_increment: whether the value is added to the variable.
+        share: the replica's share.
+        name: the variable's name, for warnings.
+        value: the value that the program writes.
+        dtype: the variable's dtype.
+        is_increment: True if the value is added to the variable.
     """
     dependence = shares.dependence_here()
     if shares.is_in_microbatches():
@@ -125,16 +125,16 @@ def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_
 
 
 def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
-    """Returns whether replicas have to agree on a variable that they wrote for themselves before it is read now.
+    """True if replicas must synchronize a variable, which each wrote alone, before the read that runs now.
 
-    Keras' own layers read moving means only to write them, which is linear: replicas agree when the step ends. Where
-    they cannot meet, the program's line is warned of.
+    Keras' own layers read moving means only to update them, which is linear: synchronizing at the end of the step is
+    enough. Where replicas cannot synchronize, a warning names the program's line.
 
     Args:
-        share: the replica's.
-        name: the variable's, for warnings.
-        by_program: whether a program's own code wrote it.
-        graph: in which it did.
+        share: the replica's share.
+        name: the variable's name, for warnings.
+        by_program: True if a program's own code wrote it.
+        graph: the graph of the write.
     """
     if shares.is_in_microbatches() or (not by_program and _is_keras_own()) or _is_other_branch(graph):
         return False
@@ -149,7 +149,7 @@ def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
 
 
 def _is_other_branch(graph: Any) -> bool:
-    """True for the graph of the branch that does not run when the one that is being traced does."""
+    """True if `graph` is the other branch of the tf.cond of which a branch is being traced."""
     here = tf.compat.v1.get_default_graph()
     if graph is None or graph is here or not getattr(here, "is_control_flow_graph", False):
         return False
@@ -166,7 +166,7 @@ def mean(share: Share, value: tf.Tensor) -> tf.Tensor:
 
 
 def check_in_scope(name: str, value: Any) -> None:
-    """Warns of a write into a variable that replicas do not have: it was made outside of the strategy's scope."""
+    """Warns of a write into a variable that was created outside the strategy's scope and is not replicated."""
     if not isinstance(value, tf.Variable) or isinstance(value, tf.distribute.DistributedValues):
         return
     share = step_of_program()
@@ -185,7 +185,7 @@ def is_same(slices: tf.IndexedSlices) -> bool:
 
 
 def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
-    """Warns of slices that a program sets, of which each replica has its own."""
+    """Warns if a program sets slices that differ between replicas."""
     if step_of_program() is not None and not is_same(slices):
         row_warnings.warn(
             f"Rows of {name!r} are set to what a replica has of its own rows, so that under a strategy they are not "
@@ -195,7 +195,7 @@ def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
 
 
 def of_first_replica(share: Share, value: Any, dtype: tf.DType) -> Write | None:
-    """Returns what the first of all replicas writes, on all of them; None where they cannot meet."""
+    """Returns the first replica's write, on all replicas; None where replicas cannot synchronize."""
     if shares.dependence_here().kind(value) is Kind.SAME:
         return Write(value, differs=False)
     if not can_meet(share):
@@ -207,7 +207,7 @@ def of_first_replica(share: Share, value: Any, dtype: tf.DType) -> Write | None:
 
 
 def totals(share: Share, terms: Sequence[Term]) -> list[tf.Tensor]:
-    """Returns the terms of all replicas, reduced. All replicas call it at the same time; one message."""
+    """Returns the terms, reduced over all replicas in one message. All replicas call it at the same time."""
     missing = [term for term in terms if not hasattr(term.tensor, _TOTAL)]
     if missing:
         context = tf.distribute.get_replica_context()
@@ -221,7 +221,7 @@ def totals(share: Share, terms: Sequence[Term]) -> list[tf.Tensor]:
 
 
 def _addend(share: Share, term: Term) -> tf.Tensor:
-    """Returns what a replica adds to a sum over replicas: for a maximum, its own in a row of its own."""
+    """Returns a replica's term of a sum over replicas: for a maximum, its value in its own row of zeros."""
     tensor = term.tensor
     if term.how == "sum":
         return share.keep(tensor, tf.zeros_like(tensor))
@@ -235,7 +235,7 @@ def _addend(share: Share, term: Term) -> tf.Tensor:
 
 
 def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: bool) -> None:
-    """Warns of a constant that is added to a variable and equals the number of rows, which is known beforehand."""
+    """Warns of a constant that is added to a variable and equals the static number of rows of a replica."""
     counts = [n for n in share.num_rows if n > 1]
     if not counts or not isinstance(value, tf.Tensor | int | float):
         return
@@ -254,7 +254,7 @@ def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: 
 
 
 def _of_microbatch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
-    """Sums over the rows of micro-batches add up to those of the batch; nothing else does."""
+    """Returns the write for one micro-batch: sums over rows add up to the batch's; any other value is warned of."""
     dependence = shares.dependence_here()
     try:
         if share.num_replicas > 1 and not dtype.is_floating:
@@ -275,14 +275,14 @@ _STATE = "_keras_strategies_state"
 
 
 def mark_read(tensor: Any) -> Any:
-    """Marks a tensor as what a variable holds; returns it."""
+    """Marks a tensor as the value of a variable, and returns it."""
     if isinstance(tensor, tf.Tensor):
         setattr(tensor, _STATE, True)
     return tensor
 
 
 def is_state(tensor: Any) -> bool:
-    """True if a tensor is what a variable holds."""
+    """True if a tensor is marked as the value of a variable."""
     return hasattr(tensor, _STATE)
 
 

@@ -1,17 +1,17 @@
-"""One step: the local replicas run, each with its rows of the batch.
+"""Runs one step: each local replica runs with its rows of the batch.
 
-A step runs in four movements, all in one graph when the caller is a ``tf.function``:
+A step has four phases, all in one graph when the caller is a ``tf.function``:
 
-1. the batch is shared out and every replica learns what its rows weigh (``batches.shares``);
+1. the batch is split, and every replica gets the weight of its rows (``batches.shares``);
 2. every replica computes its gradients from its rows;
 3. the gradients are summed (``gradient_sync``), then every device runs the whole, unchanged Keras optimizer on its own
    components of the variables, as one device would: clipping, loss-scale checks, accumulation, averages and their
-   conditionals all see the global gradient, and no replica has to meet another inside a conditional;
-4. state that replicas wrote for themselves is made to agree (``replica_state``), and their outputs are combined
+   conditionals all see the global gradient, and no collective has to run inside a conditional;
+4. state that each replica wrote alone is synchronized (``replica_state``), and the replicas' outputs are combined
    (``outputs``).
 
-In Keras' own step between processes, the third is deferred until metrics are read (``updates``): their sums, and those
-of the fourth, then travel with the gradients.
+In Keras' own step between processes, phase 3 is deferred until metrics are read (``updates``): the metrics' sums, and
+those of phase 4, are then fused with the gradients' reduction.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Steps:
     """Runs the steps of one strategy.
 
     Args:
-        strategy: whose replica context the replicas find.
+        strategy: the strategy of the replicas' context.
         layout: its replicas.
-        waits: measures what the steps wait for.
+        waits: measures the waiting times of the steps.
         same_batches: compares batches between processes that hold parts of one replica; None if there are none.
     """
 
@@ -66,7 +66,7 @@ class Steps:
         self._row_weights = RowWeights(layout.devices)
         self._writes = ReplicaWrites()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        #: Holds for the running step; replaced in :meth:`_run` only.
+        #: The state of the running step; replaced in :meth:`_run_step` only.
         self.context = StepContext()
 
     @tf.autograph.experimental.do_not_convert
@@ -80,8 +80,8 @@ class Steps:
     def _call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(fn, Function):
             return self._run(fn, args, kwargs)
-        # The replicas have to be built inside the function's graph, not the function inside the replicas: two
-        # replicas cannot meet across the borders of two graphs. The clone keeps tf.function's arguments.
+        # The replicas have to be built inside the function's graph, not the function inside the replicas: two replicas
+        # cannot synchronize across two graphs. The clone keeps tf.function's arguments.
         lifted = self._lifted.get(fn)
         if lifted is None:
             python_function = fn.python_function
@@ -93,17 +93,17 @@ class Steps:
         return lifted(*args, **kwargs)
 
     def take_written(self) -> list[Any]:
-        """Returns what replicas wrote for themselves in the running step; the caller makes them agree on it."""
+        """Returns the variables that each replica wrote alone in the running step; the caller synchronizes them."""
         written = self._writes.of(self.context)
         self.context.agreed.update(variable.ref() for variable in written)
         self.context.pending.clear()
         return written
 
     def note_write(self, variable: Any, *, by_program: bool = False) -> None:
-        """Remembers that a replica wrote ``variable`` for itself in the running step.
+        """Records that a replica wrote ``variable`` alone in the running step.
 
         Raises:
-            ValueError: its shape changes, and there are other replicas, which it has to agree with.
+            ValueError: if the variable's shape changes and there are other replicas with which to synchronize it.
         """
         if self._layout.num_replicas > 1 and not variable.shape.is_fully_defined():
             raise ValueError(
@@ -116,17 +116,17 @@ class Steps:
         self._writes.note(variable, self.context, by_program=by_program)
 
     def pending_write(self, variable: Any, replica: int) -> tuple[bool, Any] | None:
-        """Returns whether a program's own code wrote a replica's component of a variable, and in which graph."""
+        """Returns (True if the program's own code wrote it, graph) for a replica's write that is not synchronized."""
         return self.context.pending.get((replica, variable.ref()))
 
     def note_agreed(self, variable: Any, replica: int) -> None:
-        """Remembers that a replica has the value of all replicas."""
+        """Records that a replica has the synchronized value of a variable."""
         self.context.pending.pop((replica, variable.ref()), None)
         self.context.agreed.add(variable.ref())
 
     @tf.autograph.experimental.do_not_convert
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The one place at which a step is entered and left."""
+        """Runs one step, first comparing its batch if needed; every step goes through this method."""
         if self._same_batches is None or trainer_call().combination is None:
             return self._run_step(fn, args, kwargs)
         (args, kwargs), compared = self._same_batches.compared((args, kwargs))
@@ -141,7 +141,7 @@ class Steps:
         try:
             self._row_weights.set(local_shares)
             if any(share.has_rows is not True for share in local_shares):
-                with tf.device("CPU:0"):  # where batches come from; left alone, they would all pass the first GPU
+                with tf.device("CPU:0"):  # batches are on the CPU; without a device, all would pass through GPU 0
                     args, kwargs = lend_rows((args, kwargs), layout.num_local)
             outputs = self._run_replicas(fn, args, kwargs)
             agree(self._writes.of(self.context), local_shares, layout.process_group)
@@ -154,7 +154,7 @@ class Steps:
         layout, combination = self._layout, trainer_call().combination
         rows = rows_of((args, kwargs), layout.num_local)
         if rows is None and combination is not None and layout.num_replicas > 1:
-            # train_on_batch and its kin hand over the plain batch.
+            # train_on_batch and the other *_on_batch methods pass the plain batch.
             args = self._share_out(args)
             rows = rows_of(args, layout.num_local)
         if rows is not None and rows.total is None and layout.process_group is not None:
@@ -195,11 +195,11 @@ class Steps:
                 outputs = call_for_each_replica(strategy, replica_of_several, (*states, args, kwargs))
             own[0].put_back()
             return outputs
-        # Alone here, the replica needs no thread of its own to meet others from.
+        # A single local replica needs no thread of its own: no other one in this process waits for it.
         with tf.device(self._layout.devices[0]), ReplicaContext(strategy, self._layout.first_replica):
             return replica(local_shares[0], *select_replica(0, (args, kwargs)))
 
 
 def _as_tensor(value: Any) -> Any:
-    """Returns ``value``; if it only stands for a tensor, as pieces in several parts of a replica do, that tensor."""
+    """Converts objects with ``__tf_tensor__``, such as a replica's pieces in several parts; others are unchanged."""
     return tf.convert_to_tensor(value) if hasattr(value, "__tf_tensor__") and not tf.is_tensor(value) else value

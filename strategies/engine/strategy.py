@@ -1,4 +1,4 @@
-"""The properties that all strategies have: their mesh, and this process' place in the job."""
+"""The properties that all strategies have: their mesh, and this process' rank in the job."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from strategies.topology.cluster import Cluster
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.sharding import ShardingGroups, sharding_groups
 
-#: Of what each device of the data axis may hold a part; None for nothing.
+#: The state that is sharded over the data axis; None for nothing.
 Sharded = Literal["optimizer", "gradients", "weights"] | None
 
 _logger = logging.getLogger(__name__)
 
-# Process-wide because TensorFlow's numbering of collectives is. The stock strategies' numbers begin at 1.
+# Process-wide, since TensorFlow's collective keys are. The stock strategies' keys begin at 1.
 _KEYS_PER_STRATEGY = 1000
 _strategies_made = itertools.count(1)
 
 
 def next_collective_key_base() -> int:
-    """Returns where the numbers of a new strategy's collectives begin: those of one process meet by number."""
+    """Returns the first collective key of a new strategy: a process' collectives are matched by their keys."""
     return _KEYS_PER_STRATEGY * next(_strategies_made)
 
 
 def sharding_of(
     shard: Sharded, shard_size: int | None, mesh: DeviceMesh, nodes: Sequence[int] = ()
 ) -> ShardingGroups | None:
-    """Returns the groups of replicas among which the optimizer is dealt out; None if it is not.
+    """Returns the groups of replicas over which the optimizer is sharded; None if it is not.
 
     Args:
-        shard: as users give it.
-        shard_size: as users give it.
-        mesh: over the devices of all processes. Replicas along "expert" share the optimizer, whatever `shard` is.
-        nodes: the host of each process, by rank; empty if they are not known.
+        shard: the user's argument.
+        shard_size: the user's argument.
+        mesh: the mesh of all processes' devices. The optimizer is always sharded along "expert", whatever `shard` is.
+        nodes: the host of each process, by rank; empty if unknown.
 
     Raises:
-        ValueError: an unknown name, or a size that does not fit.
+        ValueError: if `shard` is an unknown name, or `shard_size` does not fit the mesh.
     """
     if shard not in (None, "optimizer", "gradients", "weights"):
         raise ValueError(f"shard must be 'optimizer', 'gradients', 'weights' or None. Received: shard={shard!r}.")
@@ -65,14 +65,14 @@ def sharding_of(
     num_replicas = mesh.axis_size("data")
     if num_replicas == 1 and shard_size is None:
         return None
-    # Of a replica that spans processes, where the first of them is.
+    # For a replica that spans processes, the host of its first process.
     firsts = nodes[:: max(mesh.num_processes // num_replicas, 1)]
     groups = sharding_groups(shard_size, num_replicas, max(num_replicas // mesh.num_processes, 1), firsts)
     return dataclasses.replace(groups, of_weights=shard == "weights", of_experts=num_experts > 1)
 
 
 def num_sharing(sharding: ShardingGroups | None) -> int:
-    """Returns the number of processes along "data" that share the optimizer."""
+    """Returns the number of processes along "data" over which the optimizer is sharded."""
     return 1 if sharding is None else sharding.num_processes
 
 
@@ -90,7 +90,7 @@ class MeshStrategy(tf.distribute.Strategy):
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The devices of all processes by their coordinates."""
+        """The devices of all processes, by their coordinates."""
         return self._mesh
 
     @property
@@ -105,7 +105,7 @@ class MeshStrategy(tf.distribute.Strategy):
 
     @property
     def local_rank(self) -> int:
-        """This process' number among those of its node, from 0."""
+        """This process' number among the processes of its node, from 0."""
         return self._cluster.local_rank
 
     @property
@@ -114,7 +114,7 @@ class MeshStrategy(tf.distribute.Strategy):
         return self.rank == 0
 
     def _say_what_crosses(self, nodes: Sequence[int]) -> None:
-        """Says on rank 0 which axes of the mesh cross processes and hosts; `nodes` has the host of each process."""
+        """Logs on rank 0 which axes of the mesh cross processes and hosts; `nodes` has the host of each process."""
         if self.is_chief and nodes:
             _logger.info(crossings.description(self._mesh, nodes))
             warning = crossings.warning(self._mesh, nodes)

@@ -1,6 +1,6 @@
-"""Updates of variables by synchronized gradients, and what travels in the same message.
+"""Updates variables by synchronized gradients, with other small reductions fused into the gradients' message.
 
-Its contract is tested in ``tests/strategies/processes/suite_exchanges.py``.
+The contract is tested in ``tests/strategies/processes/suite_exchanges.py``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from strategies.replica.parts import ReplicaParts
 
 
 class Updates:
-    """Runs updates on the devices of the local replicas: at once, or when all that is to be summed with them is known.
+    """Runs updates on the devices of the local replicas: at once, or when the reductions to fuse with them are known.
 
     Args:
-        parts: of a replica.
+        parts: the parts of a replica.
         layout: the replicas.
-        gradient_sync: of the same replicas.
-        steps: theirs.
+        gradient_sync: synchronizes gradients over these replicas.
+        steps: the steps of these replicas.
     """
 
     def __init__(self, parts: ReplicaParts, layout: ReplicaLayout, gradient_sync: GradientSync, steps: Steps) -> None:
@@ -48,7 +48,7 @@ class Updates:
         """Synchronizes gradients and calls ``update`` once per local replica.
 
         Returns:
-            What ``update`` returned for the first replica, and the totals of the riders.
+            The result of ``update`` for the first replica, and the sums of `riders`.
         """
         local, totals = self.synchronized(gradients, targets, accumulation, riders)
         results = []
@@ -64,7 +64,7 @@ class Updates:
         accumulation: Accumulation | None = None,
         riders: Sequence[Rider] = (),
     ) -> tuple[list[Any], list[tf.Tensor]]:
-        """Returns the sums of gradients over all replicas, and the totals of riders; as :meth:`GradientSync` does."""
+        """Returns the sums of gradients over all replicas, and of `riders`; see :meth:`GradientSync.synchronized`."""
         names = [str(each.name).split(":")[0] for each in targets or () if isinstance(each, DistributedVariable)]
         with carrying(f"gradients of {listed(names)}" if names else "gradients"):
             shares = self._steps.context.shares
@@ -74,18 +74,18 @@ class Updates:
         return sums, totals
 
     def defer(self, update: Callable[[Sequence[Rider]], tuple[Any, list[tf.Tensor]]]) -> None:
-        """Leaves an update, which takes riders, for :meth:`finish`; makes one that was left before."""
+        """Defers an update, which takes riders, until :meth:`finish`; runs an update that was deferred before."""
         self.finish()
         self._steps.context.deferred.append(update)
 
     def finish(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
-        """Makes the update that was deferred. In the same message goes what replicas wrote for themselves in the step.
+        """Runs the deferred update; its message also synchronizes the state that each replica wrote alone in the step.
 
         Args:
-            riders: more sums over all replicas that are wanted now.
+            riders: more small reductions to fuse with the update.
 
         Returns:
-            The totals of the riders, on the first local device of their groups; None if none was deferred.
+            The sums of the riders, on the first local device of their groups; None if no update was deferred.
         """
         context = self._steps.context
         if not context.deferred:

@@ -1,13 +1,13 @@
-"""Variables with one component per replica, as TensorFlow has them, that know whose writes count.
+"""TensorFlow's variables with one component per replica, extended to weight the replicas' writes by rows.
 
-Two kinds of variable may be written by a replica for itself:
+Each replica may write alone to two kinds of variable:
 
 * metric state (``synchronization=ON_READ``): the components are summed or averaged when read outside a replica.
   A replica without rows must add nothing.
 * state of layers without aggregation (BatchNormalization's moving statistics, SpectralNormalization's vectors):
-  each replica writes what it saw. The engine makes the components agree before the step ends.
+  each replica writes the value of its own rows. The engine synchronizes the components before the step ends.
 
-A third kind, gradient accumulators, holds one part of a sum on each replica, for as long as it is not due.
+A third kind, gradient accumulators, holds a partial sum on each replica until the sum is due.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strategies.batches.row_marks import mark
 from strategies.engine import metric_writes, state_writes
 from strategies.engine.exported_weights import check_exported
 
-#: Sums over all replicas of metric state, by the references of the variables; None while none are held.
+#: Sums of metric state over all replicas, by the variables' references; None outside :func:`reading_totals`.
 _totals: contextvars.ContextVar[Mapping[Any, tf.Tensor] | None] = contextvars.ContextVar(
     "keras_strategies_metric_totals", default=None
 )
@@ -35,7 +35,7 @@ _totals: contextvars.ContextVar[Mapping[Any, tf.Tensor] | None] = contextvars.Co
 
 @contextlib.contextmanager
 def reading_totals(totals: Iterable[tuple[MetricVariable, tf.Tensor]]) -> Iterator[None]:
-    """Inside, reading one of the variables outside of replicas gives the total that is paired with it."""
+    """Context manager: reading one of the variables outside replicas returns its paired total."""
     token = _totals.set({variable.ref(): total for variable, total in totals})
     try:
         yield
@@ -44,7 +44,7 @@ def reading_totals(totals: Iterable[tuple[MetricVariable, tf.Tensor]]) -> Iterat
 
 
 def holds_totals() -> bool:
-    """True inside of :func:`reading_totals`."""
+    """True inside :func:`reading_totals`."""
     return _totals.get() is not None
 
 
@@ -53,7 +53,7 @@ def _total_of(variable: MetricVariable) -> tf.Tensor | None:
 
 
 class _ReadableNumber:
-    """``float(optimizer.learning_rate)`` and the like, as plain variables have them; TensorFlow's mirrored do not."""
+    """Adds ``float(variable)`` and ``int(variable)``, which plain variables support and mirrored ones do not."""
 
     name: str
     numpy: Callable[[], Any]
@@ -70,17 +70,17 @@ class _ReadableNumber:
 
 
 class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
-    """A mirrored variable that reports to its strategy when a replica writes it for itself.
+    """A mirrored variable that reports to its strategy when a replica writes it alone.
 
-    Programs that ask ``isinstance`` find TensorFlow's class; Keras' own test of distributed optimizers, which looks for
-    its name in the name of the class, does not.
+    Programs' ``isinstance`` checks match TensorFlow's class; the check of Keras' optimizers for distributed variables,
+    which searches the class name for TensorFlow's, does not match.
     """
 
-    #: Whether each replica has a component of its own.
+    #: True if each replica has its own component.
     has_own_components = True
 
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
-        """Assigns ``value``; in a trainer's step that of the global batch, see `state_writes`."""
+        """Assigns ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
         write = self._of_global_batch(value, is_increment=False)
         if write is None or not self.has_own_components:
             return super().assign(value if write is None else write.value, use_locking, name, read_value)
@@ -89,7 +89,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     def assign_add(
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Adds ``value``; in a trainer's step that of the global batch, see `state_writes`."""
+        """Adds ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
         write = self._of_global_batch(value, is_increment=True)
         if write is None or not self.has_own_components:
             return super().assign_add(value if write is None else write.value, use_locking, name, read_value)
@@ -98,46 +98,46 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     def assign_sub(
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
-        """Subtracts ``value``; in a trainer's step that of the global batch, see `state_writes`."""
+        """Subtracts ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
         write = self._of_global_batch(value, is_increment=True)
         if write is None or not self.has_own_components:
             return super().assign_sub(value if write is None else write.value, use_locking, name, read_value)
         return self._component_of(write).assign_sub(write.value, use_locking, name, read_value)
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Adds slices; in a trainer's step those of the global batch."""
+        """Adds slices; in a trainer's step, the slices of the global batch."""
         dense = self._scattered(sparse_delta)
         return super().scatter_add(sparse_delta, use_locking, name) if dense is None else self.assign_add(dense)
 
     def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
-        """Subtracts slices; in a trainer's step those of the global batch."""
+        """Subtracts slices; in a trainer's step, the slices of the global batch."""
         dense = self._scattered(sparse_delta)
         return super().scatter_sub(sparse_delta, use_locking, name) if dense is None else self.assign_sub(dense)
 
-    # TensorFlow's variables of several components have none of these.
+    # TensorFlow's variables with several components lack the following methods.
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Sets slices of the variable, as :meth:`assign` does the whole."""
+        """Sets slices of the variable, by the rules of :meth:`assign`."""
         return self.assign(tf.tensor_scatter_nd_update(self, indices, updates), name=name)
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Adds to slices of the variable, as :meth:`assign` sets the whole."""
+        """Adds to slices of the variable, by the rules of :meth:`assign`."""
         return self.assign(tf.tensor_scatter_nd_add(self, indices, updates), name=name)
 
     def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Subtracts from slices of the variable, as :meth:`assign` sets the whole."""
+        """Subtracts from slices of the variable, by the rules of :meth:`assign`."""
         return self.assign(tf.tensor_scatter_nd_sub(self, indices, updates), name=name)
 
     def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Takes the larger of slices of the variable and others, as :meth:`assign` sets the whole."""
+        """Sets slices of the variable to their maximum with ``updates``, by the rules of :meth:`assign`."""
         return self.assign(tf.tensor_scatter_nd_max(self, indices, updates), name=name)
 
     def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Takes the smaller of slices of the variable and others, as :meth:`assign` sets the whole."""
+        """Sets slices of the variable to their minimum with ``updates``, by the rules of :meth:`assign`."""
         return self.assign(tf.tensor_scatter_nd_min(self, indices, updates), name=name)
 
     def _scattered(self, sparse_delta: tf.IndexedSlices) -> tf.Tensor | None:
-        """Returns slices that depend on rows as a whole tensor; None if all replicas have the same."""
+        """Returns row-dependent slices of a trainer's step as a dense tensor; None if TensorFlow's scatter is right."""
         share = state_writes.step_of_program()
         if share is None or get_update_replica_id() is not None or state_writes.is_same(sparse_delta):
             return None
@@ -145,9 +145,9 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         return tf.scatter_nd(indices, sparse_delta.values, tf.constant(self.shape.as_list(), indices.dtype))
 
     def _of_global_batch(self, value: Any, *, is_increment: bool) -> state_writes.Write | None:
-        """Returns what the running replica writes of ``value``; None where TensorFlow's contract holds."""
+        """Returns the running replica's write for ``value``; None where TensorFlow's contract holds."""
         share = state_writes.step_of_program()
-        # One whose shape changes is refused where the write is noted.
+        # A variable whose shape changes is refused where the write is recorded.
         if share is None or get_update_replica_id() is not None or not self.shape.is_fully_defined():
             return None
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
@@ -160,22 +160,22 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         return self._get()
 
     def read_value(self) -> tf.Tensor:
-        """Reads the variable; in a trainer's step, after replicas have agreed on what they wrote."""
+        """Reads the variable; in a trainer's step, first synchronizes replicas' own writes."""
         self._agree_before_read()
         return super().read_value()
 
     def value(self) -> tf.Tensor:
-        """Reads the variable; in a trainer's step, after replicas have agreed on what they wrote."""
+        """Reads the variable; in a trainer's step, first synchronizes replicas' own writes."""
         self._agree_before_read()
         return super().value()
 
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Reads rows; in a trainer's step, after replicas have agreed on what they wrote."""
+        """Reads rows; in a trainer's step, first synchronizes replicas' own writes."""
         self._agree_before_read()
         return self._get().sparse_read(indices, name)
 
     def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Reads slices; in a trainer's step, after replicas have agreed on what they wrote."""
+        """Reads slices; in a trainer's step, first synchronizes replicas' own writes."""
         self._agree_before_read()
         return self._get().gather_nd(indices, name)
 
@@ -191,7 +191,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         pending = extended.pending_write(self, share.replica_id)
         if pending is None or not state_writes.must_agree(share, self._plain_name, *pending):
             return
-        # First, since the component is read below.
+        # Recorded first, since the component is read below and must not be synchronized again.
         extended.note_agreed(self, share.replica_id)
         component = self._get()
         component.assign(state_writes.mean(share, component.read_value()), read_value=False)
@@ -203,17 +203,17 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if isinstance(value, tf.IndexedSlices):
             state_writes.check_scattered(self._plain_name, value)
-        # Integers are counters and random seeds, which advance alike on all replicas without being averaged.
+        # Integers are counters and random seeds, which advance equally on all replicas without being averaged.
         if self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating:
             self.distribute_strategy.extended.note_replica_write(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
 
 class MetricVariable(_ReadableNumber, SyncOnReadVariable):
-    """A synchronised-on-read variable to which a replica without rows adds nothing."""
+    """A synchronized-on-read variable to which a replica without rows adds nothing."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns ``value``; a replica without rows of its own keeps what it has."""
+        """Assigns ``value``; a replica without rows of its own keeps its component."""
         term = self._term(value)
         if term is None:
             term = self._counted(value, lambda: super(MetricVariable, self).read_value())
@@ -234,7 +234,7 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
         return super().assign_sub(term, *args, **kwargs)
 
     def _term(self, value: Any) -> Any:
-        """Returns the replica's term of what a program writes, in a trainer's step; None if it is the value."""
+        """Returns the replica's term of a program's write in a trainer's step; None if the value itself is the term."""
         share = None if get_update_replica_id() is not None else state_writes.step_of_program()
         if share is None:
             return None
@@ -244,7 +244,7 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
         return self._marked(super()._dense_var_to_tensor(*args, **kwargs))
 
     def read_value(self) -> tf.Tensor:
-        """Reads the variable; what a replica of a trainer's step sees is a term of a sum."""
+        """Reads the variable; in a trainer's step, a replica reads its term of a sum."""
         return self._marked(super().read_value())
 
     def _marked(self, value: tf.Tensor) -> tf.Tensor:
@@ -264,16 +264,16 @@ class MetricVariable(_ReadableNumber, SyncOnReadVariable):
 
 
 class PartialSumVariable(MetricVariable):
-    """A gradient accumulator, of which each replica holds a part; the sum of the parts counts.
+    """A gradient accumulator: each replica holds a partial sum, and its value is the sum of these.
 
-    Between processes, `is_spread` says whether the parts differ. While they do not (nothing has been gathered since
-    the last update, or since :meth:`level`, or since a value was assigned), the sum is a part times the number of
-    parts, and every process can read and save it by itself. While they do, nobody can: reading is an error, not a wait
-    for processes that may not come.
+    Between processes, `is_spread` is true while the partial sums differ. While they are equal (nothing has been
+    accumulated since the last update, since :func:`level`, or since a value was assigned), the value is one partial sum
+    times the number of replicas, and every process can read and save it alone. While they differ, no process can:
+    reading raises an error, and does not wait for processes that may never call it.
 
     Args:
-        variable: has one component per local replica.
-        is_spread: bool scalar, of all accumulators of the optimizer.
+        variable: a variable with one component per local replica.
+        is_spread: bool scalar, shared by all accumulators of the optimizer.
     """
 
     def __init__(self, variable: SyncOnReadVariable, is_spread: tf.Variable) -> None:
@@ -281,7 +281,7 @@ class PartialSumVariable(MetricVariable):
         self.is_spread = is_spread
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns ``value``; outside a replica, each process an equal part of it."""
+        """Assigns ``value``; outside a replica, each replica's component gets an equal part of it."""
         context = tf.distribute.get_replica_context()
         in_replica = context is not None and context.strategy is self.distribute_strategy
         if not in_replica and get_update_replica_id() is None:
@@ -289,13 +289,13 @@ class PartialSumVariable(MetricVariable):
         return super().assign(value, *args, **kwargs)
 
     def check_known(self) -> None:
-        """Raises a ``ValueError`` if this process does not know the sum by itself."""
+        """Raises a ``ValueError`` if this process cannot compute the sum alone."""
         if self.is_shared and bool(self.is_spread):
             raise ValueError(self._mend())
 
     @property
     def is_shared(self) -> bool:
-        """True if other processes hold parts, too."""
+        """True if other processes also hold partial sums."""
         return self.distribute_strategy.extended.layout.process_group is not None
 
     def _mend(self) -> str:
@@ -336,9 +336,9 @@ class PartialSumVariable(MetricVariable):
 
 
 def level(accumulators: Sequence[PartialSumVariable]) -> None:
-    """Gives each replica an equal part of every sum, so that each process knows the sums by itself.
+    """Sets every replica's partial sums to equal parts of the sums, so that each process can compute the sums alone.
 
-    All processes that hold parts call it. Where parts are alike already, nothing is sent.
+    All processes that hold partial sums call it. Nothing is sent for sums whose parts are already equal.
     """
     spread = [variable for variable in accumulators if bool(variable.is_spread)]
     if not spread:
@@ -349,7 +349,7 @@ def level(accumulators: Sequence[PartialSumVariable]) -> None:
 
 
 def accumulators_of(optimizer: Any) -> list[PartialSumVariable]:
-    """Returns the gradient accumulators of an optimizer, and of those that it wraps, whose parts processes hold."""
+    """Returns the gradient accumulators, shared between processes, of an optimizer and of those that it wraps."""
     if optimizer is None:
         return []
     found = [getattr(variable, "value", None) for variable in optimizer.variables]
@@ -357,13 +357,13 @@ def accumulators_of(optimizer: Any) -> list[PartialSumVariable]:
 
 
 def check_known(accumulators: Sequence[PartialSumVariable]) -> None:
-    """Raises a ``ValueError`` if this process does not know the sums by itself."""
+    """Raises a ``ValueError`` if this process cannot compute the sums alone."""
     for variable in accumulators:
         variable.check_known()
 
 
 def aware(variable: Any) -> Any:
-    """Returns ``variable``'s components in the class of this file that replaces TensorFlow's, if one does."""
+    """Returns ``variable``, rebuilt as the class of this file that replaces its TensorFlow class, if one does."""
     for theirs, ours in ((MirroredVariable, ReplicaStateVariable), (SyncOnReadVariable, MetricVariable)):
         if type(variable) is theirs:
             return ours(variable.distribute_strategy, variable.values, variable.aggregation)

@@ -1,7 +1,7 @@
-"""The time that a training step waits for its next batch, and for sums that the backward pass did not hide.
+"""The time that a training step waits for its next batch, and for reductions that the backward pass did not hide.
 
-Both are read from the wall clock by ops where the waiting happens, and added up in variables on the CPU: Keras draws
-batches and sums gradients inside one function of TensorFlow, where Python sees neither.
+Ops measure both by the wall clock where the waiting happens, and add them up in variables on the CPU: Keras draws
+batches and sums gradients inside one tf.function, where Python sees neither.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from strategies._tf_internals import MapDataset, PerReplica, is_op_determinism_enabled
 from strategies.topology.devices import is_gpu
 
-#: Stages that have threads of their own, by the names of TensorFlow's classes, which have no public ones.
+#: Dataset stages that have their own threads, by the names of TensorFlow's classes, which are not public.
 _READS_AHEAD = (
     "_PrefetchDataset",
     "_ParallelMapDataset",
@@ -32,13 +32,13 @@ class SecondsWaited:
     """The time that this process has waited since its strategy was made, in seconds of wall time.
 
     Attributes:
-        input: for batches, whoever drew them: ``fit``, ``evaluate``, ``predict``, a loop of one's own. 0 for what is
-            not shared out by us: ``distribute_datasets_from_function`` in a single process.
-        communication: from when the last gradient of this process' replicas was there until the last sum over all
-            replicas was: what the backward pass did not hide, and waiting for slower replicas. 0 if there is one
+        input: the time spent waiting for batches, in ``fit``, ``evaluate``, ``predict`` or a custom loop. 0 for batches
+            that this package does not split: ``distribute_datasets_from_function`` in a single process.
+        communication: the time from the last gradient of this process' replicas to the last sum over all replicas: the
+            communication that the backward pass did not hide, and waiting for slower replicas. 0 if there is one
             replica only; None as long as no step was traced since :func:`measure_communication`.
 
-    On GPUs (not measured) a batch is asked for when the step before is queued, so the GPU may still be at work.
+    On GPUs (not measured) a batch is requested when the step before is queued, so the GPU may still be busy.
 
     Example:
 
@@ -54,13 +54,13 @@ class SecondsWaited:
 
 
 def seconds_waited(strategy: tf.distribute.Strategy) -> SecondsWaited:
-    """Returns how long this process has waited since `strategy` was made. Asks no other process.
+    """Returns how long this process has waited since `strategy` was made. Communicates with no other process.
 
-    Read it twice and subtract, to know about what lies between. It costs less than 0.1 ms. After
-    :func:`strategies.exact` nothing is measured, and all times are 0.
+    Read it twice and subtract, to measure the time between. It costs less than 0.1 ms. After :func:`strategies.exact`
+    nothing is measured, and all times are 0.
 
     Raises:
-        ValueError: a strategy that is not one of this package's.
+        ValueError: if the strategy is not one of this package.
     """
     return _waits_of(strategy).seconds()
 
@@ -68,12 +68,12 @@ def seconds_waited(strategy: tf.distribute.Strategy) -> SecondsWaited:
 def measure_communication(strategy: tf.distribute.Strategy) -> None:
     """Makes the steps that are traced from now on measure how long they wait for sums of gradients.
 
-    Call it before the first step of a model, on any processes or all. It adds a few small operations to the step, and
-    on GPUs one number that is copied to the CPU before the sums and one behind them (not measured on GPUs). The
-    numbers of training stay what they are.
+    Call it before the first step of a model, on any or all processes. It adds a few small ops to the step, and on GPUs
+    copies one number to the CPU before the sums and one after them (not measured on GPUs). It does not change the
+    numbers of training.
 
     Raises:
-        ValueError: a strategy that is not one of this package's.
+        ValueError: if the strategy is not one of this package.
     """
     _waits_of(strategy).measures_communication = True
 
@@ -89,15 +89,15 @@ def _waits_of(strategy: tf.distribute.Strategy) -> Waits:
 
 
 def _clock() -> tf.Tensor:
-    """The time in seconds. Always 0 where operations are deterministic: there TensorFlow refuses to read the clock."""
+    """Returns the time in seconds, always 0 with op determinism, where TensorFlow refuses to read the clock."""
     return tf.constant(0.0, tf.float64) if is_op_determinism_enabled() else tf.timestamp()
 
 
 class Waits:
-    """Adds up what one strategy waits for in this process.
+    """Adds up the waiting times of one strategy in this process.
 
     Args:
-        num_replicas: of the whole job.
+        num_replicas: the number of replicas of the job.
     """
 
     def __init__(self, num_replicas: int) -> None:
@@ -108,13 +108,13 @@ class Waits:
         with tf.device("CPU:0"):
             self._input = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_input")
             self._sums = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_sums")
-            # Since when no step runs; infinity while one does.
+            # The time at which the last step ended; infinity while a step runs.
             self._idle_since = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="idle_since")
-            # Values on a GPU are waited for by writing them here.
+            # Written with values from a GPU, to wait for them.
             self._arrivals = tf.Variable(0.0, trainable=False, name="arrivals")
 
     def seconds(self) -> SecondsWaited:
-        """Returns what was waited so far."""
+        """Returns the waiting times so far."""
         alone = self.measures_communication and self._num_replicas == 1
         communication = float(self._sums.numpy()) if self._is_measured else 0.0 if alone else None
         return SecondsWaited(float(self._input.numpy()), communication)
@@ -122,17 +122,17 @@ class Waits:
     # ---- input
 
     def clocked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns ``dataset`` with a last stage that measures how long each element is waited for.
+        """Returns ``dataset`` with a last stage that measures the waiting time for each element.
 
-        Elements, their types, number and order, and how far TensorFlow reads ahead stay as they are. The stage itself
-        runs when it is asked and where it is asked from, so nothing may read ahead of it.
+        Elements, their types, number and order, and how far TensorFlow reads ahead do not change. The stage itself runs
+        when an element is requested, in the caller's thread, so there must be no prefetch after it.
         """
         if getattr(dataset, "_clocked_by", None) is self:
             return dataset
-        # A step that failed has not said when it ended.
+        # A step that failed has not recorded its end.
         self._idle_since.assign(0.0)
         if _would_be_prefetched(dataset):
-            # As TensorFlow would have done behind the last stage. It must not do it behind ours.
+            # TensorFlow would have appended this prefetch to the last stage. It must not append it to ours.
             dataset = dataset.prefetch(tf.data.AUTOTUNE)
 
         @tf.autograph.experimental.do_not_convert
@@ -145,7 +145,7 @@ class Waits:
             self._input.assign_add(tf.maximum(_clock() - begin, 0.0), read_value=False)
             return element
 
-        # Stages are asked in this order: first the clock, then the dataset.
+        # zip requests the clock first, then the dataset.
         clock = MapDataset(tf.data.Dataset.from_tensors(0).repeat(), now, use_inter_op_parallelism=False)
         both = tf.data.Dataset.zip((clock, dataset))
         options = tf.data.Options()
@@ -156,12 +156,12 @@ class Waits:
 
     @contextlib.contextmanager
     def running(self, batch: Any) -> Iterator[None]:
-        """In a graph: while the operations made inside run, batches that are drawn are not waited for.
+        """Context manager, in a graph: while the ops created in it run, drawing batches does not count as waiting.
 
-        For steps beside which the next batch is drawn.
+        It is for steps during which the next batch is drawn.
 
         Args:
-            batch: what the step needs before it can begin.
+            batch: the inputs that the step needs before it can begin.
         """
         graph = tf.compat.v1.get_default_graph()
         num_before = len(graph.get_operations())
@@ -169,7 +169,7 @@ class Waits:
         with tf.device("CPU:0"), tf.control_dependencies(_joined([tensor.op for tensor in tensors])):
             self._idle_since.assign(math.inf, read_value=False)
         yield
-        # Updates of variables, and whatever else has to run, above all.
+        # The step ends when its ops with side effects end: updates of variables, collectives and others.
         made = graph.get_operations()[num_before:]
         effects = [op for op in made if op.op_def.is_stateful and op.type not in ("ReadVariableOp", "Placeholder")]
         with tf.device("CPU:0"), tf.control_dependencies(_joined(effects)):
@@ -179,7 +179,7 @@ class Waits:
     # ---- communication
 
     def moment_after(self, values: Sequence[Any]) -> tf.Tensor:
-        """Returns the time, in seconds, at which all of ``values`` are there.
+        """Returns the time, in seconds, at which all of ``values`` are ready.
 
         Args:
             values: tensors or ``IndexedSlices``, per replica or not.
@@ -190,37 +190,37 @@ class Waits:
             return _clock()
 
     def add_communication(self, begin: tf.Tensor, end: tf.Tensor) -> None:
-        """Adds the time between two moments to what was waited for sums."""
+        """Adds the time from `begin` to `end` to the waiting time for sums."""
         self._is_measured = True
         with tf.device("CPU:0"):
             self._sums.assign_add(tf.maximum(end - begin, 0.0), read_value=False)
 
     def _on_cpu(self, tensors: Sequence[tf.Tensor]) -> list[Any]:
-        """Returns what the CPU can wait for.
+        """Returns tensors and ops for which control dependencies of a CPU op really wait.
 
-        A GPU's operations count as done when they are queued. What is copied from it comes behind them.
+        A GPU's ops count as done when they are queued; a copy from the GPU comes after them.
         """
         by_device: dict[str, list[tf.Tensor]] = {}
         for tensor in tensors:
             by_device.setdefault(tensor.device, []).append(tensor)
         waited: list[Any] = []
         for device, there in by_device.items():
-            # A tensor without a device is on the first GPU, where there is one.
+            # A tensor without a device is on the first GPU, if there is one.
             if not (is_gpu(device) if device else tf.config.list_logical_devices("GPU")):
                 waited += there
                 continue
             with tf.device(device), tf.control_dependencies(there):
                 last = tf.reduce_sum(tf.cast(tf.reshape(there[-1], [-1])[:1], tf.float32))
             with tf.device("CPU:0"):
-                # By its value: for a mere control edge nothing would be copied.
+                # The value is used: a mere control edge would copy nothing.
                 waited.append(self._arrivals.assign(last))
         return waited
 
 
 def _joined(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Returns one op for each device, done when all of its ops are.
+    """Returns one op for each device, which is done when all ops of the device are.
 
-    From a GPU each control edge to the CPU is a send and a receive that wait for all work queued there.
+    Each control edge from a GPU to the CPU is a send and a receive that wait for all work queued on the GPU.
     """
     by_device: dict[str, list[tf.Operation]] = {}
     for op in ops:

@@ -1,9 +1,9 @@
-"""Whole weights from shards, for as long as a step needs them: gathered unit by unit, in the order of their use.
+"""Gathers whole weights from shards for as long as a step needs them: unit by unit, in the order of their use.
 
-A unit is some weights that were made one after the other, as many as travel in one message. On a replica, the first
-read of a weight gathers its unit; what follows in the step reads the same tensors, and tapes take gradients with
-respect to them. In a graph, a unit's gathering starts when the unit two before it has been computed with: while one
-computes, the next is on its way, and no third takes memory.
+A unit is a group of weights that were created one after the other, as many as fit in one message. On a replica, the
+first read of a weight gathers its unit; later reads in the step get the same tensors, and tapes take gradients with
+respect to them. In a graph, the gather of a unit starts after the ops that use the unit two positions earlier: while
+one unit is in use, the next is being gathered, and no third takes memory.
 
 Source: the units and the prefetch of torch's FSDP (arXiv:2304.11277).
 """
@@ -42,7 +42,7 @@ from strategies.topology.sharding import ShardingGroups
 
 
 class _Gone:
-    """The form of a weight, for when that is gone."""
+    """Name, shape, dtype and bounds of a weight, for use after the weight itself has been deleted."""
 
     def __init__(self, variable: ShardedVariable) -> None:
         self.name, self.shape, self.dtype, self.bounds = variable.name, variable.shape, variable.dtype, variable.bounds
@@ -52,27 +52,27 @@ class Unit:
     """Weights that are gathered together."""
 
     def __init__(self, devices: tuple[str, ...], *, is_small: bool) -> None:
-        #: Of its weights, one for each local replica.
+        #: The devices of its weights, one for each local replica.
         self.devices = devices
-        #: True if its weights, once gathered, stay until the step's end.
+        #: True if its weights, once gathered, stay in memory until the step's end.
         self.is_small = is_small
         self.num_bytes = 0
         self._members: list[tuple[weakref.ref[ShardedVariable], _Gone]] = []
 
     def add(self, variable: ShardedVariable, num_bytes: int) -> None:
-        """Takes one more weight."""
+        """Adds a weight to the unit."""
         variable.unit = self
         self._members.append((weakref.ref(variable), _Gone(variable)))
         self.num_bytes += num_bytes
 
     @property
     def members(self) -> list[ShardedVariable | _Gone]:
-        """Its weights, and the forms of those that are no longer there: processes do not drop them at one time."""
+        """Its weights; a `_Gone` for each deleted one, since processes do not delete a weight at the same time."""
         return [form if (variable := each()) is None else variable for each, form in self._members]
 
 
 class _Watched:
-    """Stands, to a tape, for a variable whose value is a tensor."""
+    """A fake variable for a tape: gradients with respect to it are those of its tensor."""
 
     def __init__(self, tensor: tf.Tensor, *, trainable: bool) -> None:
         self.handle = tensor
@@ -80,14 +80,15 @@ class _Watched:
 
 
 class WeightGathers:
-    """Gathers weights, and remembers in each step what it has gathered.
+    """Gathers weights, and caches the gathered tensors in each step.
 
     Args:
         layout: the replicas.
-        steps: theirs.
-        groups: the replicas that share the weights.
-        processes: for each part that this process owns, those with which it shares; empty if it holds all shards.
-        bucket_bytes: the most that travels in one message.
+        steps: the steps of these replicas.
+        groups: the groups of replicas over which weights are sharded.
+        processes: for each owned part, the process groups over which its weights are sharded; empty if this process
+            holds all shards.
+        bucket_bytes: the maximum size of one message.
     """
 
     def __init__(
@@ -103,18 +104,19 @@ class WeightGathers:
         self._groups = groups
         self._processes = processes
         self._bucket_bytes = bucket_bytes
-        # The last unit of small weights, and that of others, of each dtype and on all devices.
+        # By dtype, devices, coordinates and size (small or not): the unit to which new weights are added.
         self._last: dict[Any, Unit] = {}
 
     def enroll(self, variable: ShardedVariable) -> None:
-        """Puts a new weight into the last unit of its kind, or into a new one if there is no room."""
+        """Adds a new weight to the last unit of its kind, or to a new one if that is full."""
         devices = tuple(component.device for component in variable.values)
-        # What a model was made of before it was cut is not to be drawn for those of its stages.
+        # The weights of a model before it was cut must share no unit with those of its stages: a gather would
+        # initialize them.
         place = frozenset(place_of(variable).items())
         key = (variable.dtype.name, devices, place)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
         if isinstance(variable, RowShardedVariable):
-            # Steps do not gather it.
+            # Steps never gather it.
             Unit(devices, is_small=False).add(variable, num_bytes)
             return
         is_small = planning.is_small(num_bytes, self._bucket_bytes)
@@ -124,23 +126,24 @@ class WeightGathers:
         unit.add(variable, num_bytes)
 
     def in_step(self) -> bool:
-        """True in a replica of a step that runs."""
+        """True in a replica of a running step."""
         return bool(self._steps.context.shares) and tf.distribute.get_replica_context() is not None
 
     def of(self, variable: ShardedVariable) -> tf.Tensor:
-        """Returns the whole weight where it is read: on a replica, or elsewhere."""
+        """Returns the whole weight at the place of the read: on a replica, or outside replicas."""
         tensor = self.handle_of(variable)
         value = self._steps.context.weights.assigned.get((id(variable), get_current_replica_id_as_int()))
-        # At each read: the tape that records it need not have recorded when the weight was set.
+        # Done at each read: the tape that records the read may not have been recording when the weight was set.
         return tensor if value is None else _with_value(tensor, value)
 
     def assign(self, variable: ShardedVariable, value: tf.Tensor) -> None:
-        """Sets a weight in a replica: all meet, and each writes its shard. What is read behind it is the new value.
+        """Sets a weight in a replica: the replicas synchronize and each writes its shard; later reads return the value.
 
         Gradients with respect to the weight are those of all reads in the step, as with a variable.
 
         Raises:
-            ValueError: groups of replicas hold a shard each, which would differ if their values do.
+            ValueError: if several groups of replicas hold the shards, which would differ if the groups' values do; or
+                in a stage whose weights are gathered for each pass.
         """
         if self._groups.size < self._groups.num_replicas:
             raise ValueError(
@@ -191,7 +194,7 @@ class WeightGathers:
         return tensor
 
     def _gather(self, unit: Unit, replica: int, context: StepContext) -> None:
-        """Gathers a unit for a replica, behind what is computed with the unit two before it."""
+        """All-gathers a unit for a replica after the ops that use the unit two positions earlier."""
         before = context.weights.units.setdefault(replica, [])
         large = [values for each, values in before if each.devices == unit.devices and not each.is_small]
         is_behind = context.graph is not None and len(large) > 1 and not unit.is_small
@@ -208,7 +211,7 @@ class WeightGathers:
     def _gather_anew(self, replica: int, context: StepContext, variables: Sequence[ShardedVariable]) -> list[Any]:
         """Gathers weights of a unit for one pass of a stage."""
         before = context.weights.anew.setdefault(replica, [])
-        # Replicas pass through one program: where they share a process, the first of them gathers from the others.
+        # All replicas run the same program: of several in this process, the first gathers and the others copy from it.
         others = [context.weights.anew.get(other, []) for other in range(self._layout.num_local)]
         known = [own[len(before)] for own in others if len(own) > len(before)] if self._processes else []
         if known and all(one is other for one, other in zip(known[0][0], variables, strict=True)):
@@ -219,7 +222,7 @@ class WeightGathers:
         return values
 
     def _of_process(self, members: Sequence[Any], unit: Unit, replica: int, context: StepContext) -> list[Any] | None:
-        """Returns what another local replica has gathered from other processes; None if none has."""
+        """Copies a unit that another local replica has gathered from other processes; returns None if none has."""
         for other in range(self._layout.num_local) if self._processes else ():
             if any(known is unit for known, _ in context.weights.units.get(other, ())):
                 known = [context.weights.tensors.get((id(variable), other)) for variable in members]
@@ -227,10 +230,10 @@ class WeightGathers:
         return None
 
     def note_gradient(self, *, is_last: bool) -> None:
-        """Remembers what was computed before a replica takes its first gradient.
+        """Records the ops that exist when a replica takes its first gradient.
 
         Args:
-            is_last: whether that ends the forward pass. Where passes take turns, as in a pipeline, weights stay from
+            is_last: True if this ends the forward pass. Where passes alternate, as in a pipeline, weights stay from
                 their first use to the step's end: they are gathered once for all micro-batches.
         """
         replica, context = get_current_replica_id_as_int(), self._steps.context
@@ -239,13 +242,13 @@ class WeightGathers:
             context.weights.forward[replica] = names if is_last else None
 
     def gather_again(self, reduce: Callable[[Unit], Sequence[tf.Operation]] | None = None) -> None:
-        """Has the backward pass use weights that are gathered for it. Call when gradients are there.
+        """Re-gathers weights for the backward pass. Call it once the gradient ops exist.
 
-        So those of the forward pass are freed there: a unit does not wait for its turn to come back.
+        The forward pass can then free a unit after its last use, instead of keeping it until the backward pass.
 
         Args:
-            reduce: sums a unit's gradients over the processes, and returns what tells that it is done: gradients are
-                not to wait in line while more weights come.
+            reduce: starts the sum of a unit's gradients over the processes, and returns the ops that end it. Later
+                gathers wait for these ops, so that gradients do not queue behind gathers of weights.
         """
         context = self._steps.context
         if context.graph is None or tf.compat.v1.get_default_graph() is not context.graph:
@@ -256,11 +259,11 @@ class WeightGathers:
             if forward is None:
                 continue
             if made:
-                # Of another local replica, from which this one copies.
+                # Another local replica has gathered the weights; this one copies from it.
                 gathers = BackwardGathers(forward, functools.partial(self._copied_of, made, replica), None, made)
             else:
                 gathers = BackwardGathers(forward, functools.partial(self._unit_now, replica), reduce)
-            # Each part of a replica has two units at a time.
+            # Each part of a replica has two units in memory at a time.
             for devices in dict.fromkeys(unit.devices for unit, _ in gathered):
                 gathers.run([each for each in gathered if each[0].devices == devices and not each[0].is_small])
             if self._processes and not made:
@@ -277,9 +280,9 @@ class WeightGathers:
             return [None if value is None else tf.identity(value) for value in values]
 
     def now(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[Any]:
-        """Returns whole weights of one unit on the device of a local replica. All processes that share them call it.
+        """Returns whole weights of one unit on the device of a local replica. All processes with their shards call it.
 
-        Of a weight that is gone it can be None.
+        The result for a deleted weight may be None.
         """
         with unrecorded():
             if any(not isinstance(v, _Gone) and is_remote(v) for v in variables):
@@ -295,10 +298,10 @@ class WeightGathers:
             return self._whole_across(variables, replica)
 
     def _elsewhere(self, variable: Any) -> tf.Tensor:
-        """Returns a weight of another process, for its shape, or its value where this process drives the others."""
+        """Returns another process' weight: a placeholder in graphs, its value where this process drives the others."""
         if not tf.executing_eagerly():
             return _of_shape(variable)
-        # Without a driver, an error that says how to read it.
+        # Without a driver, the read raises an error with the fix.
         return tf.constant(shards_of(variable).numpy()) if current_driver() else variable.values[0].read_value()
 
     def _whole_here(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
@@ -348,7 +351,7 @@ class WeightGathers:
 
 @tf.custom_gradient
 def _with_value(before: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Returns a value whose gradient goes to the tensor that it replaces."""
+    """Returns `value` with its gradient routed to `before`, the tensor that it replaces."""
     del before
     return tf.identity(value), lambda upstream: (upstream, None)
 
@@ -357,9 +360,9 @@ def bucket_of(variables: Sequence[Any], num_owners: int, positions: Sequence[int
     """Returns the shards of weights as one bucket.
 
     Args:
-        variables: of TensorFlow, sharded.
-        num_owners: of each.
-        positions: of the variables in what the slices refer to; None for their order.
+        variables: sharded TensorFlow variables.
+        num_owners: the number of owners of each variable.
+        positions: the variables' positions in the list to which the slices refer; None for their order.
     """
     numbers = range(len(variables)) if positions is None else positions
     slices = [
@@ -372,7 +375,7 @@ def bucket_of(variables: Sequence[Any], num_owners: int, positions: Sequence[int
 
 
 def _is_inside(graph: Any) -> bool:
-    """True if what is computed now may use tensors of a graph; None is for eager tensors."""
+    """True if ops created now may use tensors of `graph`; None means eager tensors."""
     if graph is None:
         return tf.executing_eagerly()
     here: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -383,7 +386,7 @@ def _is_inside(graph: Any) -> bool:
 
 @contextlib.contextmanager
 def _in_graph(graph: Any) -> Iterator[None]:
-    """Inside, operations are of the graph of the step, not of a loop or a function in it."""
+    """Context manager: new ops belong to the step's graph, not to a loop or function in it, without dependencies."""
     if graph is None or tf.compat.v1.get_default_graph() is graph:
         with tf.control_dependencies(None):
             yield
@@ -393,6 +396,6 @@ def _in_graph(graph: Any) -> Iterator[None]:
 
 
 def _of_shape(variable: Any) -> tf.Tensor:
-    """Returns a tensor without a value in the place of a weight; as the weight, it is the same for all rows."""
+    """Returns a placeholder for a weight; like the weight, it is marked as the same on all replicas."""
     placeholder: tf.Tensor = mark(tf.compat.v1.placeholder(variable.dtype, variable.shape), Kind.SAME)
     return placeholder

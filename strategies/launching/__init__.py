@@ -1,6 +1,6 @@
 """The parts of the launcher, with the standard library only. The command is `strategies.launch`.
 
-Nodes meet (`nodes`: `gathering` on node 0, `joining` on others) and stay linked (`links`, over `wire`). Each runs its
-ranks (`agent`, `processes`, `output`), reports what happens, and obeys node 0 (`messages`), where the `coordinator`
-decides. The end of the job is put into words in `verdict`.
+Nodes run a rendezvous (`nodes`: `gathering` on node 0, `joining` on the others) and stay connected (`links`, over
+`wire`). Each launcher runs its ranks (`agent`, `processes`, `output`), sends events to node 0 and runs its commands
+(`messages`); the `coordinator` on node 0 decides. `verdict` has the messages and exit codes for the end of the job.
 """

@@ -1,4 +1,4 @@
-"""The launcher's work on a node: starts ranks, reports their ends, obeys the coordinator. Standard library only."""
+"""The launcher's work on a node: starts ranks, reports their ends, runs commands of node 0. Standard library only."""
 
 import signal
 import time
@@ -30,24 +30,24 @@ from strategies.launching.verdict import Ending, exit_code, first_failure, repor
 from strategies.topology.rank_end import PREEMPTED
 
 _BLOCKED_SECONDS = 5.0
-# A request may arrive twice: timeout(1) and some wrappers signal both us and our process group.
+# A signal may arrive twice: timeout(1) and some wrappers signal both us and our process group.
 _SAME_REQUEST_SECONDS = 1.0
 
 
 class Plan(Protocol):
-    """The ranks of this node as a job of given nodes needs them."""
+    """The ranks of this node: the processes to start, and what they have left at their end."""
 
     def tasks(self, start: Start) -> Sequence[Task]:
-        """Returns what to start. The ports that `renew` has returned are free from now on."""
+        """Returns the processes to start, and releases the ports that `renew` has returned."""
 
     def renew(self) -> tuple[int, ...]:
         """Returns free ports for the next round, and holds them."""
 
     def reason_of(self, rank: int) -> str:
-        """Returns why a rank of this round has ended, as its program told it; empty if it did not."""
+        """Returns the exit reason that the program of a rank left in this round; empty if it left none."""
 
     def close_folder(self, *, ended_well: bool) -> Path | None:
-        """Returns the folder of tracebacks if it stays, after a failure, and else removes it."""
+        """Removes the folder of tracebacks; if the job failed and left any, keeps it and returns its path."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Settings:
 
     Args:
         own: the node itself.
-        grace_seconds: from SIGTERM to SIGKILL.
-        stopped_seconds: ranks that are stopped for so long, while none runs, are lost; 0: never.
+        grace_seconds: time from SIGTERM to SIGKILL.
+        stopped_seconds: ranks that are stopped for this time, while no other rank runs, count as lost; 0: never.
     """
 
     own: Node
@@ -73,9 +73,10 @@ class Settings:
 def run_node(team: Team, plan: Plan, settings: Settings) -> int:
     """Runs this node's part of the job to its end, and returns the launcher's exit code.
 
-    It is 0 if all processes of all nodes ended with 0. Else it is that of the first rank to fail, on its node; 128 +
-    the signal if a signal ended it, or a launcher; `PREEMPTED` if the job can go on later; 1 for other causes, and on
-    other nodes. Call it from the main thread.
+    The exit code is 0 if all processes of all nodes ended with 0. Otherwise, on the node of the first rank that failed,
+    it is that rank's exit code, or 128 + the signal that killed it. It is 128 + the signal if a launcher was stopped by
+    one, `PREEMPTED` if the job can continue later, and 1 for other causes and on other nodes. Call this function from
+    the main thread.
     """
     with Signals() as signals:
         agent = _Agent(team, plan, settings, signals)
@@ -102,7 +103,7 @@ class _Agent:
         self._killed: tuple[int, ...] = ()
 
     def run(self) -> Finish:
-        """Returns the last command, when all ranks have ended."""
+        """Runs until all ranks have ended and node 0 ends the job; returns its last command."""
         while True:
             for command in self._team.listen():
                 if isinstance(command, Finish):
@@ -113,7 +114,7 @@ class _Agent:
                 self._take(signum)
 
     def close(self) -> None:
-        """Ends what still runs, if `run` was left by an error."""
+        """Kills the ranks that still run, if `run` raised an error."""
         if self._ranks is not None:
             self._ranks.close()
 
@@ -123,7 +124,7 @@ class _Agent:
         is_own = cause is not None and cause.kind is Kind.RANK and cause.node_rank == settings.own.node_rank
         last_lines = {}
         if self._output is not None:
-            # After a terminating signal, do not wait long for blocked output.
+            # After a signal to stop, do not wait long for blocked output.
             self._output.finish(None if self._asked is None else _BLOCKED_SECONDS)
             last_lines = self._output.last_lines(cause.rank) if cause is not None and is_own else {}
         ending = Ending(
@@ -138,7 +139,7 @@ class _Agent:
         return exit_code(cause, settings.own.node_rank)
 
     def _final(self, cause: Cause | None) -> Cause | None:
-        """The cause, where node 0 is gone: if this launcher was asked to stop as well, that is the reason for it."""
+        """Returns the final cause: if node 0 is gone and this launcher was asked to stop, too, the latter counts."""
         if cause is None or cause.kind is not Kind.NODE or self._asked is None:
             return cause
         return self._cause(Kind.PREEMPTED if self._outcome is Outcome.PREEMPTED else Kind.SIGNAL, status=self._asked)
@@ -172,7 +173,7 @@ class _Agent:
 
     def _begin(self, start: Start) -> None:
         if self._output is not None:
-            # The ranks are forked while no thread of ours runs.
+            # Ends the output thread: ranks must be forked while no thread of ours runs.
             self._output.finish(_BLOCKED_SECONDS)
         self._start, self._output, self._killed = start, Output(), ()
         self._standstill, self._stands_still = Stopwatch(), False
@@ -208,7 +209,7 @@ class _Agent:
         self._team.tell(Ended(start.round, self._outcome, self._plan.renew()))
 
     def _notice(self, ranks: Ranks, start: Start, ended: Sequence[Process]) -> None:
-        """Reports the first rank that fails, or is preempted."""
+        """Reports the first rank that fails, or that was preempted."""
         statuses = {process.rank: process.status or 0 for process in ended if process.status not in (0, PREEMPTED)}
         if statuses:
             failed = next(process for process in ended if process.rank == first_failure(statuses))
@@ -222,9 +223,9 @@ class _Agent:
             ranks.wait(self._settings.grace_seconds)
 
     def _watch(self, ranks: Ranks, start: Start) -> None:
-        """Reports that no rank of this node runs any more, for long, and that one runs again.
+        """Reports that for some time no rank of this node has run, and later that one runs again.
 
-        Ranks that run find those that are stopped; where none runs, nobody would.
+        Running ranks notice stopped ones themselves; if none runs, only the launchers can.
         """
         stopped, limit = ranks.stopped, self._settings.stopped_seconds
         self._standstill.look(goes_on=bool(stopped))
@@ -254,7 +255,7 @@ class _Agent:
             return
         self._asked, self._asked_at = signum, now
         if ranks is not None and ranks.is_told and now - (ranks.stopped_at or now) > _SAME_REQUEST_SECONDS:
-            # They are ending already: this is the second request.
+            # The ranks are ending already, so this counts as the second request.
             self._tell(self._cause(Kind.SIGNAL, status=signum), urgent=True)
             return
         if ranks is not None and self._output is not None and not ranks.is_told:
@@ -268,7 +269,7 @@ class _Agent:
 
 
 def _ended_before(ranks: Ranks) -> str:
-    """The ranks that have ended well, in a sentence: who leaves without a word, by `os._exit(0)`, is taken for lost."""
+    """Returns a sentence with the ranks that ended with 0: one that called `os._exit(0)` seems lost to the others."""
     early = ranks.ended_well
     names = f"rank{'s' if len(early) > 1 else ''} {', '.join(map(str, early))}"
     return f"Before it, with exit code 0, ended: {names}." if early else ""

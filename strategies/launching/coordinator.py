@@ -1,6 +1,6 @@
 """The decisions about a job, made on node 0: which ranks end, whether they start again. Standard library only.
 
-It neither communicates nor waits: it takes events of nodes, and returns commands to them.
+This module neither communicates nor waits: it takes events from nodes, and returns commands for them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,10 +22,10 @@ from strategies.launching.messages import (
 from strategies.launching.ports import LaunchError
 from strategies.launching.verdict import LEFT, described
 
-#: SIGKILL follows SIGTERM after this time before a restart: peers are often stuck in a collective.
+#: Before a restart SIGKILL follows SIGTERM after this time: the peers of a failed rank are often stuck in a collective.
 RESTART_GRACE_SECONDS = 2.0
 
-#: Commands with the node rank of their receiver.
+#: Pairs of the receiver's node rank and a command.
 Commands = Iterator[tuple[int, Command]]
 
 
@@ -34,9 +34,9 @@ class Policy:
     """The limits of restarts.
 
     Args:
-        max_restarts: restarts after failures.
-        min_procs: processes without which the job does not go on; None: all that it began with.
-        grace_seconds: from SIGTERM to SIGKILL.
+        max_restarts: the number of restarts after failures.
+        min_procs: the number of processes without which the job does not continue; None: all that it began with.
+        grace_seconds: time from SIGTERM to SIGKILL.
     """
 
     max_restarts: int = 0
@@ -45,7 +45,7 @@ class Policy:
 
     @property
     def restart_grace_seconds(self) -> float:
-        """From SIGTERM to SIGKILL before a restart."""
+        """The time from SIGTERM to SIGKILL before a restart."""
         return min(RESTART_GRACE_SECONDS, self.grace_seconds)
 
     def check(self, nodes: Mapping[int, Node]) -> None:
@@ -58,10 +58,10 @@ class Policy:
 
 
 class Coordinator:
-    """The state of a job: its nodes, the round that runs, and why it ends.
+    """The state of a job: its nodes, the current round, and the cause for which the round ends.
 
-    Every round has at most one cause, the first; a failure replaces a preemption, a signal to a launcher both but not
-    a failure. When all nodes have reported that their ranks have ended, the next round starts, or the job is over.
+    A round has at most one cause: the first one, except that any other cause replaces a preemption. When all nodes have
+    reported that their ranks have ended, the next round starts, or the job is over.
     """
 
     def __init__(self, nodes: Mapping[int, Node], policy: Policy) -> None:
@@ -78,12 +78,12 @@ class Coordinator:
         self._asked: dict[int, Cause] = {}
 
     def begin(self) -> Commands:
-        """Starts the first round."""
+        """Returns the commands that start the first round."""
         yield from self._start("")
 
     def heard(self, node_rank: int, event: Event) -> Commands:
-        """Takes an event of a node."""
-        # What comes late is known, except that a launcher was asked to stop.
+        """Handles an event of a node."""
+        # Events of earlier rounds are ignored, except that a launcher was asked to stop.
         if node_rank not in self._nodes:
             return
         if isinstance(event, Ended):
@@ -106,7 +106,7 @@ class Coordinator:
             yield from self._end_round(event.cause, self._grace_after_failure())
 
     def lost(self, node_rank: int, why: str) -> Commands:
-        """Takes note that a node is gone."""
+        """Removes a node that is gone, and ends the round."""
         node = self._nodes.pop(node_rank, None)
         if node is None:
             return
@@ -140,7 +140,7 @@ class Coordinator:
             yield node_rank, Stop(self._round, not waits, self._policy.grace_seconds if waits else grace_seconds)
 
     def _end_if_none_runs(self) -> Commands:
-        """Ends the round if no rank of it runs: the one that runs waits for those that are stopped, and tells of it."""
+        """Ends the round if none of its ranks runs: a running rank would report stopped ones that it waits for."""
         if self._stopped and self._nodes.keys() <= self._stopped.keys() | self._ended.keys():
             yield from self._end_round(self._stopped[min(self._stopped)], self._grace_after_failure())
 
@@ -168,7 +168,7 @@ class Coordinator:
             yield from self._finish(self._nodes, cause)
 
     def _after_signal(self, cause: Cause, all_preempted: bool) -> Commands:
-        """After a launcher was asked to stop: the others go on, if they may, and else the job is over."""
+        """Continues without the launchers that were asked to stop, if the policy allows it; otherwise ends the job."""
         left = {rank: node for rank, node in self._nodes.items() if rank not in self._asked}
         preempted = replace(cause, kind=Kind.PREEMPTED)
         if self._enough(left) and all(self._ended[rank] is Outcome.PREEMPTED for rank in self._asked):

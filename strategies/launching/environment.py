@@ -1,4 +1,4 @@
-"""Number and environment variables of the processes of a node. Standard library only."""
+"""The number and the environment variables of the processes of a node. Standard library only."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ class World:
     """All processes of the job, and the rank of this node.
 
     Args:
-        addresses_by_node: "host:port" of every process, for each node in the order of node ranks.
+        addresses_by_node: for each node, in the order of node ranks, the "host:port" of its processes.
         node_rank: this node's position in that list.
         master_addr, master_port: the values of MASTER_ADDR and MASTER_PORT.
         num_restarts, max_restarts: the restarts of the job so far, and their limit.
@@ -34,7 +34,7 @@ class World:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """ "host:port" of every process by rank: node 0's first."""
+        """The "host:port" of every process by rank, node 0's first."""
         return tuple(address for node in self.addresses_by_node for address in node)
 
     @property
@@ -49,7 +49,7 @@ class World:
 
 
 def environment_of(world: World, local_rank: int, num_cores: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of one process: `environment`, the variables of its rank, and its numbers of threads.
+    """Returns the environment of one process: `environment` with the variables of its rank and its numbers of threads.
 
     Variables of the rank replace existing values; existing numbers of threads are kept.
     """
@@ -122,7 +122,7 @@ def num_gpus(environment: Mapping[str, str]) -> int:
 
 
 def check_single_launcher(environment: Mapping[str, str]) -> None:
-    """Refuses to start inside a process that another launcher has started as a rank.
+    """Raises an error inside a process that another launcher has started as a rank.
 
     Raises:
         ValueError: with the variable and the launcher.

@@ -9,15 +9,15 @@ from typing import Any
 
 from strategies.launching.environment import check_single_launcher, num_processes
 
-#: Without --master-addr and --master-port.
+#: The address of node 0 on a single node, and its default port on several nodes.
 MASTER_ADDR = "127.0.0.1"
 MASTER_PORT = 29500
-# Heartbeats are a second apart, and a launcher may be busy for a moment.
+# Heartbeats are one second apart, and a launcher may be busy for a moment.
 _LEAST_NODE_TIMEOUT_SECONDS = 5.0
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the flags of a command line, which fit together; None: that of this process.
+    """Returns the flags of a command line after checking that they fit together; None means that of this process.
 
     Raises:
         SystemExit: with 2, for an invalid command line or environment.
@@ -62,7 +62,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser, which checks every flag by itself."""
+    """Returns the parser, which checks each flag on its own."""
     commands = argparse.ArgumentParser(
         prog="python -m strategies.launch",
         description="Starts a program several times, as the ranks of one job.",

@@ -11,15 +11,15 @@ from strategies.topology.rank_end import REASON_SUFFIX
 
 
 class JobFolder:
-    """A new folder that only this user can enter. It is the same for all restarts of the job.
+    """A new folder that only this user can enter. All restarts of the job use the same one.
 
     Raises:
-        LaunchError: it cannot be made.
+        LaunchError: the folder cannot be made.
     """
 
     def __init__(self) -> None:
         try:
-            # Its mode is 0700.
+            # mkdtemp makes it with mode 0700.
             self.path: str = tempfile.mkdtemp(prefix="strategies-")
         except OSError as error:
             raise LaunchError(
@@ -28,7 +28,7 @@ class JobFolder:
 
     @property
     def has_tracebacks(self) -> bool:
-        """True if a file in it is not empty: `faulthandler` opens its file long before it writes to it."""
+        """True if a file in the folder is not empty: `faulthandler` opens its file long before it writes to it."""
         found = False
         with contextlib.suppress(OSError), os.scandir(self.path) as entries:
             own = [entry for entry in entries if not entry.name.endswith(REASON_SUFFIX)]
@@ -36,13 +36,13 @@ class JobFolder:
         return found
 
     def forget_reasons(self) -> None:
-        """Removes what the ranks of an earlier round said of their end."""
+        """Removes the exit reasons that ranks of an earlier round have left."""
         with contextlib.suppress(OSError):
             for path in Path(self.path).glob(f"*{REASON_SUFFIX}"):
                 path.unlink()
 
     def close(self, *, ended_well: bool) -> Path | None:
-        """Removes the folder, unless the job failed and there are tracebacks in it: then returns its path."""
+        """Removes the folder; if the job failed and it has tracebacks, keeps it instead and returns its path."""
         self.forget_reasons()
         if not ended_well and self.has_tracebacks:
             return Path(self.path)

@@ -13,7 +13,7 @@ from strategies.launching.ports import LaunchError
 from strategies.launching.wire import Channel, LinkLostError
 
 _PROBE_SECONDS = 0.1
-# Limit of the time in which the others read why they end.
+# The other nodes have this time to read the error before their connections are closed.
 _FAREWELL_SECONDS = 2.0
 
 
@@ -22,26 +22,26 @@ class Gathering:
 
     Args:
         own: node 0.
-        listener: where it listens.
-        place: the same as an address, and the limits of waiting.
+        listener: the socket on which it listens.
+        place: the address of that socket, and the limits of waiting.
         say: prints a line about the wait.
     """
 
     def __init__(self, own: Node, listener: socket.socket, place: Place, say: Callable[[str], None]) -> None:
         self._own, self._listener, self._place, self._say = own, listener, place, say
         self._arrived = {0: own}
-        #: Everybody who has connected, with the rank of those who have announced themselves.
+        #: All connections, each with its node rank, or None for one that has not announced itself.
         self._rank_of: dict[Channel, int | None] = {}
         self._selector = selectors.DefaultSelector()
 
     def wait(self, check: Callable[[Mapping[int, Node]], None]) -> tuple[dict[int, Node], dict[int, Channel]]:
-        """Returns all nodes, and the links to the others, by node rank.
+        """Waits for all nodes; returns them, and the links to the others, by node rank.
 
         Args:
             check: raises LaunchError for nodes that do not fit together.
 
         Raises:
-            LaunchError: here and on the nodes that have arrived.
+            LaunchError: on this node and on all others that have arrived.
         """
         probe = Probe(self._place, self._own)
         try:
@@ -97,7 +97,7 @@ class Gathering:
     def _look(self, timeout_seconds: float, probe: Probe) -> None:
         timeout_seconds = min(timeout_seconds, _PROBE_SECONDS) if probe.is_active else timeout_seconds
         ready = [key.fileobj for key, _ in self._selector.select(max(0.0, timeout_seconds))]
-        # Known connections first: a node that has left frees its rank for a restarted launcher.
+        # Known connections before new ones: a node that has left frees its rank for a restarted launcher.
         for channel in sorted(ready, key=lambda ready: self._rank_of.get(ready) is None):  # type: ignore[call-overload]
             if isinstance(channel, Channel):
                 self._hear(channel, probe)
@@ -126,7 +126,7 @@ class Gathering:
 
     def _welcome(self, channel: Channel, node: Node, probe: Probe) -> None:
         if node.token == self._own.token:
-            # Closed by its other end.
+            # Our own probe has reached us. Closing its end makes `_hear` drop this one.
             probe.close()
             return
         if node.num_nodes != self._own.num_nodes:
@@ -145,7 +145,7 @@ class Gathering:
 
     def _tell(self, message: dict[str, Any]) -> None:
         for channel, rank in self._rank_of.items():
-            # An error also concerns another node 0, which has no rank here.
+            # An error also goes to another node 0, which has no rank in this job.
             if rank is not None or "error" in message:
                 channel.send(message)
 

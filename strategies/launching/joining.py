@@ -11,16 +11,16 @@ from strategies.launching.ports import LaunchError
 from strategies.launching.wire import Channel, LinkLostError
 
 _RETRY_SECONDS = 0.2
-# Extra time for an answer that is already on its way.
+# Extra time for an answer that has already been sent.
 _SLACK_SECONDS = 10.0
 
 
 def join(own: Node, place: Place, say: Callable[[str], None]) -> Channel:
-    """Returns the link to node 0, as soon as all nodes have arrived there.
+    """Connects to node 0, and returns the link when all nodes have arrived there.
 
     Args:
-        own: this node; without a host it announces the address of its connection.
-        place: where node 0 is.
+        own: this node; if it has no host, it announces the address of its connection.
+        place: the address of node 0.
         say: prints a line about the wait.
 
     Raises:
@@ -54,7 +54,7 @@ def _connect(own: Node, place: Place, say: Callable[[str], None]) -> Channel:
     start = time.monotonic()
     notice = start + place.notice_seconds
     while True:
-        # In time for the next notice, also where nobody answers.
+        # Limits the attempt, so that the next notice is on time even if nobody answers.
         until = min(notice, start + place.timeout_seconds)
         try:
             timeout = max(0.1, until - time.monotonic())

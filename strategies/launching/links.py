@@ -1,6 +1,6 @@
-"""The links between the launchers of a job: a star around that of node 0, which decides. Standard library only.
+"""The links between the launchers of a job: a star with node 0, which decides, at its center. Standard library only.
 
-All launchers say every second that they are there. One whose connection closes, or that is silent, is gone.
+Every launcher sends a heartbeat each second. One whose connection closes, or that is silent, counts as gone.
 """
 
 import collections
@@ -37,20 +37,20 @@ class Team(Protocol):
         """Reports an event of this node."""
 
     def listen(self) -> list[Command]:
-        """Returns the commands for this node that have arrived; never waits. Call it once a second or more often."""
+        """Returns the commands for this node that have arrived; never waits. Call it at least once a second."""
 
     def interests(self) -> Mapping[int, int]:
         """File descriptors and the events of `select.poll` on which to call `listen`."""
 
     def seconds_left(self) -> float | None:
-        """The time until `listen` is to be called, None if any."""
+        """Returns the time until `listen` must be called; None if there is no limit."""
 
     def close(self) -> None:
-        """Ends the links, after everything has been sent."""
+        """Closes the links, after everything has been sent."""
 
 
 class _Heartbeat:
-    """The clock of one link: when to say that we are there, and whether the other side has been silent for too long."""
+    """The heartbeats of one link: sends ours, and detects that the other side has been silent for too long."""
 
     def __init__(self, channel: Channel, timeout_seconds: float) -> None:
         self.channel = channel
@@ -62,22 +62,22 @@ class _Heartbeat:
         """Returns the next message that is not a heartbeat, None if there is none.
 
         Raises:
-            LinkLostError: the connection is closed, or silent.
+            LinkLostError: the connection is closed, or the other side is silent.
         """
         self.channel.flush()
         while (message := self.channel.receive()) is not None:
             self._heard_at = time.monotonic()
             if message.get("type") != _HEARTBEAT["type"]:
                 return message
-        # Judged only after everything was read: this launcher may have been stopped itself.
+        # Checked only after everything was read: this launcher itself may have been stopped.
         if 0 < self._timeout_seconds < time.monotonic() - self._heard_at:
             raise LinkLostError(f"silent for {self._timeout_seconds:g} s")
         return None
 
     def beat(self) -> None:
-        """Sends a heartbeat, if it is time."""
+        """Sends a heartbeat, if one is due."""
         now = time.monotonic()
-        # A side that does not read gets no more than one.
+        # No more than one is queued for a side that does not read.
         if now >= self._next and not self.channel.interest & select.POLLOUT:
             self.channel.send(_HEARTBEAT)
             self._next = now + _HEARTBEAT_SECONDS
@@ -87,9 +87,9 @@ class Hub:
     """The links of node 0 to all others, if any, and the coordinator of the job.
 
     Args:
-        coordinator: decides.
-        links: by node rank.
-        timeout_seconds: a node that is silent for so long is gone; 0: never.
+        coordinator: decides what all nodes do.
+        links: the links to the other nodes, by node rank.
+        timeout_seconds: a node that is silent for this time counts as gone; 0: never.
     """
 
     def __init__(self, coordinator: Coordinator, links: Mapping[int, Channel], timeout_seconds: float) -> None:
@@ -103,7 +103,7 @@ class Hub:
         self._carry(self._coordinator.heard(0, event))
 
     def listen(self) -> list[Command]:
-        """Hears all nodes, sends them their commands and heartbeats, and returns the commands for node 0."""
+        """Reads the events of all nodes, sends commands and heartbeats, and returns the commands for node 0."""
         for rank, link in list(self._links.items()):
             try:
                 while (message := link.receive()) is not None:
@@ -118,17 +118,17 @@ class Hub:
         return commands
 
     def interests(self) -> Mapping[int, int]:
-        """File descriptors and events of all links."""
+        """Returns the file descriptors and events of all links."""
         return {link.channel.fileno(): link.channel.interest for link in self._links.values()}
 
     def seconds_left(self) -> float | None:
-        """0 if there are commands for node 0, else the time to the next heartbeat."""
+        """Returns 0 if there are commands for node 0, else the time to the next heartbeat; None without links."""
         if self._own:
             return 0.0
         return _HEARTBEAT_SECONDS / 2 if self._links else None
 
     def close(self) -> None:
-        """Ends the links, after the others have read the last command."""
+        """Closes the links, after the others have read the last command."""
         deadline = time.monotonic() + _FAREWELL_SECONDS
         for link in self._links.values():
             link.channel.finish(deadline - time.monotonic())
@@ -146,8 +146,8 @@ class Spoke:
 
     Args:
         channel: the link.
-        timeout_seconds: node 0 is gone if it is silent for so long; 0: never.
-        grace_seconds: from SIGTERM to SIGKILL if node 0 is gone.
+        timeout_seconds: node 0 counts as gone if it is silent for this time; 0: never.
+        grace_seconds: time from SIGTERM to SIGKILL if node 0 is gone.
     """
 
     def __init__(self, channel: Channel, timeout_seconds: float, grace_seconds: float) -> None:
@@ -156,7 +156,7 @@ class Spoke:
         self._name = "node 0"
         self._round = -1
         self._is_idle = True
-        #: Once the link is lost.
+        #: Set once the link is lost.
         self._cause: Cause | None = None
         self._own: collections.deque[Command] = collections.deque()
 
@@ -170,7 +170,7 @@ class Spoke:
             self._own.append(Finish(self._cause))
 
     def listen(self) -> list[Command]:
-        """Returns what node 0 commands."""
+        """Returns the commands of node 0 that have arrived; if the link is lost, those that end this node."""
         if self._cause is None:
             try:
                 while (message := self._link.receive()) is not None:
@@ -195,13 +195,13 @@ class Spoke:
         self._own.append(Finish(self._cause) if self._is_idle else Stop(self._round, True, self._grace_seconds))
 
     def interests(self) -> Mapping[int, int]:
-        """File descriptor and events of the link."""
+        """Returns the file descriptor and the events of the link."""
         return {} if self._cause else {self._link.channel.fileno(): self._link.channel.interest}
 
     def seconds_left(self) -> float | None:
-        """0 if there are commands, else the time to the next heartbeat."""
+        """Returns 0 if there are commands, else the time to the next heartbeat; None without a link."""
         return 0.0 if self._own else None if self._cause else _HEARTBEAT_SECONDS / 2
 
     def close(self) -> None:
-        """Ends the link."""
+        """Closes the link."""
         self._link.channel.close()

@@ -1,6 +1,6 @@
-"""The values that launchers exchange, and their way to JSON and back. Standard library only.
+"""The messages that launchers exchange, and their conversion to JSON and back. Standard library only.
 
-Launchers of other nodes send events to that of node 0, which decides, and sends commands to all.
+The launchers of all nodes send events to that of node 0, which decides, and sends commands to all.
 """
 
 import enum
@@ -17,7 +17,7 @@ class Kind(enum.StrEnum):
     RANK = "rank"
     #: A rank did not end within the grace period after another one was preempted.
     LATE = "late"
-    #: All ranks that have not ended were stopped (SIGSTOP), for long.
+    #: All ranks that have not ended were stopped (SIGSTOP) for too long.
     STOPPED = "stopped"
     #: A rank could not be started.
     START = "start"
@@ -30,7 +30,7 @@ class Kind(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """The end of all ranks of a node."""
+    """The result of all ranks of a node."""
 
     #: All ended with 0.
     DONE = "done"
@@ -43,15 +43,15 @@ class _Message:
     """A frozen dataclass whose fields are numbers, strings, enumerations, messages, and tuples of these."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON has them."""
+        """Returns the fields as JSON values."""
         return asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_json(cls, received: Any) -> Self:
-        """Returns a message from what was received.
+        """Returns the message in a received JSON value.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not such a message.
         """
         if not isinstance(received, dict):
             raise ValueError(f"Not a {cls.__name__}. Received: {received!r}")
@@ -68,7 +68,7 @@ class _Message:
 
 
 def _read(expected: Any, value: Any) -> Any:
-    """The value of a field of type `expected`."""
+    """Returns the value of a field of type `expected`."""
     if isinstance(expected, types.UnionType):
         kind, nothing = typing.get_args(expected)
         return None if value is None and nothing is types.NoneType else _read(kind, value)
@@ -89,12 +89,12 @@ class Node(_Message):
     """One node as it announces itself.
 
     Args:
-        node_rank: its --node-rank; it names the node for the life of the job.
+        node_rank: its --node-rank, which identifies the node for the life of the job.
         num_nodes: its --nnodes.
         host: the address at which the others reach it.
         ports: a port for each of its processes.
-        hostname, pid: its launcher, for messages.
-        token: a random word that tells this launcher from all others.
+        hostname, pid: the host and process of its launcher, for messages.
+        token: a random word that distinguishes this launcher from all others.
     """
 
     node_rank: int
@@ -107,7 +107,7 @@ class Node(_Message):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """ "host:port" of its processes, an IPv6 address in brackets."""
+        """The "host:port" of its processes; an IPv6 address is in brackets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return tuple(f"{host}:{port}" for port in self.ports)
 
@@ -117,7 +117,7 @@ class Node(_Message):
         return f"node {self.node_rank} ({self.hostname or self.host})"
 
     def check(self) -> None:
-        """Raises ValueError for ranks and ports that cannot be."""
+        """Raises ValueError for impossible ranks and ports."""
         if not self.ports or not 0 <= self.node_rank < self.num_nodes or not all(0 < p < 65536 for p in self.ports):
             raise ValueError(f"Not a node. Received: {self}")
 
@@ -127,13 +127,13 @@ class Cause(_Message):
     """The reason for which ranks are ended.
 
     Args:
-        kind: see there.
-        node_rank: the node where it happened.
+        kind: see `Kind`.
+        node_rank: the rank of the node where it happened.
         node: the name of that node.
-        rank, pid: the rank and its process, of kinds that concern one.
+        rank, pid: the rank and its process, for kinds that concern a rank.
         status: the exit code of the rank, or minus the signal that killed it; the signal to a launcher.
-        detail: further words, of kinds that need them.
-        reason: as the rank's program told it, in sentences; empty if it did not.
+        detail: further words, for kinds that need them.
+        reason: the exit reason of the rank's program, in sentences; empty if it left none.
     """
 
     kind: Kind
@@ -148,7 +148,7 @@ class Cause(_Message):
 
 @dataclass(frozen=True)
 class Incident(_Message):
-    """Event: something happened on a node for which ranks may have to end; `urgent` if they have to at once."""
+    """Event: something happened on a node that may end the ranks of the job; `urgent` if they must end at once."""
 
     round: int
     cause: Cause
@@ -157,7 +157,7 @@ class Incident(_Message):
 
 @dataclass(frozen=True)
 class Standstill(_Message):
-    """Event: no rank of a node has run for long, those that have not ended are stopped; no cause: one runs again."""
+    """Event: all ranks of a node that have not ended were stopped for too long; without a cause: one runs again."""
 
     round: int
     cause: Cause | None
@@ -165,7 +165,7 @@ class Standstill(_Message):
 
 @dataclass(frozen=True)
 class Ended(_Message):
-    """Event: all ranks of a node have ended. `ports` are for a next round."""
+    """Event: all ranks of a node have ended. `ports` are free ports for the next round."""
 
     round: int
     outcome: Outcome
@@ -177,11 +177,11 @@ class Start(_Message):
     """Command: start the ranks.
 
     Args:
-        round: counts starts, from 0.
-        num_restarts: the restarts that were counted so far, max_restarts: their limit.
-        nodes: all that take part, in the order of their ranks.
-        grace_seconds: from SIGTERM to SIGKILL after a rank of this round has failed.
-        reason: printed by every launcher, if not empty.
+        round: the number of this start, from 0.
+        num_restarts: the number of counted restarts so far; max_restarts: its limit.
+        nodes: all nodes that take part, in the order of their ranks.
+        grace_seconds: time from SIGTERM to SIGKILL after a rank of this round has failed.
+        reason: the reason for a restart, printed by every launcher; empty for the first start.
     """
 
     round: int
@@ -194,7 +194,7 @@ class Start(_Message):
 
 @dataclass(frozen=True)
 class Stop(_Message):
-    """Command: wait for the ranks to end; if `terminate`, tell them by SIGTERM. End them after `grace_seconds`."""
+    """Command: wait for the ranks to end, after SIGTERM if `terminate`; kill them after `grace_seconds`."""
 
     round: int
     terminate: bool
@@ -203,7 +203,7 @@ class Stop(_Message):
 
 @dataclass(frozen=True)
 class Finish(_Message):
-    """Command: return. All ranks of all nodes have ended, with 0 if there is no cause."""
+    """Command: end this launcher. Its part of the job is over; without a cause all ranks have ended with 0."""
 
     cause: Cause | None
 
@@ -213,15 +213,15 @@ Command = Start | Stop | Finish
 
 
 def packed(message: Event | Command) -> dict[str, Any]:
-    """Returns an event or a command for `Channel.send`."""
+    """Returns an event or a command as `Channel.send` takes it."""
     return {"type": type(message).__name__, "fields": message.to_json()}
 
 
 def unpacked_event(message: dict[str, Any]) -> Event:
-    """Returns a received event.
+    """Returns the event in a received message.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an event.
     """
     for kind in (Incident, Standstill, Ended):
         if message.get("type") == kind.__name__:
@@ -230,10 +230,10 @@ def unpacked_event(message: dict[str, Any]) -> Event:
 
 
 def unpacked_command(message: dict[str, Any]) -> Command:
-    """Returns a received command.
+    """Returns the command in a received message.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a command.
     """
     for kind in (Start, Stop, Finish):
         if message.get("type") == kind.__name__:

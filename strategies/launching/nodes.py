@@ -1,4 +1,4 @@
-"""The meeting of the nodes of a job: node 0 listens, the others connect to it. Standard library only."""
+"""The rendezvous of the nodes of a job: node 0 listens, the others connect to it. Standard library only."""
 
 import os
 import secrets
@@ -16,19 +16,19 @@ from strategies.launching.wire import Channel
 
 @dataclass(frozen=True)
 class Met:
-    """The nodes of the job, known on node 0 only, and the links of this node to others, both by node rank."""
+    """The result of a rendezvous, by node rank: the nodes of the job (on node 0 only), and this node's links."""
 
     nodes: Mapping[int, Node]
     links: Mapping[int, Channel]
 
 
 def announcement(node_rank: int, num_nodes: int, ports: tuple[int, ...], host: str) -> Node:
-    """Returns this node as it announces itself; see `Node`."""
+    """Returns the announcement of this node; see `Node`."""
     return Node(node_rank, num_nodes, host, ports, socket.gethostname(), os.getpid(), secrets.token_hex(8))
 
 
 def say_on_stderr(text: str) -> None:
-    """Prints a line of the launcher."""
+    """Prints a line of the launcher on stderr."""
     print(f"strategies.launch: {text}", file=sys.stderr, flush=True)
 
 
@@ -38,12 +38,11 @@ def meet(
     check: Callable[[Mapping[int, Node]], None] = lambda nodes: None,
     say: Callable[[str], None] = say_on_stderr,
 ) -> Met:
-    """Waits for all nodes of the job.
+    """Waits for all nodes of the job, and returns them and this node's links.
 
     Args:
-        own: this node; without a host it is reached at the address of its connection to node 0, node 0 at that of
-            `place`.
-        place: where node 0 listens.
+        own: this node. A node after node 0 may have no host: it announces the address of its connection to node 0.
+        place: the address at which node 0 listens.
         check: on node 0, raises LaunchError for nodes that do not fit together.
         say: prints a line about the wait.
 

@@ -1,4 +1,4 @@
-"""Output of the processes, copied line by line with the rank as a prefix. Standard library only."""
+"""The output of the processes, copied line by line with the rank as a prefix. Standard library only."""
 
 import collections
 import contextlib
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 #: Longer lines are split into lines of this many bytes.
 MAX_LINE_BYTES = 1 << 16
-#: Number of lines of each stream that are kept for the report on a failure, and the maximum bytes of each.
+#: The number of lines of each stream that are kept for the report on a failure, and the maximum bytes of a line.
 NUM_LAST_LINES = 20
 _MAX_LAST_LINE_BYTES = 2000
-# Limit of reading from pipes that are still open after all processes have ended.
+# The time limit of reading from pipes that are still open after all processes have ended.
 _LEFTOVER_SECONDS = 5.0
 _STDOUT, _STDERR = 1, 2
 _ERASE_LINE = b"\x1b[K"
@@ -66,7 +66,7 @@ class _Source:
 
     def remember(self, line: bytes) -> None:
         if self.last and self.last[-1].endswith(b"\r"):
-            # As on a terminal: only the last state of a progress bar stays.
+            # As on a terminal: only the last state of a progress bar is kept.
             self.last.pop()
         self.last.append(line[:_MAX_LAST_LINE_BYTES])
 
@@ -107,7 +107,7 @@ class Output:
         return streams[0], streams[1]
 
     def start(self) -> None:
-        """Starts copying; all processes have been started."""
+        """Starts copying; call it after all processes have been started."""
         self._thread.start()
 
     def say(self, text: str) -> None:
@@ -212,7 +212,7 @@ class Output:
 
 
 def _open_terminal(prefix_width: int) -> tuple[int, int]:
-    """Returns both ends, ours first, of a pseudo-terminal whose width is that of our terminal without the prefix."""
+    """Returns both ends, ours first, of a pseudo-terminal as wide as our terminal without the prefix."""
     ours, theirs = os.openpty()
     attributes = termios.tcgetattr(theirs)
     # Like a pipe: our own terminal converts line feeds.

@@ -1,4 +1,4 @@
-"""The address at which the nodes of a job meet: listening at it, and connecting to it. Standard library only."""
+"""The rendezvous address of the nodes of a job: listening at it, and connecting to it. Standard library only."""
 
 import errno
 import ipaddress
@@ -10,7 +10,7 @@ from strategies.launching.ports import LaunchError
 from strategies.launching.wire import Channel, LinkLostError
 from strategies.topology.port_holders import holder_of
 
-# Limit of the wait for a word from a program that listens where we want to.
+# The time limit of the wait for an answer from the program that uses our port.
 _ANSWER_SECONDS = 2.0
 _CONNECT_SECONDS = 2.0
 
@@ -22,7 +22,7 @@ class Place:
     Args:
         host, port: --master-addr and --master-port.
         timeout_seconds: limit of the wait for the other nodes.
-        notice_seconds: a line about the wait is printed each time this has passed.
+        notice_seconds: time between two lines about the wait.
     """
 
     host: str
@@ -48,7 +48,7 @@ class Place:
         """Returns the socket at which node 0 listens.
 
         Raises:
-            LaunchError: the port is in use, by another node 0 or by another program, which are named.
+            LaunchError: the port is in use; the message names the other node 0 or program that uses it.
         """
         try:
             return self._server()
@@ -77,7 +77,7 @@ class Place:
         return socket.create_server(("", self.port))
 
     def _ask_another_node_0(self, own: Node) -> None:
-        """Raises LaunchError, as the other does, if it is a launcher that listens at our port."""
+        """Raises the LaunchError of the other node 0, if it is a launcher that listens at our port."""
         for host in dict.fromkeys((self.host, "127.0.0.1")):
             try:
                 channel = Channel(socket.create_connection((host, self.port), timeout=_CONNECT_SECONDS))
@@ -95,10 +95,10 @@ class Place:
 
 
 class Probe:
-    """Tells from afar whether another launcher, on another host, listens as node 0 at the same address.
+    """Detects a launcher on another host that also listens as node 0 at the same address.
 
-    A node 0 whose --master-addr is not an address of its own interfaces listens all the same, since addresses may be
-    translated on the way. It also connects to that address: it reaches itself, or the other, and both end.
+    A node 0 listens even if --master-addr is not an address of its own interfaces, since the network may translate
+    addresses. It also connects to that address: it reaches either itself, or the other node 0, and then both end.
     """
 
     _RETRY_SECONDS = 1.0
@@ -117,14 +117,14 @@ class Probe:
 
     @property
     def is_active(self) -> bool:
-        """True until `close`, where there is something to find out."""
+        """True until `close`, if there is an address to connect to."""
         return bool(self._targets)
 
     def step(self, now: float) -> None:
-        """Connects, or looks for an answer; call it a few times a second.
+        """Connects, or reads an answer; call it a few times a second.
 
         Raises:
-            LaunchError: as the other node 0 raises it.
+            LaunchError: another node 0 has answered; it raises the same error.
         """
         if self._channel is None:
             if now >= self._next:
@@ -141,7 +141,7 @@ class Probe:
                 raise LaunchError(str(answer["error"]))
 
     def close(self) -> None:
-        """Ends the attempts: it has reached itself, or the wait is over."""
+        """Ends the attempts, when this node has reached itself, or the wait is over."""
         self._targets = []
         if self._channel is not None:
             self._channel.close()
@@ -149,7 +149,7 @@ class Probe:
 
     def _connect(self) -> None:
         family, address = self._targets[0]
-        # With several addresses, the next attempt goes to the next.
+        # With several addresses, the next attempt uses the next one.
         self._targets = [*self._targets[1:], self._targets[0]]
         attempt = socket.socket(family, socket.SOCK_STREAM)
         attempt.setblocking(False)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 class LaunchError(Exception):
-    """The job cannot be started; the message says why, and how to fix it."""
+    """The job cannot be started; the message has the reason and the fix."""
 
 
 class HeldPorts:
-    """Free TCP ports, reserved together and held until `close`, to be called right before their use."""
+    """Free TCP ports, reserved together and held until `close`; call it right before they are used."""
 
     def __init__(self, num_ports: int) -> None:
         self._sockets: list[socket.socket] = []
@@ -29,7 +29,7 @@ class HeldPorts:
 
 
 def _bind_free_port() -> socket.socket:
-    # Below the ephemeral ports: an outgoing connection could take one of those before TensorFlow listens on it. On all
+    # Not one of the ephemeral ports: an outgoing connection could take it before TensorFlow listens on it. On all
     # interfaces, because TensorFlow listens on all.
     try:
         first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

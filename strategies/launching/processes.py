@@ -23,7 +23,7 @@ _KILLED_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Task:
-    """A process to start: its rank, command, environment and cores (None: those of the launcher)."""
+    """A process to start: its rank, command, environment and cores (None: the launcher's)."""
 
     rank: int
     command: Sequence[str]
@@ -47,7 +47,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                # A Ctrl-C at the terminal reaches the launcher only, which forwards it once.
+                # A Ctrl-C at the terminal then reaches the launcher only, which forwards it once.
                 start_new_session=True,
                 preexec_fn=prepare,
             )
@@ -64,20 +64,20 @@ class Process:
             return False
         if not hasattr(os, "waitid"):
             self.status = self._popen.poll()
-        # It stays a zombie until `end`, so that its pid is not reused and another process gets our signals.
+        # It stays a zombie until `end`: its pid is not reused, and no other process can get our signals.
         elif ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             self.status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         return self.status is not None
 
     @property
     def is_stopped(self) -> bool:
-        """True if it is stopped by a signal, as SIGSTOP, and not by a debugger."""
+        """True if it is stopped by a signal such as SIGSTOP, and not by a debugger."""
         if self.status is not None or not hasattr(os, "waitid"):
             return False
         try:
             return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
-            # It has ended since `look`, which finds that out next.
+            # It has ended since the last `look`; the next one will find that.
             return False
 
     def signal(self, signum: int) -> None:
@@ -93,16 +93,16 @@ class Process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(_KILLED_SECONDS)
         if self.status is None:
-            # One that does not even die is taken for killed.
+            # A process that SIGKILL does not end counts as killed.
             self.status = -signal.SIGKILL
 
 
 class Ranks:
-    """The ranks of this node in one round. Call it from the main thread: the system kills them when that thread ends.
+    """The ranks of this node in one round. Make it in the main thread: the system kills them when that thread ends.
 
     Args:
-        tasks: what to start.
-        output: copies what they print.
+        tasks: the processes to start.
+        output: copies their output.
 
     Raises:
         LaunchError: a process cannot be started; those already started are killed.
@@ -112,7 +112,7 @@ class Ranks:
         self._processes: list[Process] = []
         #: The ranks that did not end in time.
         self.killed: tuple[int, ...] = ()
-        #: When the ranks were told to end, or, with `is_told` False, when the wait for their end began.
+        #: The time of the signal to end; if `is_told` is False, the time at which the wait for their end began.
         self.stopped_at: float | None = None
         self.is_told = False
         self._deadline = float("inf")
@@ -130,7 +130,7 @@ class Ranks:
 
     @property
     def stopped(self) -> list[Process]:
-        """The processes that have not ended, if all of these are stopped; else none."""
+        """The processes that have not ended, if all of them are stopped; else an empty list."""
         running = self.running
         return running if all(process.is_stopped for process in running) else []
 
@@ -141,7 +141,7 @@ class Ranks:
 
     @property
     def outcome(self) -> Outcome:
-        """The end of all ranks, once they have ended."""
+        """The result of all ranks, once they have ended."""
         statuses = {process.status for process in self._processes}
         if statuses <= {0}:
             return Outcome.DONE
@@ -149,7 +149,7 @@ class Ranks:
 
     @property
     def seconds_left(self) -> float:
-        """The time until the ranks are to have ended, infinite if nothing ends them."""
+        """The seconds until the ranks must have ended; infinite without a limit."""
         return self._deadline - time.monotonic()
 
     def look(self) -> list[Process]:
@@ -157,18 +157,18 @@ class Ranks:
         return [process for process in self._processes if process.look()]
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to all."""
+        """Sends a signal to all ranks."""
         for process in self._processes:
             process.signal(signum)
 
     def wait(self, seconds: float) -> None:
-        """Lets all end by themselves, within a time."""
+        """Gives all ranks a time limit to end by themselves."""
         if self.stopped_at is None:
             self.stopped_at = time.monotonic()
             self._deadline = self.stopped_at + seconds
 
     def stop(self, signum: int, grace_seconds: float) -> None:
-        """Tells all, once, to end, within a time; a later call can shorten the time."""
+        """Signals all ranks, once, to end within a time; a later call can only shorten the time."""
         now = time.monotonic()
         if not self.is_told:
             self.is_told, self.stopped_at, self._deadline = True, now, now + grace_seconds
@@ -176,26 +176,26 @@ class Ranks:
         self._deadline = min(self._deadline, now + grace_seconds)
 
     def kill(self) -> None:
-        """Gives up those that still run: `close` kills them."""
+        """Notes the ranks that still run as killed; `close` kills them."""
         self.killed = tuple(process.rank for process in self.running)
 
     def close(self) -> None:
-        """Kills all that is left, with their process groups, and reaps them."""
+        """Kills all processes and their process groups, and reaps them."""
         self.signal(signal.SIGKILL)
         for process in self._processes:
             process.end()
 
 
 def _preparation(task: Task) -> Callable[[], None]:
-    """Returns the function to run in a new process between fork and exec, which does little: we may have threads."""
+    """Returns the function to run in a new process between fork and exec; it does little, as we may have threads."""
     launcher = os.getpid()
-    # Looked up here: after the fork, the lookup could deadlock on a lock held by a thread of ours.
+    # Looked up before the fork: after it, the lookup could deadlock on a lock held by a thread of ours.
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
     kill_me_too = (_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
     pin = getattr(os, "sched_setaffinity", None)
 
     def prepare() -> None:
-        # Inherited: a signal to this process is none to the launcher.
+        # The inherited wakeup file descriptor would pass signals of this process to the launcher.
         signal.set_wakeup_fd(-1)
         if prctl is not None:
             prctl(*kill_me_too)

@@ -23,7 +23,7 @@ class Signals:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        # A signal that is ignored, as under nohup, stays ignored, here and in the processes.
+        # A signal that is ignored, as under nohup, stays ignored, in the launcher and in its processes.
         self._before: dict[signal.Signals, Any] = {
             signum: signal.signal(signum, _keep)
             for signum in (signal.SIGCHLD, *PASSED_ON)
@@ -36,7 +36,7 @@ class Signals:
 
         It returns earlier when an event of `interests` happens: file descriptors and events of `select.poll`.
         """
-        # Unlike select, without a limit on the numbers of file descriptors.
+        # Unlike select, poll has no limit on the numbers of file descriptors.
         poll = select.poll()
         for file, events in ({self._reader: select.POLLIN} | dict(interests)).items():
             poll.register(file, events)
@@ -58,7 +58,7 @@ def _keep(signum: int, frame: FrameType | None) -> None:
 
 
 def signal_name(signum: int) -> str:
-    """Returns name and number, as in "SIGTERM (15)"."""
+    """Returns the name and number of a signal, as in "SIGTERM (15)"."""
     with contextlib.suppress(ValueError):
         return f"{signal.Signals(signum).name} ({signum})"
     return str(signum)

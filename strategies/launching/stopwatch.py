@@ -1,14 +1,14 @@
-"""The time that something has lasted, as far as this process ran meanwhile. Standard library only."""
+"""The time for which a condition has held while this process was running. Standard library only."""
 
 import time
 
-# Looked at as often as this while it runs; a longer time between two looks is one in which this process was stopped.
+# A running stopwatch is read this often; if the time between two looks is longer, this process was stopped meanwhile.
 _SECONDS_BETWEEN_LOOKS = 1.0
 _MOST_SECONDS_BETWEEN_LOOKS = 2.0
 
 
 class Stopwatch:
-    """Counts how long something lasts. Times in which this process itself was stopped, as with its job, do not count.
+    """Counts how long a condition holds. Times in which this process itself was stopped, as with its job, do not count.
 
     Example:
 
@@ -20,11 +20,11 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._looked_at: float | None = None
-        #: The time that it has lasted, in seconds; 0 if it does not.
+        #: The seconds for which the condition has held; 0 if it does not hold.
         self.seconds = 0.0
 
     def look(self, *, goes_on: bool) -> None:
-        """Takes note that it goes on, or does not."""
+        """Notes whether the condition holds now."""
         now = time.monotonic()
         if not goes_on:
             self._looked_at, self.seconds = None, 0.0
@@ -35,5 +35,5 @@ class Stopwatch:
 
     @property
     def seconds_left(self) -> float:
-        """The time until the next look, infinite if it does not run."""
+        """The time until the next look; infinite if the condition does not hold."""
         return float("inf") if self._looked_at is None else _SECONDS_BETWEEN_LOOKS

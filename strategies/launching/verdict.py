@@ -1,4 +1,4 @@
-"""The end of a job in words and as an exit code. Standard library only."""
+"""The end of a job, as messages and as an exit code. Standard library only."""
 
 import contextlib
 import signal
@@ -11,14 +11,14 @@ from strategies.launching.messages import Cause, Kind
 from strategies.launching.signals import signal_name
 from strategies.topology.rank_end import PREEMPTED
 
-#: Detail of a cause: the node has left, the others go on.
+#: The detail of a cause: the node has left, and the others continue.
 LEFT = "left"
 
 
 def first_failure(statuses: Mapping[int, int]) -> int:
-    """Returns the rank that is named as the cause among those that were found failed at the same time.
+    """Returns the rank to name as the cause, of several that were found failed at the same time.
 
-    One that was killed by a signal is preferred, since its end cannot follow from those of others.
+    A rank that was killed by a signal is preferred, since the failure of another rank cannot be the cause of that.
 
     Args:
         statuses: by rank, the exit code, or minus the signal that killed it.
@@ -27,7 +27,7 @@ def first_failure(statuses: Mapping[int, int]) -> int:
 
 
 def described(cause: Cause, *, one_node: bool) -> str:
-    """Returns a cause in words, the beginning of a sentence; the node is named where there are several."""
+    """Returns a cause in words, as the beginning of a sentence; it names the node if the job has several."""
     rank = f"rank {cause.rank} (pid {cause.pid})" if one_node else f"rank {cause.rank} on {cause.node}"
     if cause.kind is Kind.RANK:
         why = f"exit code {cause.status}" if cause.status > 0 else f"signal {signal_name(-cause.status)}"
@@ -48,7 +48,7 @@ def described(cause: Cause, *, one_node: bool) -> str:
 
 
 def exit_code(cause: Cause | None, node_rank: int) -> int:
-    """Returns the exit code of the launcher of a node."""
+    """Returns the exit code of a node's launcher."""
     if cause is None:
         return 0
     if cause.kind is Kind.PREEMPTED:
@@ -65,12 +65,12 @@ class Ending:
     """The end of the job, as this node's launcher reports it.
 
     Args:
-        cause: the reason for the end of the job, None if it succeeded.
-        last_lines: by "stderr" and "stdout", the last lines of the rank that failed, if it was one of this node.
+        cause: the reason for the end of the job; None if it succeeded.
+        last_lines: for "stderr" and "stdout", the last lines of the rank that failed, if it ran on this node.
         killed: the ranks of this node that did not end in time.
-        tracebacks: the folder of this node with the tracebacks of its ranks, if they left any.
+        tracebacks: this node's folder with the tracebacks of its ranks; None if they left none.
         one_node: True if the job has one node only.
-        num_processes: of this node.
+        num_processes: the number of processes of this node.
     """
 
     cause: Cause | None
@@ -82,7 +82,7 @@ class Ending:
 
 
 def report(end: Ending) -> None:
-    """Prints on stderr, as the last lines of the job on this node, why it failed; nothing if it did not."""
+    """Prints why the job failed, as its last lines on stderr on this node; prints nothing if it succeeded."""
     cause, text = end.cause, []
     for stream, lines in end.last_lines.items():
         if cause is not None and lines:
@@ -105,7 +105,7 @@ def report(end: Ending) -> None:
 
 
 def _after(cause: Cause, one_node: bool, num_processes: int) -> str:
-    """The rest of the sentence about a cause."""
+    """Returns the rest of the sentence about a cause."""
     if cause.kind is Kind.PREEMPTED and cause.detail == LEFT:
         return f"; its ranks ended with exit code 0 or {PREEMPTED}: the job goes on without it."
     if cause.kind is Kind.PREEMPTED:

@@ -1,7 +1,7 @@
-"""Messages between launchers: lines of JSON over TCP, of a limited size. Standard library only.
+"""Messages between launchers: lines of JSON of a limited size, over TCP. Standard library only.
 
-Nothing that is received is run or unpickled. Anyone who reaches the port can join: as with TensorFlow's own servers,
-the network has to be trusted.
+Received data is never run or unpickled. Anyone who reaches the port can join: as with TensorFlow's own servers, the
+network has to be trusted.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Channel:
         self._unsent = b""
 
     def fileno(self) -> int:
-        """The file descriptor, for `select`."""
+        """Returns the file descriptor, for `select`."""
         return self._socket.fileno()
 
     @property
@@ -46,7 +46,7 @@ class Channel:
         return str(self._socket.getsockname()[0])
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message now, or with later calls of `flush`; if the link is lost, `receive` will raise that."""
+        """Sends a message now, or with later calls of `flush`; if the link is lost, a later `receive` raises that."""
         self._unsent += json.dumps({"protocol": PROTOCOL, **message}).encode() + b"\n"
         self.flush()
 
@@ -64,7 +64,7 @@ class Channel:
         """Returns the next message, None if none has arrived yet.
 
         Raises:
-            LinkLostError: with the reason; the link is of no further use.
+            LinkLostError: with the reason; the link cannot be used any more.
         """
         if b"\n" not in self._received:
             try:
@@ -85,7 +85,7 @@ class Channel:
         return _decoded(line)
 
     def wait(self, timeout_seconds: float) -> dict[str, Any] | None:
-        """Returns the next message, None if none arrives within a time.
+        """Waits for the next message and returns it; None if none arrives within a time.
 
         Raises:
             LinkLostError: as `receive` does.
@@ -101,7 +101,7 @@ class Channel:
     def finish(self, timeout_seconds: float) -> None:
         """Closes the link after the other side has read everything, or after a time.
 
-        A connection that is closed with unread data in it is reset, and the last message may be lost on its way.
+        If a connection is closed while it has unread data, it is reset, and its last message may be lost.
         """
         deadline = time.monotonic() + timeout_seconds
         with contextlib.suppress(LinkLostError, OSError):

@@ -1,4 +1,4 @@
-"""Plans of what a strategy will need, as plain values: the bytes of devices, from sizes alone."""
+"""Computes in advance, from sizes alone, what a strategy will need: the bytes on each device, as plain values."""
 
 from strategies.planning.memory import (
     UNIT_BYTES,

@@ -6,8 +6,8 @@
 | "optimizer", "gradients" | P | P | S / s | |
 | "weights" | P / s | P / s | S / s | two units, and small ones |
 
-P are the bytes of the trained weights, S those of their slots, s the replicas that share. Weights that are not trained,
-and what an optimizer has once, such as its step, are whole on each device.
+P is the bytes of the trained weights, S the bytes of their slots, s the number of replicas that share. Weights that are
+not trained, and optimizer variables that exist once, such as its step, are whole on each device.
 
 Source: stages 1 to 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054), section 5.
 """
@@ -19,21 +19,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: The bytes that are gathered at a time where no message has a size of its own.
+#: The bytes that are gathered at a time if no bucket size is set.
 UNIT_BYTES = 4 * 2**20
-#: Of a unit: weights that take no more are in units of their own. A kernel that travels without its bias is copied
-#: neither into a message nor out of it.
+#: The fraction of a unit up to which a weight is small. Small weights have separate units, because a kernel that is
+#: gathered without its bias need not be copied into a message and out of it.
 _SMALL = 1 / 64
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """The replicas of a job, and what of a model they share.
+    """The replicas of a job, and the parts of the model that they shard.
 
     Attributes:
-        num_replicas: of the job.
+        num_replicas: the number of replicas of the job.
         shard: "optimizer", "gradients", "weights", or None if each replica holds all.
-        size: the replicas that share, a divisor of their number; of no meaning without `shard`.
+        size: the number of replicas that share, a divisor of `num_replicas`; without meaning if `shard` is None.
     """
 
     num_replicas: int = 1
@@ -65,10 +65,10 @@ class Weight:
     """One weight.
 
     Attributes:
-        num_bytes: of the whole weight.
-        dtype: its name.
+        num_bytes: the bytes of the whole weight.
+        dtype: the name of its dtype.
         is_trained: whether it has a gradient.
-        may_shard: whether ``shard="weights"`` cuts it: it was made as one to be trained.
+        may_shard: whether ``shard="weights"`` shards it, which it does if it was created as trainable.
     """
 
     num_bytes: int
@@ -82,9 +82,9 @@ class ModelSizes:
     """The sizes of a model and of its optimizer.
 
     Attributes:
-        weights: in the order in which they were made.
-        slot_bytes: of the optimizer, which are dealt out.
-        undealt_bytes: of the optimizer's variables that each device has, such as the step's number.
+        weights: in the order in which they were created.
+        slot_bytes: the bytes of the optimizer variables that can be sharded: slots, averages and the like.
+        undealt_bytes: the bytes of the optimizer variables that each device has whole, such as the step's number.
         whole_slots: whether each weight's slots have one owner, because the optimizer looks at whole weights.
     """
 
@@ -95,19 +95,19 @@ class ModelSizes:
 
     @property
     def trained_bytes(self) -> int:
-        """Of the weights that have gradients."""
+        """The bytes of the weights that have gradients."""
         return sum(each.num_bytes for each in self.weights if each.is_trained)
 
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """Bytes of one device by kind.
+    """The bytes on one device by kind.
 
     Attributes:
-        weights: trained ones or their shards, and others.
-        gradients: when the update begins.
+        weights: trained weights or their shards, and other weights.
+        gradients: the gradients when the update begins.
         optimizer: slots, averages, accumulated gradients.
-        gathered: whole weights that are there for a part of the step, beside shards.
+        gathered: whole weights that exist during a part of the step, beside the shards.
     """
 
     weights: int = 0
@@ -117,7 +117,7 @@ class HeldBytes:
 
     @property
     def together(self) -> int:
-        """Of all kinds."""
+        """The bytes of all kinds together."""
         return self.weights + self.gradients + self.optimizer + self.gathered
 
 
@@ -126,8 +126,8 @@ class Unit:
     """Weights that are gathered together.
 
     Attributes:
-        num_bytes: of all.
-        is_small: whether they stay, once gathered, until the step's end.
+        num_bytes: the bytes of all its weights.
+        is_small: whether its weights are small: once gathered, they stay until the step's end.
     """
 
     num_bytes: int
@@ -135,11 +135,11 @@ class Unit:
 
 
 def held_bytes(sizes: ModelSizes, sharing: Sharing) -> HeldBytes:
-    """Returns what the device holds that holds most.
+    """Returns the bytes on the device that holds most.
 
     Args:
-        sizes: of the model.
-        sharing: of its replicas.
+        sizes: the sizes of the model.
+        sharing: the sharding among its replicas.
 
     Example:
 
@@ -162,7 +162,7 @@ def held_bytes(sizes: ModelSizes, sharing: Sharing) -> HeldBytes:
 
 
 def _largest_load(num_bytes: Sequence[int], num_owners: int) -> int:
-    """Returns the bytes of the owner that has most if whole weights are dealt out, the largest first."""
+    """Returns the bytes of the owner that has most if whole weights are assigned, largest first, to the emptiest."""
     loads = [0] * num_owners
     for size in sorted(num_bytes, reverse=True):
         loads[loads.index(min(loads))] += size
@@ -173,12 +173,12 @@ def _largest_load(num_bytes: Sequence[int], num_owners: int) -> int:
 
 
 def is_small(num_bytes: int, unit_bytes: int) -> bool:
-    """True for a weight that is gathered together with other small ones, and stays."""
+    """True for a weight that is gathered together with other small weights and stays until the step's end."""
     return num_bytes <= _SMALL * unit_bytes
 
 
 def has_room(held: int, num_bytes: int, unit_bytes: int) -> bool:
-    """True if a unit that holds some bytes takes a weight of some more."""
+    """True if a unit of `held` bytes has room for a weight of `num_bytes`."""
     return held + num_bytes <= unit_bytes
 
 
@@ -197,12 +197,12 @@ def units_of(weights: Sequence[Weight], unit_bytes: int = UNIT_BYTES) -> tuple[U
 
 
 def gathered_bytes(units: Sequence[Unit], *, all_stay: bool = False) -> int:
-    """Returns the most bytes of whole weights that are on a device at once.
+    """Returns the largest number of bytes of gathered weights on a device at once.
 
     Args:
-        units: those of the device, in the order of their use. Two large ones that follow each other are there at a
-            time: one computes, the next is on its way.
-        all_stay: whether all do, once gathered, until the step's end, as in a pipeline.
+        units: the units of the device, in the order of their use. Two consecutive large ones exist at a time: one is
+            used for computing, the next is being gathered.
+        all_stay: whether all units, once gathered, stay until the step's end, as in a pipeline.
 
     Example:
 
@@ -219,11 +219,11 @@ def gathered_bytes(units: Sequence[Unit], *, all_stay: bool = False) -> int:
 
 
 def bytes_per_parameter(num_slots: int, sharing: Sharing) -> tuple[str, float]:
-    """Returns the formula for float32 weights, and its value; without gathered units.
+    """Returns the formula of the bytes per float32 parameter, and its value, without gathered units.
 
     Args:
-        num_slots: variables of the optimizer of a weight's shape, for each weight.
-        sharing: of the replicas.
+        num_slots: the number of optimizer variables of a weight's shape, per weight.
+        sharing: the sharding among the replicas.
 
     Example:
 

@@ -1,1 +1,1 @@
-"""The devices of one replica, as layers see them: owned parts, passes forward and back, split weights, memory."""
+"""The devices of one replica, as layers see them: owned parts, forward and backward passes, split weights, memory."""

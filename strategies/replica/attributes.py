@@ -1,13 +1,14 @@
-"""Attributes of layers that replicas set while they run: each replica finds its own.
+"""Saves and restores the layer attributes that each replica sets while it runs.
 
-The replicas of a process share the Python objects of the model. Each runs in a thread of its own, one at a time, and
-stops where all meet (``merge_call``, and what calls it: ``all_reduce``, a variable's ``assign``). Whatever a replica
-had set on a layer, the next one sets anew before the first goes on: the losses that layers add, the masks that a
-recurrent cell keeps for its steps, the tensors that a model's ``call`` leaves for its ``compute_loss``.
+The replicas of a process share the Python objects of the model. Each replica runs in its own thread, one at a time, and
+stops where all replicas synchronize (``merge_call``, and its callers: ``all_reduce``, a variable's ``assign``). Without
+this module, the next replica would overwrite what the first one had set on a layer before the first one resumes: the
+losses that layers add, the masks that a recurrent cell keeps for its steps, the tensors that a model's ``call`` leaves
+for its ``compute_loss``.
 
-So what a replica sets is taken away when it stops and put back when it goes on, as a processor does with its registers.
-Each replica finds the attributes as they were before the step, and what it set itself. After the step they are the
-first replica's, as they would be on one device.
+So the attributes that a replica sets are removed when it stops and restored when it resumes, as an operating system
+saves registers in a context switch. Each replica finds the attributes as they were before the step, plus those it set
+itself. After the step they have the first replica's values, as they would on one device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NOTHING = object()
 
 @dataclasses.dataclass
 class _Attribute:
-    """One attribute of one object: what it was before the step and, while its replica does not run, the replica's."""
+    """One attribute of one object: its value before the step and, while its replica is stopped, the replica's value."""
 
     owner: Any
     name: str
@@ -40,7 +41,7 @@ class ReplicaAttributes:
         self._attributes: dict[tuple[int, str], _Attribute] = {}
 
     def claim(self, owner: Any, name: str) -> bool:
-        """Makes an attribute this replica's, from now on. Returns whether it was not before."""
+        """Registers an attribute as this replica's. Returns True if it was not registered before."""
         key = id(owner), name
         if key in self._attributes:
             return False
@@ -49,7 +50,7 @@ class ReplicaAttributes:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, the calling thread runs this replica. Enter in replica context."""
+        """Context manager: the calling thread runs this replica. Enter it in replica context."""
         context: Any = tf.distribute.get_replica_context()
         merge = context._merge_call
 
@@ -59,7 +60,7 @@ class ReplicaAttributes:
             self.put_back()
             return result
 
-        # On the context, which TensorFlow makes anew for every call of ``Strategy.run``.
+        # Set on the context object, since TensorFlow creates a new one for every call of ``Strategy.run``.
         context._merge_call = merge_call
         token = _running.set(self)
         try:
@@ -75,18 +76,18 @@ class ReplicaAttributes:
             _put(attribute, attribute.before)
 
     def put_back(self) -> None:
-        """Sets the attributes to what this replica left them at."""
+        """Sets the attributes to the values that this replica left."""
         for attribute in self._attributes.values():
             _put(attribute, attribute.own)
 
 
 def current() -> ReplicaAttributes | None:
-    """Returns those of the replica that the calling thread runs; None if it runs none, or the process' only one."""
+    """Returns the attributes of the replica that this thread runs; None without one, or if the process has only one."""
     return _running.get()
 
 
 def _put(attribute: _Attribute, value: Any) -> None:
-    # Past __setattr__, which would have layers and variables tracked anew, and this noted.
+    # Bypasses __setattr__, which would track layers and variables again, and register the attribute.
     if value is _NOTHING:
         vars(attribute.owner).pop(attribute.name, None)
     else:

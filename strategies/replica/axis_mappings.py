@@ -1,8 +1,9 @@
 """Mappings of a tensor between the processes along a mesh axis, forward and backward.
 
-Processes of one replica compute alike what is not cut: the gradient of a tensor that all of them have is the same on
-all. So each mapping is not the adjoint over all processes, as in `Collectives`, but Megatron-LM's: a sum hands its
-gradient on as it is, and a tensor that goes to all gets the sum of theirs. Mappings are each other's gradients.
+The processes of one replica run the same computations on whatever is not split: a tensor that all of them have has the
+same gradient on all. So the mappings are not the adjoints over all processes, as in `Collectives`, but those of
+Megatron-LM: a sum passes its gradient on unchanged, and a tensor that is copied to all processes gets the sum of their
+gradients. The mappings form pairs, each of which is the other's gradient.
 
 The contract is tested in ``tests/strategies/processes/spanning_tensor.py``.
 
@@ -23,35 +24,35 @@ from strategies.batches.row_marks import mark
 from strategies.collectives.base import Collectives
 from strategies.replica.deferred import in_shapes_only
 
-#: The first position of each process' part along a dimension, and the end of the last: int, or int32 scalars where they
-#: are not known before the run. No part is larger than the first.
+#: The start of each process' part along a dimension, then the end of the last part: ints, or int32 scalars where they
+#: are not known before the graph runs. No part is larger than the first.
 Bounds = Sequence[Any]
 
 
 class AxisMappings:
-    """Mappings between the processes that differ along one mesh axis only; all of them call the same, in one order.
+    """Mappings between the processes that differ along one mesh axis only; all of them call the same in the same order.
 
-    They compute where the collectives are, as are their gradients. What is not floating has no gradient. In graphs that
-    find out shapes nothing is sent.
+    The mappings and their gradients run on the device of the collectives. Only floating-point tensors have gradients.
+    Nothing is sent in graphs that only infer shapes.
 
     Args:
-        collectives: between processes, of which each is one coordinate.
+        collectives: the collectives between processes, each of which has one position in their mesh.
         axis: a mesh axis that crosses processes.
     """
 
     def __init__(self, collectives: Collectives, axis: str) -> None:
         self._collectives, self._axis = collectives, axis
-        #: This process' position among those along the axis, and their number.
+        #: This process' position along the axis, and the number of processes along it.
         self.position = collectives.mesh.position(collectives.local_indices[0], axis)
         self.num_processes = collectives.mesh.axis_size(axis)
         self._device = collectives.mesh.devices[collectives.local_indices[0]]
 
     def copied(self, value: tf.Tensor) -> tf.Tensor:
-        """A tensor that all processes have, for computations that differ. Gradient: the :meth:`summed` of theirs."""
+        """Returns a tensor that all have, for computations that differ. Gradient: all gradients, :meth:`summed`."""
         return self._mapped(value, tf.identity, self.summed)
 
     def summed(self, value: tf.Tensor) -> tf.Tensor:
-        """The sum of the processes' tensors. Gradient: the same to all, :meth:`copied`."""
+        """Returns the sum of the processes' tensors. Gradient: the same on all of them, :meth:`copied`."""
 
         def total(own: tf.Tensor) -> tf.Tensor:
             return self._collectives.all_reduce([own], self._axis, differentiable=False)[0]
@@ -59,14 +60,14 @@ class AxisMappings:
         return self._mapped(value, tf.identity if in_shapes_only() else total, self.copied)
 
     def part(self, value: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
-        """This process' part of a tensor that all have. Gradient: the parts', :meth:`joined`."""
+        """Returns this process' part of a tensor that all have. Gradient: the parts' gradients, :meth:`joined`."""
         start, end = bounds[self.position], bounds[self.position + 1]
         return self._mapped(
             value, lambda whole: _slice(whole, dim, start, end), lambda upstream: self.joined(upstream, dim, bounds)
         )
 
     def joined(self, value: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
-        """All processes' parts, joined. Gradient: :meth:`part` of that of the whole, which all have."""
+        """Returns all processes' parts, joined. Gradient: the :meth:`part` of the whole gradient, which all have."""
         return self._mapped(
             value,
             lambda own: self._all_gather(own, dim, bounds),
@@ -74,7 +75,7 @@ class AxisMappings:
         )
 
     def gathered(self, value: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
-        """All processes' parts, joined, for computations that differ. Gradient: :meth:`scattered` of theirs."""
+        """Returns all parts, joined, for computations that differ. Gradient: all gradients, :meth:`scattered`."""
         return self._mapped(
             value,
             lambda own: self._all_gather(own, dim, bounds),
@@ -82,7 +83,7 @@ class AxisMappings:
         )
 
     def scattered(self, value: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
-        """This process' part of the sum of the processes' tensors. Gradient: the parts', :meth:`gathered`."""
+        """Returns this process' part of the sum of all tensors. Gradient: the parts' gradients, :meth:`gathered`."""
         return self._mapped(
             value,
             lambda own: self._reduce_scatter(own, dim, bounds),
@@ -113,7 +114,7 @@ class AxisMappings:
             return _of_size(own, dim, bounds[-1])
         if _are_equal(sizes):
             return self._collectives.all_gather([own], self._axis, dim, equal_sizes=True, differentiable=False)[0]
-        # Messages are of one size; every process knows all sizes, so that none is sent.
+        # Messages are padded to one size. Every process knows all sizes, so that no size is sent.
         sent = _padded(own, dim, sizes[0] - sizes[self.position], sizes[0])
         [rows] = self._collectives.all_gather([sent], self._axis, dim, equal_sizes=True, differentiable=False)
         parts = tf.split(rows, self.num_processes, dim)
@@ -157,7 +158,7 @@ def _padded(value: tf.Tensor, dim: int, more: Any, size: Any) -> tf.Tensor:
 
 
 def _of_size(value: tf.Tensor, dim: int, size: Any) -> tf.Tensor:
-    """Returns a tensor that differs from `value` in its size along `dim` only, for its shape."""
+    """Returns zeros in the shape of `value`, but of another size along `dim`: only their shape is used."""
     shape = tf.concat([tf.shape(value)[:dim], [size], tf.shape(value)[dim + 1 :]], 0)
     return _with_size(tf.zeros(shape, value.dtype), value, dim, size if isinstance(size, int) else None)
 
@@ -174,7 +175,7 @@ def _set_shape(value: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
 
 
 def like_in_rows(value: tf.Tensor, mapped: tf.Tensor) -> tf.Tensor:
-    """Returns ``mapped``, said to depend on rows as the tensor of which it is made: its operations do not show it."""
+    """Returns ``mapped``, marked with the row kind of its source ``value``, which its ops do not reveal."""
     share = shares.current()
     if shares.is_in_microbatches() or (share is not None and share.num_replicas > 1):
         mark(mapped, shares.dependence_here().kind(value))
@@ -182,11 +183,11 @@ def like_in_rows(value: tf.Tensor, mapped: tf.Tensor) -> tf.Tensor:
 
 
 def as_rows(values: Any, of: Any) -> Any:
-    """Says of tensors that they have something for each row, if all that they are cut from, or joined from, has.
+    """Marks tensors as having rows if all tensors that they are cut, or joined, from have rows.
 
     Args:
         values: a nest of tensors.
-        of: tensors, a nest as well.
+        of: a nest of the tensors that they are made from.
 
     Returns:
         `values`.

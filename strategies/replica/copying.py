@@ -1,4 +1,4 @@
-"""The value of one weight, given to another: without reading it, where it was not drawn yet.
+"""Copies the value of one weight to another, without reading a value that is not drawn yet.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
@@ -19,11 +19,11 @@ from strategies.replica.weight_slices import SlicedWeight
 
 
 def copy_value(source: Any, target: Any) -> None:
-    """Gives a Keras variable or a split weight the value of another one, of the same shape. All processes call it.
+    """Sets a Keras variable or a split weight to the value of another one of the same shape. All processes call it.
 
-    Where a replica spans processes, each takes what it holds of `target`; of a weight that is still to be drawn,
-    the way to draw it, so that nothing is drawn before it is needed. A weight that was made outside of the strategy's
-    scope may differ between processes: they take what rank 0 has.
+    Where a replica spans processes, each process sets the parts of `target` that it owns. If neither weight has been
+    drawn yet, the target takes the source's draw function, so that nothing is drawn before it is needed. A weight that
+    was made outside of the strategy's scope may differ between processes: all of them take the value of rank 0.
     """
     source, target = _placed(source), _placed(target)
     parts = _shards(target)
@@ -43,7 +43,7 @@ def copy_value(source: Any, target: Any) -> None:
 
 
 def _placed(weight: Any) -> Any:
-    """Returns the variable whose shards a weight is, which knows how it is drawn, where a replica spans processes."""
+    """Returns the sharded variable that a weight is made of (it knows its draw) if a replica spans processes."""
     variable = weight.distributed() if isinstance(weight, SlicedWeight) and weight.distributed is not None else None
     return variable if variable is not None and spans_processes(variable) else weight
 
@@ -58,7 +58,7 @@ def _cut_alike(source: Any, target: Any) -> bool:
 
 
 def _is_local(source: Any, parts: Sequence[Any]) -> bool:
-    """True if all processes that hold one of the parts hold the source: the same on all processes."""
+    """True if every process that owns one of the parts owns the source. The result is the same on all processes."""
     if isinstance(source, SplitWeight) or not spans_processes(source):
         return False
     known = set(holders_of(source))
@@ -73,7 +73,7 @@ def _from_others(source: Any, part: Any) -> Any:
 
 
 def _take(source: Any, weight: SplitWeight | None, part: Any, index: int) -> None:
-    """Gives a part that this process holds its part of the source, which it holds, too."""
+    """Sets a part of the target from the source; this process owns both."""
     known = draw_of(source)
     if known is not None and draw_of(part) is not None:
         draw_by(part, functools.partial(_part, known, weight, index))

@@ -1,9 +1,10 @@
-"""Variables that take no memory yet, or never: of other processes, and those that are drawn when they are needed.
+"""Variables without memory: remote ones, which other processes own, and deferred ones, which are drawn on first use.
 
-Where a replica spans processes, all of them make the same model, so that each can show all of it, but each holds its
-own part only. A variable at a place where this process owns no part is a `RemoteVariable`: it has a shape and a dtype,
-can be traced, and has no value. A model that is made before it is split, or cut into stages, lies at no place yet: its
-weights are `DeferredVariable`, drawn when something reads them, which a copy at a place does instead of them.
+Where a replica spans processes, all of them make the same model, so that each can show all of it, but each holds only
+its own part. A variable at coordinates where this process owns no part is a `RemoteVariable`: it has a shape and a
+dtype, can be traced, and has no value. A model that is made before it is split, or cut into stages, has no coordinates
+yet: its weights are `DeferredVariable`, drawn when something reads them. Usually nothing does, because copies that have
+coordinates are drawn instead.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from strategies._tf_internals import UninitializedVariable
 from strategies.replica.drawing import in_place
 from strategies.replica.driving import current_driver
 
-#: The beginning of the names of graphs in which Keras finds out shapes, and never computes.
+#: The prefix of the names of graphs in which Keras only infers shapes, and which never run.
 SHAPES_ONLY = "scratch_graph"
 
 
 class RemoteVariable(UninitializedVariable):
-    """A variable that other processes hold.
+    """A variable that only other processes own.
 
     Args:
-        owner: the rank of the first process that holds it.
-        **kwargs: as ``tf.Variable`` takes them: shape, dtype, name, trainable, aggregation.
+        owner: the first rank that owns it.
+        **kwargs: arguments of ``tf.Variable``: shape, dtype, name, trainable, aggregation.
     """
 
     def __init__(self, owner: int, **kwargs: Any) -> None:
@@ -44,40 +45,40 @@ class RemoteVariable(UninitializedVariable):
                 f"{self.name!r} is held by rank {self.owner}, not by this process. Read all weights at once, on all "
                 "ranks: model.get_weights(), or save the model."
             )
-        # In a graph for its shape. One that runs ends with TensorFlow's error for a variable without a value.
+        # A graph may read its shape only. If that graph runs, TensorFlow raises its error for uninitialized variables.
         return super()._read_variable_op(no_copy)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Drops the value: the processes that hold the variable assign it, too, unless this one drives them."""
+        """Ignores the value: the variable's owners assign it themselves. A driver sends the value to them."""
         driver = current_driver()
         if driver is not None and tf.executing_eagerly():
             driver.assign(self, value)
         return self
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Drops the value, as :meth:`assign`."""
+        """Ignores the value: the variable's owners add or subtract it themselves."""
         return self
 
     assign_sub = assign_add
 
 
 class DeferredVariable(UninitializedVariable):
-    """A variable that is initialized when it is first read or assigned, unless only for its shape.
+    """A variable that is initialized when it is first assigned, or read for more than its shape.
 
     Args:
         initial_value: returns the value.
-        **kwargs: as ``tf.Variable`` takes them: shape, dtype, name, trainable, aggregation.
+        **kwargs: arguments of ``tf.Variable``: shape, dtype, name, trainable, aggregation.
     """
 
     def __init__(self, initial_value: Callable[[], Any], **kwargs: Any) -> None:
-        #: Returns the value; None once it is there.
+        #: Returns the value; None once the variable has it.
         self.draw: Callable[[], Any] | None = None
         super().__init__(**kwargs)
         self.draw = initial_value
 
     @property
     def handle(self) -> Any:
-        """The handle of a variable that has its value, unless it is used in a graph that finds out shapes."""
+        """The handle. The value is drawn first, except in a graph that only infers shapes."""
         if self.draw is not None and not in_shapes_only():
             draw, self.draw = self.draw, None
             with tf.init_scope(), tf.device(self._handle.device), in_place():
@@ -86,7 +87,7 @@ class DeferredVariable(UninitializedVariable):
 
     @property
     def device(self) -> str:
-        """The device, for which the value need not be there."""
+        """The device; the value is not drawn for it."""
         return str(self._handle.device)
 
     def forget(self, draw: Callable[[], Any]) -> None:
@@ -105,7 +106,7 @@ class DeferredVariable(UninitializedVariable):
         return self
 
     def _fill(self, value: Any) -> None:
-        """Gives a value to the variable, which has none, or an empty one that is not of its shape."""
+        """Sets a variable that has no value, or an empty one of another shape."""
         tensor = tf.cast(value, self.dtype)
         if not self.shape.is_compatible_with(tensor.shape):
             raise ValueError(f"{self.name!r} has shape {self.shape}. Received: a value of shape {tensor.shape}.")
@@ -114,9 +115,9 @@ class DeferredVariable(UninitializedVariable):
 
 @contextlib.contextmanager
 def drawn_for_now(variables: Iterable[Any]) -> Iterator[None]:
-    """Inside, variables of Keras or TensorFlow are drawn where they are read; then they are deferred as before.
+    """Context manager: deferred Keras or TensorFlow variables are drawn when they are read, and deferred again at exit.
 
-    What is traced inside must not run later, and nothing assigns them.
+    Functions traced in the block must not run later, and nothing may assign the variables in it.
     """
     components = [each for each in map(component_of, variables) if isinstance(each, DeferredVariable)]
     deferred = [(component, component.draw) for component in components if component.draw is not None]
@@ -129,7 +130,7 @@ def drawn_for_now(variables: Iterable[Any]) -> Iterator[None]:
 
 
 def draw_of(variable: Any) -> Callable[[], Any] | None:
-    """Returns what draws a variable of Keras or TensorFlow, all of it if it is in shards; None of one that is drawn."""
+    """Returns the draw of a deferred variable of Keras or TensorFlow, of the whole if sharded; None if it is drawn."""
     component = component_of(variable)
     if not isinstance(component, DeferredVariable) or component.draw is None:
         return None
@@ -138,7 +139,7 @@ def draw_of(variable: Any) -> Callable[[], Any] | None:
 
 
 def draw_by(variable: Any, draw: Callable[[], Any]) -> None:
-    """Has a variable that is still to be drawn take the value of ``draw`` instead, all of it if it is in shards."""
+    """Replaces the draw of a deferred variable by ``draw``, which returns the whole value also if it is sharded."""
     component = component_of(variable)
     like = component.draw
     component.draw = dataclasses.replace(like, whole=draw) if isinstance(like, RangeDraw) else draw
@@ -146,11 +147,11 @@ def draw_by(variable: Any, draw: Callable[[], Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RangeDraw:
-    """Draws a value, and returns a range of its elements.
+    """A draw that returns a range of the elements of a whole value.
 
     Attributes:
-        whole: draws the value.
-        cut: takes it, returns the range.
+        whole: draws the whole value.
+        cut: takes the whole value, returns the range.
     """
 
     whole: Callable[[], Any]
@@ -163,7 +164,7 @@ class RangeDraw:
 
 
 def peek(variable: Any) -> Any:
-    """Returns the value of a variable of Keras or TensorFlow; one that is deferred is drawn, and stays deferred."""
+    """Returns the value of a Keras or TensorFlow variable; a deferred one is drawn for it, and stays deferred."""
     component, draw = component_of(variable), draw_of(variable)
     if draw is not None:
         with tf.init_scope(), in_place():
@@ -172,12 +173,12 @@ def peek(variable: Any) -> Any:
 
 
 def is_remote(variable: Any) -> bool:
-    """True if other processes hold a variable, of Keras or of TensorFlow, and this one does not."""
+    """True if other processes own a Keras or TensorFlow variable, and this one does not."""
     return isinstance(component_of(variable), RemoteVariable)
 
 
 def component_of(variable: Any) -> Any:
-    """Returns the component of the first local replica of a variable of Keras or TensorFlow; None without any."""
+    """Returns the first local replica's component of a Keras or TensorFlow variable; None if there is none."""
     value = variable if isinstance(variable, (tf.Variable, tf.distribute.DistributedValues)) else None
     value = getattr(variable, "_value", None) if value is None else value
     if isinstance(value, tf.distribute.DistributedValues):
@@ -186,7 +187,7 @@ def component_of(variable: Any) -> Any:
 
 
 def in_shapes_only() -> bool:
-    """True inside of a graph that finds out shapes and is never run."""
+    """True inside a graph that only infers shapes and never runs."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "building_function", False):
         if str(getattr(graph, "name", "")).startswith(SHAPES_ONLY):

@@ -1,7 +1,7 @@
-"""Random initial values without the copies that eager arithmetic holds: a weight is drawn in its own memory.
+"""Draws random initial values in the weight's own memory, without the copies that eager arithmetic holds.
 
 ``mean + stddev * draw``, run eagerly, holds three arrays of the weight's size at once. In a traced function each
-operation takes the memory of its input. The numbers are the same: they are drawn, and computed, by the same kernels.
+operation reuses the memory of its input. The numbers are the same, since the same kernels draw and compute them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
-#: Below it the copies do not matter, and tracing would take longer than drawing.
+#: Below this size the copies do not matter, and tracing would take longer than drawing.
 _LEAST_BYTES = 2**20
 
 _in_place: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_draws_in_place", default=False)
 
-#: Take a shape, a seed, and two numbers: mean and standard deviation, or minimum and maximum.
+#: Each takes a shape, a seed, and two numbers: mean and standard deviation, or minimum and maximum.
 _DRAWS: Mapping[str, Callable[..., tf.Tensor]] = {
     "normal": tf.random.stateless_normal,
     "truncated_normal": tf.random.stateless_truncated_normal,
@@ -30,7 +30,7 @@ _DRAWS: Mapping[str, Callable[..., tf.Tensor]] = {
 
 @contextlib.contextmanager
 def in_place() -> Iterator[None]:
-    """Inside, large initial values are drawn in place."""
+    """Context manager: large initial values are drawn in place."""
     token = _in_place.set(True)
     try:
         yield
@@ -49,13 +49,13 @@ def is_in_place(shape: Sequence[Any], dtype: tf.DType) -> bool:
 
 
 def draw(kind: str, shape: Sequence[int], numbers: tuple[Any, Any], dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
-    """Returns what ``tf.random.stateless_...`` returns.
+    """Returns the value of ``tf.random.stateless_...`` for `kind`, computed in a traced function.
 
     Args:
         kind: "normal", "truncated_normal" or "uniform".
-        shape: of the value.
+        shape: the shape of the value.
         numbers: mean and standard deviation, or minimum and maximum.
-        dtype: of the value.
+        dtype: the dtype of the value.
         seed: two integers.
     """
     first, second = (tf.convert_to_tensor(number, dtype) for number in numbers)
@@ -64,7 +64,7 @@ def draw(kind: str, shape: Sequence[int], numbers: tuple[Any, Any], dtype: tf.DT
 
 @functools.cache
 def _traced(kind: str, device: str) -> Callable[..., tf.Tensor]:
-    # Seed and numbers are arguments: TensorFlow would compute from constants while it traces.
+    # Seed and numbers are arguments, since TensorFlow would compute with constants while it traces.
     @tf.function(autograph=False, reduce_retracing=True)
     def drawn(shape: tf.Tensor, seed: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
         with tf.device(device):

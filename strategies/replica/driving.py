@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 
 class Driver(Protocol):
-    """Reads and sets the components of variables that other processes hold."""
+    """Reads and sets the components of variables that other processes own."""
 
     def read(self, component: Any) -> Any:
-        """Returns the value, a tensor, that the first process which holds the variable has."""
+        """Returns the value on the variable's first owner, as a tensor."""
 
     def slices(self, component: Any) -> Iterator[Any]:
-        """Yields that value in flat slices, which the others send whether they are taken or not."""
+        """Yields that value in flat slices. The other processes send all of them, whether they are taken or not."""
 
     def assign(self, component: Any, value: Any) -> None:
-        """Sets the variable on all processes that hold it, to a tensor or a ``StoredArray``."""
+        """Sets the variable on all processes that own it, to a tensor or a ``StoredArray``."""
 
 
 _driver: contextvars.ContextVar[Driver | None] = contextvars.ContextVar("keras_strategies_driver", default=None)
@@ -34,7 +34,7 @@ def current_driver() -> Driver | None:
 
 @contextlib.contextmanager
 def driving(driver: Driver) -> Iterator[None]:
-    """Inside, this process drives the others."""
+    """Context manager: this process drives the others with ``driver``."""
     token = _driver.set(driver)
     try:
         yield

@@ -1,7 +1,7 @@
-"""The value of a variable that some processes hold, on all of them: a message for each slice of it.
+"""Sends the value of a variable that only some processes own to all processes, in one message for each slice.
 
-All processes call these, with the same variables in the same order. No process holds more of it than the one value that
-it asked for, and of one that is written to a file not even that: what is sent at a time is small.
+All processes call these functions, with the same variables in the same order. A process holds at most the one value
+that it asked for; of a value that is written to a file it holds one small slice at a time.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
@@ -24,9 +24,9 @@ from strategies.replica.stored_array import StoredArray
 
 
 def fetched(variable: Any) -> np.ndarray:
-    """Returns the value of a variable of Keras or TensorFlow; of one that only some processes hold, collectively.
+    """Returns the value of a Keras or TensorFlow variable. It is a collective if only some processes own the variable.
 
-    Where this process drives the others, and they serve it, it alone calls this.
+    If this process drives the others, which serve it, it alone calls this.
     """
     if not spans_processes(variable):
         return np.asarray(variable.numpy())
@@ -38,7 +38,7 @@ def fetched(variable: Any) -> np.ndarray:
 
 
 def give_to_all(variable: Any, job: ProcessGroup) -> None:
-    """Sets a Keras variable, on all processes that hold it, to what rank 0 has, which holds it, too."""
+    """Sets a Keras variable, on all processes that own it, to the value of rank 0, which is one of them."""
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     mine = local_value(variable) if job.rank == 0 else None
     sent = slices(job, 0, shape, dtype, lambda: mine)
@@ -47,14 +47,14 @@ def give_to_all(variable: Any, job: ProcessGroup) -> None:
         return
     drop(sent)
     if getattr(component_of(variable), "draw", None) is not None:
-        # Not drawn again: the others have this draw.
+        # Sets the value that the others have received, so that rank 0 does not draw it again.
         variable.assign(mine)
 
 
 def local_value(variable: Any) -> tf.Tensor:
-    """Returns the value of a variable that this process holds.
+    """Returns the value of a variable that this process owns.
 
-    One that all processes hold and that is still to be drawn stays so: its model may be there to be copied only.
+    A deferred variable that all processes own stays deferred: its model may exist only to be copied.
     """
     component = component_of(variable)
     drawn = holders_of(variable) or getattr(component, "draw", None) is None
@@ -64,14 +64,14 @@ def local_value(variable: Any) -> tf.Tensor:
 def slices(
     job: ProcessGroup, root: int, shape: tf.TensorShape, dtype: tf.DType, value: Callable[[], Any]
 ) -> Iterator[tf.Tensor]:
-    """Yields a value that process `root` has, in flat slices, on all processes; all of them take all slices.
+    """Yields the value of process `root` in flat slices, on all processes; each process must take all slices.
 
     Args:
-        job: all processes.
+        job: the process group of all processes.
         root: a rank.
-        shape: of the value, known on all processes.
-        dtype: of the value.
-        value: returns it, a tensor or a `StoredArray`; called on process `root` only.
+        shape: the shape of the value, known on all processes.
+        dtype: the dtype of the value.
+        value: returns the value, a tensor or a `StoredArray`; called on process `root` only.
     """
     mine = value() if job.rank == root else None
     error: Exception | None = None
@@ -81,7 +81,7 @@ def slices(
             try:
                 part = _range(mine, begin, end, dtype)
             except Exception as caught:
-                # The others take part in all slices, whatever becomes of one.
+                # The other processes take part in all slices, so the error is raised after the last one.
                 error = caught
         yield job.broadcast(part, root)
     if error is not None:
@@ -104,13 +104,13 @@ def _range(value: Any, begin: int, end: int, dtype: tf.DType) -> tf.Tensor:
 
 
 def drop(parts: Iterable[tf.Tensor]) -> None:
-    """Takes part in sending slices that others want."""
+    """Takes all slices and drops them: other processes need them, and sending them is a collective."""
     for _ in parts:
         pass
 
 
 def together(shape: tf.TensorShape, dtype: tf.DType, parts: Iterable[tf.Tensor]) -> np.ndarray:
-    """Returns a value of this shape that comes in flat slices."""
+    """Returns the array of this shape that flat slices make up."""
     value = np.empty(int(shape.num_elements() or 0), dtype.as_numpy_dtype)
     begin = 0
     for part in parts:
@@ -121,7 +121,7 @@ def together(shape: tf.TensorShape, dtype: tf.DType, parts: Iterable[tf.Tensor])
 
 
 def assembled(shape: tf.TensorShape, dtype: tf.DType, parts: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Returns a value of this shape that comes in flat slices, as a tensor; slices of equal sizes without a copy."""
+    """Returns the tensor of this shape that flat slices make up. Slices of equal sizes are joined without a copy."""
     count = int(shape.num_elements() or 0)
     sizes = [end - begin for begin, end in ranges(count, dtype.size)]
     with tf.device("CPU:0"):
@@ -129,28 +129,28 @@ def assembled(shape: tf.TensorShape, dtype: tf.DType, parts: Iterable[tf.Tensor]
             return tf.reshape(tf.concat([tf.zeros([0], dtype), *parts], 0), shape)
         whole = tf.raw_ops.Empty(shape=[len(sizes), sizes[0]], dtype=dtype, init=False)
         for index, part in enumerate(parts):
-            # The memory of `whole`, which nobody else has seen.
+            # In-place updates are safe here: nothing else refers to the memory of `whole`.
             whole = tf.raw_ops.InplaceUpdate(x=whole, i=[index], v=part[tf.newaxis])
         return tf.reshape(whole, shape)
 
 
 def take(variable: Any, value: Iterable[tf.Tensor] | StoredArray) -> None:
-    """Sets a Keras variable that this process holds; its old value is dropped before.
+    """Sets a Keras variable that this process owns. The old value of a deferred variable is freed first.
 
     Args:
-        variable: has one component.
-        value: in flat slices, or what they are read from: not from the variable.
+        variable: a variable with one component.
+        value: flat slices of the value, or the array that they are read from; they must not come from the variable.
     """
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     component = component_of(variable)
     parts = _ranges(value, dtype) if isinstance(value, StoredArray) else value
     if not isinstance(component, DeferredVariable) or component.shape != shape:
-        # Of one in shards, its own is cut from it.
+        # A sharded variable cuts the local shard from the whole value.
         variable.assign(assembled(shape, dtype, parts))
         return
-    # Should a slice fail to come, it is zeros.
+    # If a slice does not arrive, the variable reads as zeros.
     component.forget(functools.partial(tf.zeros, shape, dtype))
-    # Not by the distributed variable, which would copy the value.
+    # Assigns the component, since the distributed variable would copy the value.
     component.assign(assembled(shape, dtype, parts))
 
 

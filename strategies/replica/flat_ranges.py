@@ -1,18 +1,18 @@
-"""Large arrays a range at a time: ranges of the array laid out flat, and the boxes of the array that they are. Pure."""
+"""Splits large arrays into ranges of their flattened elements, and ranges into boxes of the array. Pure functions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-#: Held at a time: long enough for latencies not to matter, short beside a weight that is worth splitting.
+#: The bytes held at a time: enough for latency not to matter, few compared with a weight that is worth splitting.
 SLICE_BYTES = 4 * 2**20
 
 Box = tuple[slice, ...]
 
 
 def ranges(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cuts an array of so many items into ranges of at most `SLICE_BYTES`, of equal sizes if any large enough do."""
+    """Splits `count` items into ranges of at most `SLICE_BYTES`, equal in size where that leaves them large enough."""
     step = max(1, SLICE_BYTES // item_bytes)
     least = -(-count // step)
     step = next((count // number for number in range(max(1, least), 4 * least) if count % number == 0), step)
@@ -21,9 +21,9 @@ def ranges(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def boxes(shape: Sequence[int], begin: int, end: int) -> Iterator[Box]:
-    """Cuts the items `begin` to `end` of an array laid out flat into boxes of the array, in their order.
+    """Splits the flattened elements `begin` to `end` of an array into boxes of the array, in order.
 
-    Example: of an array of two rows of three, the items 1 to 6 are the box [0:1, 1:3], then [1:2, 0:3].
+    Example: in an array of two rows of three, the elements 1 to 6 are the box [0:1, 1:3], then [1:2, 0:3].
     """
     if not shape:
         yield ()

@@ -1,17 +1,16 @@
-"""Python functions that graphs call, kept for as long as the graphs and no longer.
+"""Keeps the Python functions that graphs call for as long as the graphs exist, and no longer.
 
-TensorFlow keeps two kinds of them until the process ends, and with them all operations of every step that was ever
-traced, since what such a function remembers are tensors: several megabytes for each model that was made, trained and
-dropped.
+TensorFlow keeps two kinds of them until the process ends. They refer to tensors, and so keep all operations of every
+step that was ever traced: several megabytes for each model that was made, trained and dropped.
 
-* The gradients of ``tf.custom_gradient`` in a graph, as Keras' crossentropies use it, are in a registry under a name
-  of their own, which nothing takes out again. They are asked for by that name when the gradient of a function that
-  was traced before is made, or when it is saved. Here the registry refers to them weakly.
-* ``tf.numpy_function`` leaves its function with the outermost graph, which is the process' own.
+* The gradients of ``tf.custom_gradient`` in a graph, which Keras' crossentropies use, are in a registry, each under its
+  own name, and are never removed. They are looked up by that name when the gradient of an already traced function is
+  made, or when the function is saved. Here the registry refers to them weakly.
+* ``tf.numpy_function`` stores its function in the outermost graph, which is the process' own.
 
-Each is held by the graph that is being traced and by those around it: a graph inside of another may be gone, and be
-made again from its definition, while the outer one still needs its gradient. The graphs of strategies that are not
-this package's are left alone, as are those made without one.
+Each function is held by the graph that is being traced and by the graphs around it: an inner graph may be freed, and
+be made again from its definition, while the outer one still needs its gradient. Graphs of strategies of other packages,
+and graphs made without a strategy, are left alone.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MARK = "_keras_strategies_original"
 
 
 def install(is_ours: Callable[[], bool]) -> None:
-    """Has the registry of gradients let go of graphs that are traced while `is_ours`. Again does nothing."""
+    """Makes the gradient registry refer weakly to graphs traced while `is_ours()`. A second call does nothing."""
     original = RegisterGradient.__call__
     if hasattr(original, _MARK):
         return
@@ -52,7 +51,7 @@ def install(is_ours: Callable[[], bool]) -> None:
 
 
 def _weakly(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls `gradient`, without holding it, and leaves the registry with it."""
+    """Returns a function that calls `gradient` by a weak reference, and whose registry entry goes with `gradient`."""
     held = weakref.ref(gradient, lambda _: gradient_registry._registry.pop(name, None))
 
     def call(*args: Any) -> Any:
@@ -66,7 +65,7 @@ def _weakly(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def numpy_functions_held() -> Iterator[None]:
-    """Inside, the functions given to ``tf.numpy_function`` are kept for as long as the graph that calls them."""
+    """Context manager: functions passed to ``tf.numpy_function`` are kept only as long as the graph that calls them."""
     outermost = _outermost()
     before = len(getattr(outermost, _KEPT, ()))
     yield
@@ -85,7 +84,7 @@ def _hold(function: Callable[..., Any]) -> None:
 
 
 def _graphs() -> list[tf.Graph]:
-    """The graphs of functions that are being traced, from the inside out."""
+    """Returns the graphs of functions that are being traced, innermost first."""
     found = []
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "building_function", False):

@@ -1,4 +1,4 @@
-"""The processes that hold a variable, where a replica spans processes: every process knows them, of every variable."""
+"""The owner ranks of variables where a replica spans processes. Every process knows the owners of every variable."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _HOLDER = "_keras_strategies_holder"
 
 
 def note_place(variable: Any, parts: ReplicaParts, reference: Any = None) -> None:
-    """Remembers the place of a variable that is made now: that of ``reference``, or the present one.
+    """Records the coordinates of a new variable: those of ``reference``, or else the current ones.
 
     Args:
-        variable: TensorFlow's, with a component for each local replica.
-        parts: of a replica that spans processes.
-        reference: the variable with which it is colocated, if it is.
+        variable: a TensorFlow variable with a component for each local replica.
+        parts: the parts of a replica that spans processes.
+        reference: the variable with which it is colocated, if any.
     """
     setattr(variable, _PLACE, parts.here if reference is None else place_of(reference))
 
 
 def note_holder(variable: Any, rank: int) -> None:
-    """Remembers that one process of the job alone holds a variable of TensorFlow's: what is dealt out to it."""
+    """Records that a single rank of the job owns a TensorFlow variable, such as a shard of a weight or of a slot."""
     setattr(variable, _PLACE, {})
     setattr(variable, _HOLDER, rank)
 
 
 def place_of(variable: Any) -> Place:
-    """Returns the place of a variable, of Keras or TensorFlow; none in particular if it is at all positions.
+    """Returns the coordinates of a Keras or TensorFlow variable; empty if it is at all positions.
 
-    Of a split weight: that of all its shards.
+    A split weight has the coordinates that all its shards share.
     """
     shards = _shards(variable)
     if shards is not None:
@@ -43,12 +43,12 @@ def place_of(variable: Any) -> Place:
 
 
 def spans_processes(variable: Any) -> bool:
-    """True if a variable, of Keras or of TensorFlow, was made where processes hold some of the variables each."""
+    """True if a Keras or TensorFlow variable was made where each process owns only some of the variables."""
     return _PLACE in _notes(variable)
 
 
 def holders_of(variable: Any) -> Sequence[int]:
-    """The ranks, in the job's first replica, of the processes that hold a variable; none if all processes do."""
+    """Returns the ranks, in the job's first replica, of a variable's owners; empty if all processes own it."""
     if not spans_processes(variable):
         return ()
     alone = _notes(variable).get(_HOLDER)
@@ -57,19 +57,19 @@ def holders_of(variable: Any) -> Sequence[int]:
     parts: ReplicaParts = _distributed(variable).distribute_strategy.extended.parts
     place = place_of(variable)
     ranks = dict.fromkeys(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, place))
-    # Processes of one replica are in a row.
+    # The ranks of one replica are consecutive.
     first = min(parts.mesh.ranks)
     return () if len(ranks) == len(parts.owners) else tuple(rank - first for rank in ranks)
 
 
 def first_holder(parts: ReplicaParts, place: Place) -> int:
-    """Returns the first of the processes of a replica that own a part at a place: its number among these, from 0."""
+    """Returns the first process that owns a part at these coordinates, numbered from 0 within the replica."""
     first = next(part for part in range(parts.mesh.size) if parts.is_at(part, place))
     return parts.owner(first) - min(parts.mesh.ranks)
 
 
 def is_first_holder(parts: ReplicaParts, variable: Any, axes: Collection[str] = ("pipe", "tensor")) -> bool:
-    """True on one of the processes along `axes` that hold a variable: what is summed over them counts it once."""
+    """True on exactly one of the owners of a variable along `axes`, so that a sum over them counts it once."""
     place = place_of(variable)
     home = parts.home(place)
     if home is None:
@@ -80,15 +80,15 @@ def is_first_holder(parts: ReplicaParts, variable: Any, axes: Collection[str] = 
 
 
 def is_held(variable: Any) -> bool:
-    """True if this process holds a variable, or a shard of a split weight."""
+    """True if this process owns a variable, or a shard of a split weight."""
     return any(not is_remote(shard) for shard in _shards(variable) or [variable])
 
 
 def agree_on(variables: Iterable[Any]) -> None:
-    """Sets variables, of Keras or of TensorFlow, to what rank 0 has, one after the other. All processes call it.
+    """Sets Keras or TensorFlow variables to the values of rank 0, one after the other. All processes call it.
 
-    Where a replica spans processes, they have drawn the same numbers: each holds some of the variables only. Nor is
-    there anything to agree on in a variable that one process holds alone.
+    It does nothing where a replica spans processes: each owns only some of the variables, and all have drawn the same
+    numbers. Variables with a single owner are skipped.
     """
     parts = current_parts()
     if parts.groups.job is None or parts.spans_processes:
@@ -99,20 +99,20 @@ def agree_on(variables: Iterable[Any]) -> None:
 
 
 def job_of(variable: Any) -> Any:
-    """The process group of all processes of the strategy under which a variable was made."""
+    """Returns the process group of all processes of the strategy under which a variable was made."""
     return _distributed(variable).distribute_strategy.extended.parts.groups.job
 
 
 def _shards(variable: Any) -> Sequence[Any] | None:
-    """The shards of a split weight, which cannot be imported here; None of a variable, which must not be read."""
+    """Returns the shards of a `SplitWeight`, which cannot be imported here; None for a variable, which is not read."""
     found: Sequence[Any] | None = vars(variable).get("shards")
     return found
 
 
 def _notes(variable: Any) -> dict[str, Any]:
-    """Returns the attributes that TensorFlow's variable has itself.
+    """Returns the TensorFlow variable's own attributes.
 
-    One that is not there would be asked of the value, which may be another process', or have to be gathered.
+    ``getattr`` would look up a missing one on the value, which another process may own, or which must be gathered.
     """
     return getattr(_distributed(variable), "__dict__", {})
 

@@ -1,4 +1,4 @@
-"""Results that follow from the inputs of a computation alone, taken out of it: masks, as a rule, need no weights.
+"""Extracts results that depend only on the inputs of a computation, such as masks, which usually need no weights.
 
 Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 """
@@ -15,10 +15,10 @@ from strategies.replica.deferred import SHAPES_ONLY
 
 
 def of_inputs_only(function: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> list[Any] | None:
-    """Returns ``function(*inputs)`` if it follows from the inputs alone; None if from variables, too.
+    """Returns ``function(*inputs)`` if it depends only on the inputs; None if it depends on variables, too.
 
     Args:
-        function: takes tensors or None, returns tensors or None; is traced where variables need not have a value.
+        function: takes and returns tensors or None; it is traced where variables need no value.
         inputs: tensors of the graph that is being traced, or None.
     """
     graph = tf.__internal__.FuncGraph(f"{SHAPES_ONLY}_{uuid.uuid4().hex}")
@@ -39,7 +39,7 @@ def of_inputs_only(function: Callable[..., Sequence[Any]], inputs: Sequence[Any]
 
 
 def _behind(tensors: Iterable[Any]) -> list[Any]:
-    """The operations that some tensors are made of."""
+    """Returns the operations that some tensors depend on."""
     found: dict[Any, None] = {}
     waiting = [value.op for value in tensors]
     while waiting:

@@ -1,7 +1,7 @@
-"""Micro-batches that a pipeline can join again, for what looks at all rows of a replica at once.
+"""Micro-batches that a pipeline can join again, for a loss that looks at all rows of a replica at once.
 
-Under GPipe's schedule all micro-batches are computed forward before the first backward pass begins, so a loss that is
-neither a sum nor a mean over rows can be computed once, from all of them.
+Under GPipe's schedule all micro-batches run forward before the first backward pass begins, so a loss that is neither a
+sum nor a mean over rows can be computed once, from all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strategies.batches import shares
 class NeedsAllMicrobatchesError(Exception):
     """A loss looks at all rows of a replica at once, and was given those of one micro-batch.
 
-    Raised inside of :func:`joinable_microbatches` only.
+    It is raised inside :func:`joinable_microbatches` only.
     """
 
 
@@ -25,7 +25,7 @@ _are_joinable: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_stra
 
 @contextlib.contextmanager
 def joinable_microbatches() -> Iterator[None]:
-    """Inside, a loss that looks at several rows raises :class:`NeedsAllMicrobatchesError`: the caller joins the rows.
+    """Context manager: a loss over several rows raises :class:`NeedsAllMicrobatchesError`, and the caller joins them.
 
     Example, in a pipeline whose schedule computes all micro-batches forward first:
 
@@ -43,10 +43,10 @@ def joinable_microbatches() -> Iterator[None]:
 
 
 def check_needs_no_others() -> None:
-    """Called by what looks at several rows, and has those of one of several micro-batches.
+    """Checks that a loss that looks at several rows has all rows of the replica.
 
     Raises:
-        NeedsAllMicrobatchesError: the caller can join them.
+        NeedsAllMicrobatchesError: it has one of several micro-batches, which the caller can join.
     """
     if _are_joinable.get() and shares.num_microbatches() > 1:
         raise NeedsAllMicrobatchesError

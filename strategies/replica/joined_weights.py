@@ -1,7 +1,7 @@
 """Weights whose shards are joined for a computation that is not split, and the gradients of their shards.
 
-A table that is looked up has slices for a gradient, one for each index, and Keras' optimizers look at each slice by
-itself. So those of a shard are slices, too: as many as of the table, zeros where the index is in another shard.
+The gradient of a table that is looked up has one slice for each index, and Keras' optimizers process each slice by
+itself. So the gradient of a shard has as many slices as the table's, with zeros where the index is in another shard.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from strategies.replica.splitting import SplitWeight
 def joined_weight(
     weight: SplitWeight, owned: Sequence[int], devices: Sequence[str], between: AxisMappings | None, dtype: str
 ) -> tf.Tensor:
-    """Returns a whole weight, on the first device; the gradient of each shard is its part, where the shard is.
+    """Returns a whole weight, on the first device. The gradient of each shard is its part, on the shard's device.
 
     Args:
-        weight: has its shards.
-        owned: numbers of the shards that this process holds.
-        devices: of these shards.
-        between: joins this process to those of the other shards; None where there are none, or shapes only matter.
-        dtype: of the result.
+        weight: a weight that has its shards.
+        owned: the numbers of the shards that this process owns.
+        devices: the devices of these shards.
+        between: joins this process to the owners of other shards; None if there are none, or only shapes matter.
+        dtype: the dtype of the result.
     """
     bounds = [0, *itertools.accumulate(weight.sizes)]
 
@@ -60,7 +60,7 @@ def joined_weight(
 
 
 def _part(gradient: Any, shape: tuple[int, ...], dim: int, begin: int) -> Any:
-    """Returns the part of a weight's gradient, a tensor or slices of rows, of a shard that begins there along `dim`."""
+    """Returns the part of a weight's gradient (a tensor or slices of rows) for the shard at `begin` along `dim`."""
     end = begin + shape[dim]
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient[(*[slice(None)] * dim, slice(begin, end))]

@@ -1,4 +1,4 @@
-"""The number of bytes of variables on each device, and the most that TensorFlow's allocator has given out there."""
+"""Bytes of variables on each device, and the peak memory of TensorFlow's allocator there."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def bytes_per_device(variables: Iterable[Any]) -> dict[str, int]:
     """Counts the bytes of ``variables`` on each device of this process, from the variables themselves.
 
     Args:
-        variables: of Keras or of TensorFlow; of a mirrored one every copy counts, where it is. Those that other
-            processes hold take nothing; those that are still to be drawn count as they will.
+        variables: Keras or TensorFlow variables. Each copy of a mirrored variable counts on its device. Variables of
+            other processes count nothing; deferred ones count in full.
 
     Returns:
         Bytes by device, such as ``"GPU:0"``, in the order of the names.
@@ -35,11 +35,11 @@ def bytes_per_device(variables: Iterable[Any]) -> dict[str, int]:
 
 
 def gathered_bytes_per_device(variables: Iterable[Any], *, all_stay: bool = False) -> dict[str, int]:
-    """Counts the most bytes of whole weights that are on each device of this process at once, beside their shards.
+    """Returns the peak bytes of gathered weights on each device of this process, in addition to their shards.
 
     Args:
-        variables: of Keras, in the order of their use; those that are not gathered count nothing.
-        all_stay: whether weights, once gathered, stay until the step's end.
+        variables: Keras variables in the order of their use; those that are not gathered count nothing.
+        all_stay: True if weights, once gathered, stay until the step's end.
     """
     values = [each.value for each in variables if not getattr(each.value, "has_own_rows", False)]
     units = {id(unit): unit for value in values if (unit := getattr(value, "unit", None)) is not None}
@@ -52,13 +52,13 @@ def gathered_bytes_per_device(variables: Iterable[Any], *, all_stay: bool = Fals
 
 
 def peak_bytes_per_device(*, reset: bool = False) -> dict[str, int]:
-    """Returns the most bytes that were in use at once on each GPU of this process, as TensorFlow's allocator counts.
+    """Returns the peak number of bytes in use on each GPU of this process, as TensorFlow's allocator counts them.
 
-    That is everything: variables, activations, gradients, buffers of collectives and of cuDNN. It starts TensorFlow.
-    CPU devices are left out, whose allocator keeps no peaks.
+    It includes everything: variables, activations, gradients, buffers of collectives and of cuDNN. The call initializes
+    TensorFlow. CPU devices are left out, since their allocator records no peaks.
 
     Args:
-        reset: count anew from now on.
+        reset: reset the peaks after reading them.
 
     Returns:
         Bytes by device, such as ``"GPU:0"``, since the process began, or since the last reset; empty without GPUs.

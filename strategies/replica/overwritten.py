@@ -1,8 +1,9 @@
 """Variables whose gradient is their next value, such as the scales of float8 layers.
 
 Keras marks them ``overwrite_with_gradient``. Several of their gradients, of replicas, micro-batches or steps, are
-joined by the maximum, as Keras joins those of steps: each replica's largest absolute value is of its own rows, and one
-device sees the largest of all rows; scales are computed from values of earlier steps, and are the same on all replicas.
+combined by the maximum, as Keras combines those of steps: each replica finds the largest absolute value of its own
+rows, and one device would find the largest of all rows. Scales are computed from values of earlier steps, and are the
+same on all replicas.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ _OWNER = "_keras_strategies_owner"
 
 
 def note_owner(variable: Any, owner: Any) -> None:
-    """Notes the Keras variable that owns one of TensorFlow: Keras marks its own, after both are made."""
+    """Records the Keras variable that owns a TensorFlow variable. Keras marks its own, after both are made."""
     vars(variable)[_OWNER] = weakref.ref(owner)
 
 
 def is_overwritten(variable: Any) -> bool:
-    """True of a variable, of Keras or TensorFlow, or a slice of one, that is replaced by its gradient."""
+    """True if a Keras or TensorFlow variable, or the variable of a slice, is replaced by its gradient."""
     return bool(getattr(_owner_of(variable), "overwrite_with_gradient", False))
 
 
 def _owner_of(variable: Any) -> Any:
-    """Returns the Keras variable that owns one of TensorFlow; any other variable as it is."""
+    """Returns the Keras variable that owns a TensorFlow variable; any other variable unchanged."""
     reference = getattr(variable, "__dict__", {}).get(_OWNER)
     return variable if reference is None else reference()
 
 
 def warn_if_summed(gradient: Any, variable: Any, dependence: RowDependence) -> None:
-    """Warns of the gradient of a variable that is replaced by it, if it is the sum of several: then that is no value.
+    """Warns if the gradient that replaces a variable is a sum of several gradients, and so is not a valid value.
 
-    A tape adds gradients up where a layer is called several times. The sum of replicas' maxima is not the maximum of a
-    sum.
+    A tape adds up the gradients of a layer that is called several times. The maximum of the replicas' sums is not the
+    sum of the maxima over all rows.
     """
     if not isinstance(gradient, tf.Tensor) or not is_overwritten(variable):
         return
@@ -55,7 +56,7 @@ def warn_if_summed(gradient: Any, variable: Any, dependence: RowDependence) -> N
 
 
 def maximum(gradients: Sequence[Any]) -> Any:
-    """Returns the elementwise maximum of gradients of one variable, on the device of the caller; None of none."""
+    """Returns the elementwise maximum of one variable's gradients, on the caller's device; None if there are none."""
     known = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     if not known:
         return None
@@ -63,5 +64,5 @@ def maximum(gradients: Sequence[Any]) -> Any:
 
 
 def no_maximum(variable: Any) -> tf.Tensor:
-    """Returns the value, of a variable's shape, which the maximum with any other is that other."""
+    """Returns the neutral element of the maximum, in a variable's shape: the lowest value of its dtype."""
     return tf.fill(variable.shape, variable.dtype.min)

@@ -1,10 +1,10 @@
-"""The devices over which one replica of a model is spread, as its layers see them.
+"""The devices that one replica of a model spans, as its layers see them.
 
-A replica is one copy of the model. On a mesh with axes beside "data" it spans several devices, its parts; part k of
-all replicas is a column of the mesh. A process owns some parts, or all. A layer that is split creates each of its
-variables at its position on an axis, and computes with those of the parts that this process owns, forward and backward.
-What has no position on an axis is the same at all of them: every process that owns one holds a copy, once. Under other
-strategies, and without one, a replica has one part.
+A replica is one copy of the model. On a mesh with axes beside "data" it spans several devices, its parts; the k-th
+parts of all replicas differ along "data" only. A process owns some parts, or all. A layer that is split creates each of
+its variables at a position on an axis, and computes with the parts that this process owns, forward and backward. A
+variable without a position on an axis is the same at all positions: each process that owns one of them holds one copy.
+Under other strategies, and without a strategy, a replica has one part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from strategies.topology.devices import full_name, short_name
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import local_grid, owned_parts, replica_mesh
 
-#: Positions on axes, by the name of the axis. What has none on an axis is the same at all of them.
+#: Coordinates: positions by the name of the axis. A variable without one on an axis is the same at all positions.
 Place = Mapping[str, frozenset[int]]
 
 
@@ -42,7 +42,7 @@ class ReplicaParts:
     Parts are numbered in row-major order of the mesh's axes other than "data".
 
     Args:
-        mesh: of one replica: the axes that it has beside "data", over the devices of all processes that it spans.
+        mesh: the mesh of one replica: the axes other than "data", over the devices of all processes that it spans.
         grid: device names as ``[local replica][owned part]``.
         owned: the parts that this process owns, ascending.
         groups: the process groups of this process.
@@ -62,27 +62,28 @@ class ReplicaParts:
     def of_process(
         cls, mesh: DeviceMesh, devices: Sequence[str], rank: int = 0, groups: ProcessGroups | None = None
     ) -> ReplicaParts:
-        """The parts of the replicas that process `rank` takes part in; `devices` are all of its devices."""
+        """Returns the parts of the replicas that process `rank` takes part in; `devices` are all of its devices."""
         names = {short_name(device): full_name(device) for device in devices}
         grid = [[names[device] for device in row] for row in local_grid(mesh, rank)]
         return cls(replica_mesh(mesh, rank), grid, owned_parts(mesh, rank), groups or ProcessGroups())
 
-    # ---- places
+    # ---- coordinates
 
     @property
     def here(self) -> Place:
-        """The place at which variables are created now: none in particular, unless inside :meth:`at`."""
+        """The coordinates at which variables are created now: empty outside of :meth:`at`."""
         return getattr(self._local, "place", {})
 
     @contextlib.contextmanager
     def at(self, **positions: int | Collection[int]) -> Iterator[None]:
-        """Inside, variables are created at positions on mesh axes: ``at(pipe=1)``, ``at(tensor=0)``.
+        """Context manager: variables are created at positions on mesh axes, as in ``at(pipe=1)``, ``at(tensor=0)``.
 
-        Each process that owns a part there creates one component on the device of the first such part in each of its
-        replicas; on others, a variable takes no memory. Without a position on an axis, all processes along it have one.
+        A process that owns a part at these coordinates creates one component in each of its replicas, on the device of
+        the first such part; on other processes, the variable takes no memory. If an axis has no position here, all
+        processes along it create a component.
 
         Args:
-            **positions: one or several on an axis; an axis that the mesh does not have has the position 0.
+            **positions: one or several positions by axis; an axis that the mesh does not have has the position 0.
         """
         before = self.here
         own = {axis: frozenset([at] if isinstance(at, int) else at) for axis, at in positions.items()}
@@ -93,11 +94,11 @@ class ReplicaParts:
             self._local.place = before
 
     def home(self, place: Place | None = None) -> int | None:
-        """Returns the first part at a place, the present one if None, that this process owns; None if there is none."""
+        """Returns the first part that this process owns at these coordinates (by default the current ones), or None."""
         return next((part for part in self.owned if self.is_at(part, self.here if place is None else place)), None)
 
     def along(self, axis: str) -> tuple[int, ...]:
-        """The parts that differ along `axis` only from the first one at the present place; that one included."""
+        """Returns the first part at the current coordinates and all that differ from it along `axis` only."""
         here = {name: at for name, at in self.here.items() if name != axis}
         first = next(part for part in range(self.mesh.size) if self.is_at(part, here))
         return self.mesh.group(first, axis)
@@ -111,13 +112,13 @@ class ReplicaParts:
         return axis in self.groups.model
 
     def between(self, axis: str) -> AxisMappings | None:
-        """The mappings between the processes along `axis`; None if it does not cross processes."""
+        """Returns the mappings between the processes along `axis`; None if it does not cross processes."""
         if not self.crosses(axis) or self.groups.collectives is None:
             return None
         return AxisMappings(self.groups.collectives, axis)
 
     def process_at(self, axis: str, position: int) -> int:
-        """Returns which of the processes along `axis` owns the parts at a position on it."""
+        """Returns the index, along `axis`, of the process that owns the parts at a position on it."""
         group = self.groups.model.get(axis)
         return 0 if group is None else position * group.num_processes // self.mesh.axis_size(axis)
 
@@ -127,21 +128,21 @@ class ReplicaParts:
         return self.groups.spans_processes
 
     def is_at(self, part: int, place: Place) -> bool:
-        """True if a part is at a place."""
+        """True if a part is at these coordinates."""
         return all(self.mesh.position(part, axis) in positions for axis, positions in place.items())
 
     # ---- devices
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """The devices of all parts, such as "CPU:0", with their ranks if they are of several processes."""
+        """The devices of all parts, such as "CPU:0", with their ranks if they belong to several processes."""
         names = [name.rpartition("device:")[2] for name in self.mesh.devices]
         if not self.spans_processes:
             return tuple(names)
         return tuple(f"rank {rank} {name}" for rank, name in zip(self.mesh.ranks, names, strict=True))
 
     def column(self, part: int) -> tuple[str, ...]:
-        """The devices of one owned part, one for each local replica."""
+        """Returns the devices of one owned part, one for each local replica."""
         return tuple(row[self.owned.index(part)] for row in self._grid)
 
     @property
@@ -155,21 +156,21 @@ class ReplicaParts:
         return int(get_current_replica_id_as_int() or 0)
 
     def device(self, part: int) -> str:
-        """The device of a part of the replica that is running; of the first one, outside of replicas.
+        """Returns the device of a part in the running replica; in the first one, outside of replicas.
 
-        Of a part that another process owns, no device: what is computed there is traced for its shapes only.
+        It is "" for a part that another process owns: its computations are traced for their shapes only.
         """
         if part not in self.owned:
             return ""
         replica = self.replica
-        # A foreign strategy's replicas may be more than ours.
+        # A strategy of another package may have more replicas than this one.
         row = self._grid[replica] if replica < len(self._grid) else self._grid[0]
         return row[self.owned.index(part)]
 
     def from_rank_0(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """Returns what rank 0 has, on every process: arrays of the shapes and dtypes of ``values``, in their order.
+        """Returns the values of rank 0 on every process: arrays of the shapes and dtypes of ``values``, in their order.
 
-        For what processes find out for themselves, and have to agree on. All of them call it.
+        Use it for values that each process determines by itself but all must agree on. All processes call it.
         """
         arrays = [np.asarray(value) for value in values]
         job = self.groups.job
@@ -177,11 +178,11 @@ class ReplicaParts:
 
     @property
     def owners(self) -> frozenset[int]:
-        """The ranks that hold the parts of this process' replica."""
+        """The ranks that own the parts of this process' replica."""
         return frozenset(map(self.owner, range(self.mesh.size)))
 
     def of_last_stage(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns what the processes of the last stage have, on all processes along "pipe", each of its shape."""
+        """Returns the values of the last stage on all processes along "pipe"; all pass values of the same shapes."""
         group = self.groups.model.get("pipe")
         if group is None or not values:
             return list(values)
@@ -190,12 +191,12 @@ class ReplicaParts:
 
     @contextlib.contextmanager
     def as_first_replica(self) -> Iterator[None]:
-        """Inside, outside of replicas, variables are those of the first local replica, to be read and not changed."""
+        """Context manager for use outside of replicas: variables are the first local replica's, for reading only."""
         with UpdateContext(0) if tf.distribute.has_strategy() else contextlib.nullcontext():
             yield
 
     def fan_out(self, value: Any, part: int, count: int) -> list[tf.Tensor]:
-        """Returns `count` tensors equal to ``value``, for so many users; the gradient is their sum, made in `part`."""
+        """Returns `count` copies of ``value``; their gradients are summed on the device of `part`."""
         if count == 1:
             return [tf.convert_to_tensor(value)]
         device = self.device(part)
@@ -214,7 +215,7 @@ class ReplicaParts:
 
     @contextlib.contextmanager
     def on(self, part: int) -> Iterator[None]:
-        """Inside, variables are created at the part's position on "pipe", and ops are on its device by default."""
+        """Context manager: variables are created at the part's position on "pipe"; ops default to its device."""
         with (
             self.at(pipe=self.mesh.position(part, "pipe")),
             contextlib.nullcontext() if self.mesh.size == 1 else tf.device(self.device(part)),
@@ -232,19 +233,19 @@ class ReplicaParts:
         reshard: bool = False,
         sums: bool = False,
     ) -> Passes:
-        """Returns the forward pass of `function` in `part`, which gives its backward pass there with its outputs.
+        """Returns the forward pass of `function` in `part`; a call returns the outputs and the vjp, also in `part`.
 
         Args:
             part: one of this replica's parts.
             function: takes tensors, returns tensors.
-            variables: TensorFlow's, that `function` reads and of which gradients can be had.
-            recompute: computes it a second time for the backward pass, so that nothing that it makes is held until
-                then: a function that returns tensors which tell what changes with each call, such as the seeds of
-                draws, called before the computation; and one that takes these as a list, and the inputs, returns the
-                outputs, and changes nothing.
-            in_line: else both passes stay functions in the graph, whose ops are there once, however often called.
-            reshard: weights in shards are gathered for each pass, and dropped behind it. Both passes are functions
-                then; without such weights it is nothing.
+            variables: the TensorFlow variables that `function` reads and whose gradients may be asked for.
+            recompute: recomputes `function` in the backward pass, so that its intermediate tensors are not held until
+                then: a function that returns the state which changes with each call, such as the seeds of draws, as
+                tensors, called before the computation; and one that takes the state as a list, and the inputs, returns
+                the outputs, and has no side effects.
+            in_line: if False, both passes stay functions in the graph, whose ops exist once, however often called.
+            reshard: sharded weights are gathered for each pass and freed after it. Both passes are functions then.
+                Without sharded weights it has no effect.
             sums: gradients of variables are terms of sums, which are rounded as one device rounds the sum.
         """
         again = Recompute(*recompute) if recompute else None
@@ -253,77 +254,78 @@ class ReplicaParts:
     def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, of tensors, as one function in a graph, traced once for each set of shapes.
 
-        Called where ops run as they are called, its ops are launched by TensorFlow's threads, and not from Python.
+        When it is called eagerly, TensorFlow's threads launch its ops, not Python.
         """
         traced: Callable[..., Any] = tf.function(function, autograph=False)
         return traced
 
     def in_graph(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, of tensors, which runs in a graph also where ops run as they are called."""
+        """Returns `function`, of tensors, so that it runs in a graph also when it is called eagerly."""
         traced = self.traced(function)
         return lambda *tensors: traced(*tensors) if tf.executing_eagerly() else function(*tensors)
 
     def host_callback(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
-        """Calls a Python function when tensors are there, each time they are.
+        """Calls a Python function on the host each time the given tensors have been computed.
 
         Args:
-            part: in which the tensors are.
-            function: is called in any thread.
-            after: tensors.
+            part: the part that has the tensors.
+            function: may be called in any thread.
+            after: the tensors.
 
         Returns:
-            A scalar 0 that is there when the function has been called. Unless it is used, the function may not be.
+            A scalar 0 that is ready when the function has returned. Unless it is used, the function may not be called.
         """
 
         def tell(*_: Any) -> Any:
             function()
             return np.float32(0)
 
-        # A value of each: without one, TensorFlow would drop the edges, or not wait for a device that works behind.
+        # One element of each: without data edges, TensorFlow would drop the edges, or not wait for an asynchronous
+        # device.
         firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
         with tf.device("CPU:0"), numpy_functions_held():
-            # Not stateful: TensorFlow would have all such calls wait for each other.
+            # Not stateful, since TensorFlow makes stateful calls wait for each other.
             done = tf.numpy_function(tell, firsts, tf.float32, stateful=False)
         done.set_shape([])
         return done
 
     def added(self, part: int, gradients: Sequence[Any]) -> Any:
-        """Returns the sum of gradients in their order, made in `part`; None of none. They may be slices of rows."""
+        """Returns the sum of gradients (tensors or slices of rows) in order, made in `part`; None if there are none."""
         with self.on(part):
             return added(gradients)
 
     def in_microbatches(self, batch: Any, num_rows: Collection[int]) -> contextlib.AbstractContextManager[None]:
-        """Inside, this replica computes its batch, a nest of tensors, in micro-batches.
+        """Context manager: this replica computes its batch, a nest of tensors, in micro-batches.
 
         Args:
-            batch: of the replica.
-            num_rows: of the micro-batches, as far as they are known beforehand.
+            batch: the replica's batch.
+            num_rows: the micro-batches' numbers of rows, as far as they are known beforehand.
         """
         return shares.in_microbatches(batch, num_rows)
 
     def split_into(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Inside, what this replica computes has the rows of one of `number` micro-batches."""
+        """Context manager: this replica's computations have the rows of one of `number` micro-batches."""
         return shares.split_into(number)
 
     def as_constant(self, value: Any) -> Any:
-        """Says that a tensor is a factor that does not depend on what is in the rows, as their number; returns it."""
+        """Marks a tensor as a factor that is independent of the rows' content, such as their number; returns it."""
         return mark(value, Kind.SAME)
 
     def as_mean_over_rows(self, value: Any) -> Any:
-        """Says that a tensor is a mean over this replica's rows, put together of micro-batches; returns it."""
+        """Marks a tensor as a mean over this replica's rows, combined from micro-batches; returns it."""
         return mark(value, Kind.MEAN)
 
     def as_weighed(self, upstream: Any) -> Any:
-        """Returns the gradient of a loss, times what this replica's rows weigh in the batch of Keras' trainer."""
+        """Returns the gradient of a loss, times the weight of this replica's rows in the batch of Keras' trainer."""
         share = shares.current()
         return upstream if share is None or not share.in_trainer else share.weigh(upstream)
 
     def as_mean(self, loss: Any, rows_share: Any) -> Any:
-        """Returns what a layer added to the loss in a micro-batch, as a term of a mean that is weighed by rows.
+        """Returns a loss that a layer added in a micro-batch as a term of a mean weighted by rows.
 
         Args:
-            loss: if a sum over rows, it is divided by the micro-batch's share of them.
-            rows_share: of the micro-batch in those of this replica; float or float scalar.
+            loss: the added loss; a sum over rows is divided by the micro-batch's share of the rows.
+            rows_share: the micro-batch's share of this replica's rows; float or float scalar.
         """
         kind = shares.dependence_here().kind(loss)
         warn_of(kind, "A loss that a layer adds")
@@ -332,16 +334,16 @@ class ReplicaParts:
         return mark(tf.math.divide_no_nan(loss, tf.cast(rows_share, loss.dtype)), Kind.SUM)
 
     def sum_over_replicas(self, value: Any) -> tf.Tensor:
-        """Returns the sum of what all replicas have, which has no gradient; `value` itself outside of replicas."""
+        """Returns the sum over all replicas, without a gradient; the value itself outside of replicas."""
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
             return tf.stop_gradient(value)
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(value))
 
     def sum_over_rows(self, value: Any) -> tf.Tensor:
-        """Returns the sum of what the replicas that have rows of their own made of them; it has no gradient.
+        """Returns the sum over the replicas, without a gradient. Replicas that have dummy rows only count as 0.
 
-        It is a factor, the same on all replicas: what is multiplied by it stays a mean over rows, or a sum.
+        The sum is a factor that is the same on all replicas: a mean or a sum over rows times it stays one.
 
         Args:
             value: counts, or other sums over the replica's rows, in floating point.
@@ -349,10 +351,10 @@ class ReplicaParts:
         return mark_summed(tf.identity(self.sum_over_replicas(_of_own_rows(value))))
 
     def sum_over_rows_before(self, value: Any) -> tf.Tensor:
-        """Returns the sum of what the replicas made of rows that come before this one's in the global batch.
+        """Returns the sum over the replicas whose rows come before this replica's rows in the global batch.
 
         Args:
-            value: as :meth:`sum_over_rows` takes it.
+            value: the same as for :meth:`sum_over_rows`.
         """
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
@@ -360,21 +362,22 @@ class ReplicaParts:
         share = shares.current()
         index = context.replica_id_in_sync_group if share is None else share.replica_id
         number = context.num_replicas_in_sync
-        # As a sum, of which each replica has one row: an all-gather of so few numbers is not quicker.
+        # A sum to which each replica contributes one row: an all-gather of so few numbers is not faster.
         own = tf.reshape(tf.one_hot(index, number, dtype=value.dtype), [number, *[1] * len(value.shape)])
         every = self.sum_over_replicas(own * _of_own_rows(value)[None])
         return tf.reduce_sum(every[:index], axis=0)
 
     def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns ``function(*inputs)``, computed on the device of `part`, as is its gradient.
+        """Returns ``function(*inputs)``. It is computed on the device of `part`, and so is its gradient.
 
-        TensorFlow puts the ops of a gradient where the caller of ``tape.gradient`` is, wherever those of the forward
-        pass were. Here both stay where the variables are.
+        TensorFlow puts the ops of a gradient on the device of the caller of ``tape.gradient``, wherever the ops of the
+        forward pass are. Here both stay where the variables are.
 
         Args:
             part: one of this replica's parts.
             function: takes the tensors, returns one or a list; must be differentiable in floating-point ones.
-            inputs: tensors, or variables, which are read there. What `function` reads otherwise gets no gradient.
+            inputs: tensors, or variables, which are read on the device of `part`. Whatever else `function` reads gets
+                no gradient.
         """
         if self.mesh.size == 1:
             return function(*(tf.convert_to_tensor(value) for value in inputs))
@@ -383,7 +386,7 @@ class ReplicaParts:
         @tf.custom_gradient
         def region(*tensors: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
             watched = [tensor for tensor in tensors if tensor.dtype.is_floating]
-            # Persistent, since the tape outside may be.
+            # Persistent, since the outer tape may be.
             with tf.GradientTape(persistent=True) as tape:
                 tape.watch(watched)
                 outputs = function(*tensors)
@@ -403,16 +406,16 @@ class ReplicaParts:
 
 
 def _of_own_rows(value: Any) -> Any:
-    """Returns ``value``, or zeros if the replica has no rows of its own: those that it borrows are another's."""
+    """Returns ``value``, or zeros if the replica has only dummy rows, which are copies of another replica's."""
     share = shares.current()
     return value if share is None else share.keep(value, tf.zeros_like(value))
 
 
-#: Returned to layers where a replica has one part.
+#: Returned by `current_parts` where a replica has one part.
 _WHOLE = ReplicaParts(DeviceMesh.from_devices([""]), [[""]], [0], ProcessGroups())
 
 
 def current_parts() -> ReplicaParts:
-    """The parts of a replica under the strategy whose scope this is called in."""
+    """Returns the parts of a replica under the strategy in whose scope this is called."""
     parts = getattr(tf.distribute.get_strategy().extended, "parts", None)
     return parts if isinstance(parts, ReplicaParts) else _WHOLE

@@ -1,4 +1,4 @@
-"""The forward pass of a computation, and its backward pass when it is wanted: in line, or as functions in the graph."""
+"""The forward pass of a computation, and its backward pass on request: in line, or as functions in the graph."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from strategies.replica.slices import accumulated
 from strategies.replica.stand_ins import SHARDED, StandIns
 from strategies.replica.traced_passes import TracedPasses, is_floating
 
-#: Takes a gradient, or None, for each output, tensors that are to be there before, and totals, to which the gradients
-#: of the variables are added; None, for all or for one of them, is nothing. Gives the gradients of the inputs, and the
-#: totals, None where there is nothing. To be called once at most.
+#: Takes a gradient, or None, for each output, tensors to wait for, and totals, to which the gradients of the variables
+#: are added; None, for all or for one of them, counts as zero. Returns the gradients of the inputs, and the totals,
+#: each None if there is none. Call it at most once.
 Vjp = Callable[..., tuple[list[Any], list[Any]]]
 
 
@@ -26,19 +26,19 @@ _differentiates: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_st
 
 
 def differentiates_passes() -> bool:
-    """True while gradients of :class:`Passes` are made, behind which more forward passes may come."""
+    """True while a :class:`Passes` is differentiated; more forward passes may follow."""
     return _differentiates.get()
 
 
 class Recompute(NamedTuple):
-    """The recompute of a computation in its backward pass, so that nothing that it makes is held until then.
+    """The recompute of a computation in its backward pass, so that its intermediate tensors are not held until then.
 
     Attributes:
-        state: returns tensors that tell what changes with each call, such as the seeds of random draws. Called before
-            the computation.
-        function: takes these as a list, and the inputs; returns the outputs, and changes nothing.
-        hold: takes the inputs; returns what gives them to the backward pass, called with the gradients of the outputs.
-            None to hold them where they are. Not for passes in line.
+        state: returns the state that changes with each call, such as the seeds of random draws, as tensors. Called
+            before the computation.
+        function: takes the state as a list, and the inputs; returns the outputs, and has no side effects.
+        hold: takes the inputs; returns a function that takes the gradients of the outputs and returns the inputs in the
+            backward pass. None to hold them where they are. Not for passes in line.
     """
 
     state: Callable[[], list[Any]]
@@ -46,24 +46,24 @@ class Recompute(NamedTuple):
     hold: Callable[[Sequence[Any]], Callable[[Sequence[Any]], Sequence[Any]]] | None = None
 
 
-#: Takes gradients of outputs, None for those not wanted, totals, and tensors that are to be there before weights are
-#: gathered. Gives gradients of inputs, and the totals.
+#: Takes gradients of outputs, None for those not wanted, totals, and tensors to wait for before weights are gathered.
+#: Returns gradients of inputs, and the totals.
 _Differentiate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
 
 
 class Passes:
-    """A computation that may be called several times.
+    """A computation that may be called several times; each call has its own backward pass.
 
     Args:
-        place: gives a context in which ops are on their device.
+        place: returns a context manager that puts ops on the computation's device.
         function: takes tensors, returns tensors.
-        variables: TensorFlow's, that `function` reads and of which gradients can be had.
-        recompute: without it, what the backward pass takes is held.
-        in_line: else both passes are functions in the graph, traced once for each set of shapes. Where ops run as they
-            are called, there is no graph, and both are in line.
-        reshard: weights in shards are gathered for each pass, once the tensors are there for which it waits, and
-            dropped behind it. Both passes are functions then; without such weights it is nothing.
-        sums: gradients of variables are terms of sums: what was rounded is given as it was before (`rounding`).
+        variables: the TensorFlow variables that `function` reads and whose gradients may be asked for.
+        recompute: without it, the tensors that the backward pass needs are held.
+        in_line: if False, both passes are functions in the graph, traced once for each set of shapes. In eager
+            execution there is no graph, and both are in line.
+        reshard: sharded weights are gathered for each pass, after the tensors for which it waits, and freed after it.
+            Both passes are functions then. Without sharded weights it has no effect.
+        sums: gradients of variables are terms of sums: rounded ones are returned as before rounding (see `rounding`).
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Passes:
         self._traced: dict[Any, TracedPasses] = {}
 
     def __call__(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], Vjp]:
-        """Computes the outputs.
+        """Computes the outputs, and returns them with the vjp.
 
         Args:
-            inputs: tensors; gradients of floating-point ones can be had.
-            after: tensors that are to be there before the computation begins.
+            inputs: tensors; floating-point ones can have gradients.
+            after: tensors to wait for before the computation begins.
         """
         with self._place():
             with tf.control_dependencies(list(after)):
@@ -115,14 +115,14 @@ class Passes:
         return outputs, vjp
 
     def held_bytes(self, inputs: Sequence[Any]) -> int:
-        """The size of what is made of such inputs and lives on: outputs, and what the backward pass takes.
+        """Returns the bytes that a call on such inputs keeps alive: outputs, and tensors that the backward pass needs.
 
-        Found without computing; what has no known shape counts for nothing.
+        The passes are traced for it, but not run. Tensors of unknown shape count nothing.
         """
         return self._trace(tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)).held_bytes
 
     def _forward(self, inputs: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
-        """The outputs, and what gives gradients, of those of the outputs, None for those not wanted."""
+        """Computes the outputs in line; returns them with the function that differentiates them."""
         outputs, gradients_of = self._recorded(inputs)
 
         def differentiate(
@@ -140,7 +140,7 @@ class Passes:
         return outputs, differentiate
 
     def _recorded(self, inputs: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-        """The outputs, and what gives gradients of inputs and variables."""
+        """Computes the outputs; returns them with a function from their gradients to those of inputs and variables."""
         if self._recompute is None:
             with self._recording(inputs) as tape:
                 outputs = list(self._function(*inputs))
@@ -156,7 +156,7 @@ class Passes:
 
     @contextlib.contextmanager
     def _recording(self, inputs: Sequence[Any]) -> Iterator[tf.GradientTape]:
-        # Asked more than once only where it is traced: a graph holds nothing that a tape could let go.
+        # Persistent only in a graph, where the gradient may be taken several times and a tape holds no memory.
         with tf.GradientTape(persistent=not tf.executing_eagerly(), watch_accessed_variables=False) as tape:
             tape.watch([*filter(is_floating, inputs), *self._variables])
             yield tape
@@ -164,7 +164,7 @@ class Passes:
     def _gradients(
         self, tape: tf.GradientTape, outputs: Sequence[Any], inputs: Sequence[Any], upstream: Sequence[Any]
     ) -> list[Any]:
-        """Of inputs and variables."""
+        """Returns the gradients of inputs and variables."""
         pairs = [(y, dy) for y, dy in zip(outputs, upstream, strict=True) if dy is not None]
         sources = [*filter(is_floating, inputs), *self._variables]
         token = _differentiates.set(True)
@@ -181,7 +181,7 @@ class Passes:
         return [*of_inputs, *of_variables]
 
     def _call(self, inputs: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
-        """As `_forward`, by functions."""
+        """Does the same as `_forward`, by functions in the graph."""
         specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
         traced = self._trace(specs)
         outputs, kept = traced.call(inputs, after)

@@ -1,4 +1,4 @@
-"""A computation that is made again in the backward pass: until then its inputs are held, and nothing inside of it.
+"""Recomputation: a computation holds only its inputs until the backward pass, where it is computed a second time.
 
 Its contract is tested in ``tests/keras_ext/test_rematerialization.py``.
 """
@@ -21,28 +21,28 @@ _SECOND_ORDER = (
     "A gradient of a gradient, as for a penalty of gradients, is taken through a layer that is computed again in the "
     "backward pass. Leave the layer out of rematerialize."
 )
-#: True while something is computed that will be computed again.
+#: True while something is computed that will be recomputed.
 _recomputes: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_recomputes", default=False)
-#: Of a graph, by replica: what was put on the host, in the order of the forward pass.
+#: The attribute of a graph with the tensors put on the host, by replica, in the order of the forward pass.
 _ON_HOST = "_keras_strategies_on_host"
 
 
 class _OnHost:
-    """Tensors that wait on the host.
+    """Tensors that are offloaded to the host.
 
     Args:
-        tensors: on a device, to which they come back.
+        tensors: tensors on a device, to which they are copied back.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._devices = [tensor.device for tensor in tensors]
         with tf.device("CPU:0"):
-            # Of an identity TensorFlow finds that the tensor is on the device already.
+            # Not an identity: TensorFlow would find that the tensor is on the device already, and drop the copies.
             self._waiting = [tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape) for tensor in tensors]
         self._fetched: list[Any] | None = None
 
     def fetch(self, after: Sequence[Any]) -> list[Any]:
-        """Returns the tensors on their device, copied once tensors are there: those of the first call."""
+        """Copies the tensors back to their device, after the tensors of the first call; later calls return the same."""
         if self._fetched is None:
             self._fetched = []
             for tensor, device in zip(self._waiting, self._devices, strict=True):
@@ -52,8 +52,8 @@ class _OnHost:
 
 
 def _on_host(replica: int, inputs: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-    """Puts inputs on the host, and returns what fetches them, and those of the call before, one call ahead."""
-    # An attribute, which ends with the graph: its tensors hold the graph.
+    """Offloads inputs to the host; returns a function that fetches them, and prefetches those of the call before."""
+    # An attribute of the graph, to be freed with it: the tensors refer to the graph.
     graph = tf.compat.v1.get_default_graph()
     by_replica: dict[int, list[_OnHost]] = getattr(graph, _ON_HOST, {})
     setattr(graph, _ON_HOST, by_replica)
@@ -71,9 +71,9 @@ def _on_host(replica: int, inputs: Sequence[Any]) -> Callable[[Sequence[Any]], l
 
 
 def may_recompute(values: Sequence[Any]) -> bool:
-    """True in a graph in which a tape may record what is computed of values, as that of a training step.
+    """True in a graph, such as a training step's, in which a tape may record computations on ``values``.
 
-    Not if one of them is ragged or sparse: functions would take its parts.
+    It is False if one of them is ragged or sparse: a function would get its component tensors.
     """
     if any(isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) for value in values):
         return False
@@ -81,10 +81,10 @@ def may_recompute(values: Sequence[Any]) -> bool:
 
 
 def check_seeded() -> None:
-    """Refuses a draw from Keras' global generator in what is computed again: its state belongs to no layer.
+    """Refuses a draw from Keras' global generator in a recomputed computation: its state belongs to no layer.
 
     Raises:
-        ValueError: there is one.
+        ValueError: the present computation will be recomputed.
     """
     if _recomputes.get():
         raise ValueError(
@@ -106,7 +106,7 @@ def _with_own_seeds(function: Callable[..., Sequence[Any]]) -> Callable[..., Seq
 
 
 def _once(gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
-    """Returns gradients of which no gradient can be taken: there is none of a computation that no tape has recorded."""
+    """Returns first-order gradients only, which refuse to be differentiated: no tape records the recomputation."""
     dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
     floating = [each for each in sources if each.dtype.is_floating]
     kept = refuse_gradients([gradients[i] for i in dense], floating, [], _SECOND_ORDER)
@@ -124,26 +124,26 @@ def recomputed(
     *,
     offload: bool = False,
 ) -> list[Any]:
-    """Returns what `function` makes of tensors, which is computed a second time when a gradient of it is wanted.
+    """Returns ``function(*tensors)``, which is computed a second time when its gradient is taken.
 
     Call it in a graph.
 
     Args:
-        function: takes and returns tensors. It may read the variables, and change the others.
-        tensors: of which gradients can be had.
-        variables: Keras' trained ones that `function` reads.
-        state: the others, among them the seeds of draws.
-        again: takes what was in these before, as a list, and the tensors; returns the same as `function`, and changes
-            nothing.
+        function: takes and returns tensors. It may read `variables`, and read and change `state`.
+        tensors: the inputs, which can have gradients.
+        variables: the trained Keras variables that `function` reads.
+        state: the other Keras variables, among them the seeds of draws.
+        again: takes the values of `state` from before the call, as a list, and the tensors; returns the same as
+            `function`, and has no side effects.
         offload: hold the tensors in the host's memory.
 
-    Source: Chen et al., arXiv:1604.06174; the interface of ``tf.recompute_grad``, which draws other numbers the second
-    time, and changes state twice.
+    Source: Chen et al., arXiv:1604.06174. The interface is that of ``tf.recompute_grad``, which draws other numbers the
+    second time, and changes state twice.
     """
     parts, num_tensors = current_parts(), len(tensors)
     home = parts.home()
     part = parts.owned[0] if home is None else home
-    # The variables themselves, where Keras casts what they hold.
+    # TensorFlow's variables: under autocast, Keras' variables would return cast values.
     values = [variable._value for variable in variables]
 
     def held() -> list[Any]:
@@ -151,7 +151,7 @@ def recomputed(
 
     hold = functools.partial(_on_host, parts.replica) if offload else None
     recompute = Recompute(held, _with_own_seeds(again), hold)
-    # As functions: of ops in line TensorFlow finds that both computations are the same, and makes one.
+    # As functions: TensorFlow would find that two computations in line are the same, and merge them.
     passes = parts.passes(part, _with_own_seeds(function), values, recompute=recompute, in_line=False)
 
     @tf.custom_gradient
@@ -163,7 +163,7 @@ def recomputed(
             with unrecorded():
                 of_tensors, of_variables = vjp(upstream)
             gradients = _once([*of_tensors, *of_variables], [*given[num_tensors:], *upstream])
-            # Those of variables go by the values that were read outside.
+            # Gradients of variables are returned for the values that were read outside.
             return gradients if variables is None else (gradients, [None] * len(variables))
 
         return outputs, backward

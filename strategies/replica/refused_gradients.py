@@ -1,7 +1,7 @@
-"""Tensors whose gradients are refused: they came from other processes, by messages that have no gradient.
+"""Tensors whose gradients are refused: they came from other processes, in messages that have no gradient.
 
-TensorFlow would find none, say so on some processes and silently leave them out on others. What is refused here is
-refused on all of them, whatever each has computed itself.
+TensorFlow would find no gradient, report it on some processes and silently ignore it on others. A gradient that is
+refused here is refused on all of them, whatever each has computed itself.
 
 Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 """
@@ -19,14 +19,14 @@ from strategies.replica.deferred import component_of, is_remote
 
 
 def unrecorded() -> contextlib.AbstractContextManager[None]:
-    """Inside, no tape records what is computed."""
+    """Context manager: no tape records the computations of the block."""
     context: contextlib.AbstractContextManager[None] = gradient_record.stop_recording()
     return context
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
-    """Inside, tapes record again, in a place that is inside of :func:`unrecorded`."""
+    """Context manager: tapes record again, inside a block of :func:`unrecorded`."""
     was_stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
     pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
     try:
@@ -39,16 +39,16 @@ def recorded() -> Iterator[None]:
 def refuse_gradients(
     tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[Any], message: str
 ) -> list[Any]:
-    """Returns tensors with the values of ``tensors``, computed inside of :func:`unrecorded`.
+    """Returns tensors with the values of ``tensors``, which refuse to be differentiated.
 
-    Where a gradient of them is taken, with respect to what depends on one of the inputs or variables, a
-    ``ValueError`` with the message is raised.
+    A ``ValueError`` with the message is raised where their gradient is taken with respect to one of the inputs or
+    variables, or to anything that an input depends on.
 
     Args:
-        tensors: those without floating-point numbers are returned as they are.
+        tensors: computed inside :func:`unrecorded`; those that are not floating-point are returned unchanged.
         inputs: tensors that they depend on, or None.
-        variables: Keras' variables that they depend on, in whatever process.
-        message: of the error.
+        variables: the Keras variables that they depend on, on any process.
+        message: the message of the error.
     """
     floating = [i for i, each in enumerate(tensors) if each.dtype.is_floating]
     if not floating or (tf.executing_eagerly() and not gradient_record.could_possibly_record()):
@@ -64,7 +64,7 @@ def refuse_gradients(
 def _refused(tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[Any], message: str) -> list[Any]:
     components = [component_of(variable) for variable in variables]
     for component in components:
-        # As if it had been read here: other processes hold some of them.
+        # Reported to the tape as if read here, since other processes own some of them.
         gradient_tape.variable_accessed(component)
     made = [tf.identity(each) for each in tensors]
     sources = [*tensors, *inputs, *(component.handle for component in components)]
@@ -75,7 +75,7 @@ def _refused(tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[
 def _refused_in_graph(
     tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[Any], message: str
 ) -> list[Any]:
-    """As `_refused`, also for whoever differentiates the graph later: it depends on all variables, by no numbers."""
+    """Like `_refused`, also for later differentiation of the graph: the op depends on all sources, by empty tensors."""
 
     def refused(function: Callable[..., Any]) -> Callable[..., Any]:
         return tf.custom_gradient(lambda *given: (function(*given), _raising(message)))

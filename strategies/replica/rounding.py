@@ -1,9 +1,9 @@
-"""Gradients that are rounded to a smaller dtype where they are computed: they are summed first, and rounded then.
+"""Gradients that are rounded to a smaller dtype where they are computed: they are summed first, and rounded afterwards.
 
 A float8 layer computes its bias in bfloat16, so that the gradient of the bias, a sum over rows, is rounded to bfloat16
-at the end of the backward pass. One device rounds the sum over the batch. Here that is the sum over replicas and
-micro-batches, of which each would round its own term. So a term is taken as it was before it was rounded, and remembers
-to what its sum is to be rounded.
+at the end of the backward pass. One device rounds the sum over the batch. Here this is a sum over replicas and
+micro-batches, each of which would round its own term. So a term is taken as it was before rounding, and records the
+dtype to which its sum is to be rounded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _ROUNDED = "_keras_strategies_rounded_to"
 
 
 def unrounded(gradient: Any, variable: Any, dependence: RowDependence) -> Any:
-    """Returns a gradient as it was before it was rounded; as it is if it was not, or if that is not known.
+    """Returns a gradient as it was before rounding; unchanged if it was not rounded, or if that is not known.
 
-    The variable remembers it, too: functions return other tensors than those that are made in them.
+    The variable records the dtype, too, since functions return other tensors than those made in them.
 
     Args:
         gradient: a tensor, slices or None.
-        variable: of which it is the gradient.
-        dependence: tells how the gradient was made.
+        variable: the variable that it is the gradient of.
+        dependence: knows the ops that made the gradient.
     """
     found, dtype = _before(gradient, dependence)
     owner = _value_of(variable)
@@ -36,7 +36,7 @@ def unrounded(gradient: Any, variable: Any, dependence: RowDependence) -> Any:
 
 
 def as_unrounded(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Returns terms of gradients, which functions made, with what their variables remember of them."""
+    """Returns terms of gradients, which functions made, marked with the dtypes that their variables recorded."""
     return [
         _marked(gradient, getattr(_value_of(variable), "__dict__", {}).get(_ROUNDED))
         for gradient, variable in zip(gradients, variables, strict=True)
@@ -44,12 +44,12 @@ def as_unrounded(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any
 
 
 def rounding_of(term: Any) -> tf.DType | None:
-    """Returns the dtype to which the sum of a term of a gradient is to be rounded; None if it is not."""
+    """Returns the dtype to which the sum of a gradient's terms is to be rounded; None if it is not to be rounded."""
     return getattr(term, _ROUNDED, None)
 
 
 def rounded(total: Any, dtype: tf.DType | None) -> Any:
-    """Returns a sum of terms, rounded on its device as on one device; None as it is."""
+    """Returns a sum of terms, rounded to `dtype` on its own device; unchanged if either is None."""
     if total is None or dtype is None:
         return total
     with tf.device(total.device):
@@ -81,6 +81,6 @@ def _marked(gradient: Any, dtype: tf.DType | None) -> Any:
 
 
 def _value_of(variable: Any) -> Any:
-    """Returns TensorFlow's variable of a Keras variable; any other as it is."""
+    """Returns the TensorFlow variable of a Keras variable; any other variable unchanged."""
     value = getattr(variable, "__dict__", {}).get("_value")
     return variable if value is None else value

@@ -1,7 +1,8 @@
-"""Rows that the replicas of several processes have for each other: one all-to-all between the processes.
+"""Rows that the replicas of several processes send to each other in one all-to-all between the processes.
 
-What a process has for another is one block: the parts of all of its replicas for all of those there, side by side, by
-source, then by target. Blocks are padded to the longest. What replicas of one process have for each other stays there.
+A process sends each other process one block: the parts of all its own replicas for all replicas of the other,
+concatenated by source, then by target. Blocks are padded to the longest. Rows between replicas of one process are not
+sent.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from strategies.collectives.process_group import ProcessGroup
 def swapped_between(
     processes: ProcessGroup, parts: Sequence[Sequence[tf.Tensor]], sizes: tf.Tensor
 ) -> list[list[tf.Tensor]]:
-    """Returns for each local replica what each replica of the group has for it. All processes of the group call it.
+    """Returns, for each local replica, the part from each replica of the group. All processes of the group call it.
 
     Args:
-        processes: those of the group, with as many replicas each.
-        parts: for each local replica its part ``[rows, ...]`` for each replica of the group.
-        sizes: ``[replicas, replicas]``, int32: the rows from each to each, the same on all processes.
+        processes: the processes of the group, with the same number of replicas each.
+        parts: for each local replica, its part ``[rows, ...]`` for each replica of the group.
+        sizes: ``[replicas, replicas]``, int32: the number of rows from each to each, the same on all processes.
     """
     num_local, num_processes = len(parts), processes.num_processes
     own = [range(process * num_local, (process + 1) * num_local) for process in range(num_processes)]
     here = own[processes.rank]
     blocks = tf.reduce_sum(tf.reshape(sizes, [num_processes, num_local, num_processes, num_local]), [1, 3])
     between = blocks * (1 - tf.eye(num_processes, dtype=blocks.dtype))
-    # A row more than none: not all implementations carry a message without elements.
+    # At least one row, since not all implementations can send a message without elements.
     longest = tf.maximum(tf.reduce_max(between), 1)
     sent = []
     for process, targets in enumerate(own):

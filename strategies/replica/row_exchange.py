@@ -1,10 +1,10 @@
-"""Rows of weights on several replicas, each of which computes with its own: experts, and rows of tables.
+"""Weights whose rows are sharded over replicas, each of which computes with its own rows: experts, and rows of tables.
 
-Replicas of a group have rows of the batch of their own, as along "data", and some of the rows of a weight. What a
-replica has for a row of the weight, such as a token for its expert, goes to the replica that has the row, which
-computes; what it makes goes back. Both ways are an all-to-all, whose gradient is the way back.
+The replicas of a group have their own rows of the batch, as along "data", and own some of the rows of a weight. An
+input for a row of the weight, such as a token for its expert, is sent to the replica that owns the row. That replica
+computes, and sends the result back. Each direction is an all-to-all, whose gradient is the other direction.
 
-Within a process the parts are as long as they are. Between processes they are padded (see `row_blocks`).
+Within a process the parts are sent as they are. Between processes they are padded (see `row_blocks`).
 
 Source: Lepikhin et al., arXiv:2006.16668; experts in groups of the data axis: Rajbhandari et al., arXiv:2201.05596.
 """
@@ -26,21 +26,21 @@ from strategies.replica.deferred import in_shapes_only
 from strategies.replica.row_blocks import swapped_between
 from strategies.topology.sharding import ShardingGroups
 
-#: Computes with the experts that a replica has: takes tokens sorted by expert, and the number of those of each.
+#: Computes with the experts that a replica owns: takes tokens sorted by expert, and the number of tokens of each.
 Compute = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-#: For each local replica of a group some tensors, as many for each.
+#: Tensors of each local replica of a group, the same number for each.
 _OfReplicas = Sequence[Sequence[tf.Tensor]]
 
-#: The axis along which rows of new weights lie.
+#: The axis over which the rows of new weights are sharded.
 _making: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_sharded_rows", default=None)
 
 
 @contextlib.contextmanager
 def sharded_rows(axis: Literal["data", "expert"]) -> Iterator[None]:
-    """Inside, weights are made whose rows, along their first dimension, lie on the replicas along an axis.
+    """Context manager: the rows (first dimension) of new weights are sharded over the replicas along an axis.
 
-    Where there is no :class:`RowExchange` along it, they are weights like others.
+    Without a :class:`RowExchange` along the axis, the weights are ordinary ones.
     """
     token = _making.set(axis)
     try:
@@ -50,26 +50,26 @@ def sharded_rows(axis: Literal["data", "expert"]) -> Iterator[None]:
 
 
 def makes_sharded_rows(groups: ShardingGroups) -> bool:
-    """True inside of :func:`sharded_rows` along an axis of which these groups are."""
+    """True inside :func:`sharded_rows` along "data", or along "expert" if these groups are along that axis."""
     return _making.get() == "data" or (_making.get() == "expert" and groups.of_experts)
 
 
 class RowExchange:
-    """The groups of replicas that have rows of weights, as layers see them.
+    """The groups of replicas over which rows of weights are sharded, as layers see them.
 
     Args:
-        groups: of replicas, each of which has all rows.
-        devices: full names, one for each local replica.
-        processes: joins those of a group, of as many replicas each; None if a group is inside of one process.
+        groups: the groups of replicas; the replicas of each group own all rows together.
+        devices: full device names, one for each local replica.
+        processes: the processes of a group, with the same number of replicas each; None if a group is in one process.
     """
 
     def __init__(self, groups: ShardingGroups, devices: Sequence[str], processes: ProcessGroup | None) -> None:
         self._groups = groups
         self._devices = tuple(devices)
         self._processes = processes
-        #: The number of replicas of a group.
+        #: The number of replicas in a group.
         self.size = groups.size
-        #: True if they are those along "expert".
+        #: True if the groups are those along "expert".
         self.is_of_experts = groups.of_experts
 
     def is_in_replica(self) -> bool:
@@ -77,51 +77,51 @@ class RowExchange:
         return shares.current() is not None
 
     def has_rows_of(self, variables: Sequence[Any]) -> bool:
-        """True in a replica that has some rows of each of these Keras variables, and not all."""
+        """True in a replica that owns only some of the rows of each of these Keras variables."""
         values = [tf_variable_of(variable) for variable in variables]
         return self.is_in_replica() and all(getattr(value, "has_own_rows", False) for value in values)
 
     def own(self, variable: Any) -> tf.Tensor:
-        """Returns the rows of a weight that the running replica has: ``[rows, ...] -> [rows / size, ...]``.
+        """Returns the rows of a weight that the running replica owns: ``[rows, ...] -> [rows / size, ...]``.
 
         Args:
-            variable: of Keras, made inside of :func:`sharded_rows`.
+            variable: a Keras variable made inside :func:`sharded_rows`.
         """
         return tf.convert_to_tensor(self.part(variable))
 
     def part(self, variable: Any) -> tf.Variable:
-        """Returns the variable of TensorFlow with the rows of a weight that the running replica has."""
+        """Returns the TensorFlow variable with the rows of a weight that the running replica owns."""
         return tf_variable_of(variable).values[get_current_replica_id_as_int() or 0]
 
     @property
     def position(self) -> int:
-        """The position of the running replica in its group, in which order they have the rows."""
+        """The position of the running replica in its group; rows are assigned in this order."""
         share = shares.current()
         if share is None:
             raise RuntimeError("No replica is running.")
         return share.replica_id % self.size
 
     def computed(self, tokens: tf.Tensor, counts: tf.Tensor, compute: Compute) -> tf.Tensor:
-        """Returns what experts make of tokens, wherever they are. All replicas call it.
+        """Returns the experts' outputs for tokens, whichever replicas own the experts. All replicas call it.
 
         Args:
-            tokens: ``[tokens, features]``, of this replica, sorted by expert.
-            counts: ``[experts]``, int32: the tokens of each expert.
+            tokens: ``[tokens, features]``: this replica's tokens, sorted by expert.
+            counts: ``[experts]``, int32: the number of tokens of each expert.
             compute: ``[tokens, features], [experts / size] -> [tokens, new features]``, with the experts that this
-                replica has.
+                replica owns.
 
         Returns:
             ``[tokens, new features]``, in the order of ``tokens``.
 
         Raises:
-            ValueError: called in a function that is traced inside of a step, where replicas cannot meet.
+            ValueError: called in a function that is traced inside a step, where replicas cannot run collectives.
         """
         own_counts = tf.reshape(counts, [self.size, -1])
         if in_shapes_only():
             return compute(tokens, tf.reduce_sum(own_counts, 0))
         route = self.route(own_counts)
         there = route.swapped(route.parts(tokens))
-        # By source, then by expert: in the order of experts each has its tokens side by side.
+        # Tokens arrive by source, then by expert. Sorted by expert, the tokens of each expert are contiguous.
         experts = tf.repeat(tf.tile(tf.range(tf.shape(own_counts)[1]), [self.size]), tf.reshape(route.counts, [-1]))
         order = tf.argsort(experts, stable=True)
         made = compute(permuted(tf.concat(there, 0), order), tf.reduce_sum(route.counts, 0))
@@ -130,13 +130,13 @@ class RowExchange:
         return like_in_rows(tokens, tf.concat(back.swapped(back.parts(made)), 0))
 
     def route(self, own_counts: tf.Tensor) -> Route:
-        """Returns how many rows go from where to where. All replicas of the group call it.
+        """Returns the numbers of rows that replicas send to each other. All replicas of the group call it.
 
         Args:
-            own_counts: ``[size, kinds]``, int32: what this replica has for each, by kinds.
+            own_counts: ``[size, kinds]``, int32: the numbers of rows that this replica has for each replica, by kind.
 
         Raises:
-            ValueError: called in a function that is traced inside of a step, where replicas cannot meet.
+            ValueError: called in a function that is traced inside a step, where replicas cannot run collectives.
         """
         share = shares.current()
         if share is not None and share.in_inner_function:
@@ -152,13 +152,13 @@ class RowExchange:
             every = counts if processes is None else processes.gather(counts, equal_sizes=True)
             return [[every]] * len(own)
 
-        # From each replica of the group to each.
+        # Counts from each replica of the group to each.
         [counts] = self._meet(gathered, [own_counts])
         counts = tf.reshape(counts, [self.size, self.size, -1])
         return Route(self._swap, tf.reduce_sum(counts, 2), counts[:, self.position], self.position)
 
     def _swap(self, parts: Sequence[tf.Tensor], sizes: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what each replica of the group has for this one; takes its own parts, and the sizes of all."""
+        """Returns the parts from each replica of the group; takes this replica's parts, and the sizes of all."""
         processes = self._processes
         if processes is None:
             return self._meet(lambda own: list(map(list, zip(*own, strict=True))), parts)
@@ -166,7 +166,7 @@ class RowExchange:
         return self._meet(lambda own: swapped_between(processes, [own for *own, _ in own], own[0][-1]), [*parts, sizes])
 
     def _meet(self, function: Callable[[_OfReplicas], _OfReplicas], own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns what a function makes for this replica of what all local replicas of its group have."""
+        """Calls a function on the tensors of all local replicas of a group; returns its results for this replica."""
         if len(self._devices) == 1:
             return list(function([own])[0])
 
@@ -185,13 +185,13 @@ class RowExchange:
 
 
 class Route:
-    """The numbers of rows that the replicas of a group send to each other, as one of them sees it.
+    """The numbers of rows that the replicas of a group send to each other, as one of them sees them.
 
     Args:
-        swap: takes a tensor for each, and the sizes of all, and returns the tensors from each.
-        sizes: ``[size, size]``: the rows from each replica to each.
-        counts: of the rows that this one gets, by source and by expert.
-        position: of this one.
+        swap: takes a tensor for each replica, and the sizes of all; returns the tensors from each.
+        sizes: ``[size, size]``: the number of rows from each replica to each.
+        counts: the numbers of rows that this replica receives, by source and by expert.
+        position: the position of this replica.
     """
 
     def __init__(
@@ -207,15 +207,15 @@ class Route:
         self.counts = counts
 
     def parts(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns rows, which lie in the order of where they go, as a tensor for each."""
+        """Splits rows, which are sorted by target, into one tensor for each target."""
         return list(tf.split(rows, self._sizes[self._position]))
 
     def back(self) -> Route:
-        """Returns the way back."""
+        """Returns the route in the opposite direction."""
         return Route(self._swap, tf.transpose(self._sizes), self.counts, self._position)
 
     def swapped(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the parts for this replica, one from each. Gradient: the way back."""
+        """Returns the parts for this replica, one from each. The gradient goes in the opposite direction."""
 
         @tf.custom_gradient
         def swap(*own: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
@@ -227,12 +227,12 @@ class Route:
         return list(swap(*parts))
 
     def exchanged(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As :meth:`swapped`, without a gradient, of any dtype."""
+        """Does the same as :meth:`swapped`, for any dtype and without a gradient."""
         return self._swap(parts, self._sizes)
 
 
 def permuted(value: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of a tensor in another order, each once. Its gradient is a permutation, too, and not slices."""
+    """Returns the rows of a tensor in another order, each once. Its gradient is a permutation, not IndexedSlices."""
 
     @tf.custom_gradient
     def permute(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], tf.Tensor]]:
@@ -246,11 +246,11 @@ def permuted(value: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
 
 
 def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
-    """Returns what joins the replicas along an axis where each computes with rows of weights of its own.
+    """Returns the exchange between the replicas along an axis that compute with their own rows of weights.
 
     Args:
-        axis: "expert": None if the present strategy's mesh has no such axis. "data": the replicas that share the
-            optimizer, which are those along "expert" if there are some; None if each has all of it.
+        axis: "expert": None if the current strategy's mesh has no such axis. "data": the replicas that share the
+            optimizer, which are those along "expert" if that axis exists; None if each replica has all of it.
 
     Example, in `build` of a layer of experts, and in its `call` with tokens that are sorted by expert:
 
@@ -267,12 +267,12 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
 
 
 def lie_on_replicas(variables: Iterable[Any]) -> bool:
-    """True if replicas have rows of their own of some of these Keras variables, for which they meet as they compute."""
+    """True if the rows of some of these Keras variables are sharded over replicas, so that using them is collective."""
     return any(getattr(tf_variable_of(each), "has_own_rows", False) for each in variables)
 
 
 def tf_variable_of(variable: Any) -> Any:
-    """Returns TensorFlow's variable of one of Keras, which casts, and so reads, it in a layer of mixed precision."""
+    """Returns the TensorFlow variable of a Keras variable, whose ``value`` is read and cast under mixed precision."""
     return getattr(variable, "_value", None)
 
 

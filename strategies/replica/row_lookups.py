@@ -1,7 +1,7 @@
-"""Rows of a table that lies on several replicas: indices go to the replicas that have them, rows come back.
+"""Looks up rows of a table that is sharded over replicas: indices go to the replicas that own them, rows come back.
 
-An index that a replica looks up several times is sent once, and so is its row. Gradients go back one for each lookup:
-plain Keras' optimizers look at each slice of a sparse gradient by itself (see `replica.slices`).
+An index that a replica looks up several times is sent once, and so is its row. Gradients are sent once for each lookup,
+since plain Keras' optimizers process each slice of a sparse gradient by itself (see `replica.slices`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
     """Returns rows of a table: ``[n] -> [n, columns]``. All replicas of a group call it, each with its own indices.
 
     Args:
-        exchange: along "data".
-        variable: of Keras, of shape ``[rows, columns]``, made inside of `sharded_rows`.
-        indices: int32, of rows of the whole table.
+        exchange: the exchange along "data".
+        variable: a Keras variable of shape ``[rows, columns]``, made inside `sharded_rows`.
+        indices: int32, row numbers of the whole table.
     """
     distributed = tf_variable_of(variable)
     part = exchange.part(variable)
@@ -32,13 +32,13 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
     begin = distributed.bounds[exchange.position][0] // columns
 
     def sent_to(ids: tf.Tensor) -> tuple[Route, tf.Tensor]:
-        """Returns the way of indices to those that have their rows, and the order in which they are sent."""
+        """Returns the route of indices to the owners of their rows, and the order in which they are sent."""
         owners = tf.searchsorted(ends, ids, side="right")
         counts = tf.math.bincount(owners, minlength=exchange.size, maxlength=exchange.size)
         return exchange.route(counts[:, tf.newaxis]), tf.argsort(owners, stable=True)
 
     def asked_for(route: Route, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of this replica's part of the table that all replicas look up."""
+        """Returns the row numbers, in this replica's part of the table, that all replicas look up."""
         asked = route.exchanged(route.parts(ids[:, tf.newaxis]))
         return tf.concat(asked, 0)[:, 0] - begin
 
@@ -46,7 +46,7 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
         found = tf.raw_ops.ResourceGather(resource=handle, indices=rows, dtype=distributed.dtype)
         return tf.ensure_shape(found, [None, columns])
 
-    # Of the variable's handle, not of its value: behind a sparse update, reading a variable is copying it.
+    # Takes the variable's handle, not its value: after a sparse update, reading a variable copies it.
     @tf.custom_gradient
     def lookup(handle: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], tf.IndexedSlices]]:
         if in_shapes_only():
@@ -69,6 +69,6 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
 
         return found, gradient
 
-    # As each of a variable's own methods does for the tapes that are recording.
+    # Reports the access to recording tapes, as a variable's own methods do.
     gradient_tape.variable_accessed(part)
     return like_in_rows(indices, lookup(part.handle))

@@ -1,4 +1,4 @@
-"""Some rows of a variable, as a variable of its own: what an optimizer updates by a sparse gradient."""
+"""Some rows of a variable, as a variable that an optimizer updates by a sparse gradient."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class RowView:
     """Rows of a variable: reads gather them, writes scatter them, and the other rows are neither read nor written.
 
     Args:
-        variable: of TensorFlow, of rows, on one device.
-        rows: int, ``[n]``, each of which is there once.
-        unique_id: by which Keras' optimizers know the variable.
+        variable: a TensorFlow variable that has rows, on one device.
+        rows: int, ``[n]``, without duplicates.
+        unique_id: the id by which Keras' optimizers know the variable.
     """
 
     def __init__(self, variable: Any, rows: tf.Tensor, unique_id: str = "") -> None:
@@ -26,7 +26,7 @@ class RowView:
 
     @property
     def value(self) -> RowView:
-        """Itself: what an optimizer takes for the variable behind Keras'."""
+        """Returns self: optimizers unwrap ``keras.Variable.value``."""
         return self
 
     def read_value(self) -> tf.Tensor:
@@ -47,15 +47,15 @@ class RowView:
         self._scatter("sub", value)
 
     def scatter_update(self, slices: tf.IndexedSlices) -> None:
-        """Sets those of the rows that slices are of."""
+        """Sets the rows that the slices' indices select."""
         self._scatter("update", slices.values, slices.indices)
 
     def scatter_add(self, slices: tf.IndexedSlices) -> None:
-        """Adds slices, of which there may be several of one row."""
+        """Adds slices; several may belong to one row."""
         self._scatter("add", slices.values, slices.indices)
 
     def scatter_sub(self, slices: tf.IndexedSlices) -> None:
-        """Subtracts slices, of which there may be several of one row."""
+        """Subtracts slices; several may belong to one row."""
         self._scatter("sub", slices.values, slices.indices)
 
     def _scatter(self, how: str, values: Any, places: tf.Tensor | None = None) -> None:

@@ -1,18 +1,18 @@
 """Gradients of tables in which rows are looked up: one slice for each index that was looked up.
 
-Keras' optimizers look at each slice by itself: Adam squares them one by one, though two may be of one row of the table.
-So it matters how many there are. One device has one slice for each index:
+Keras' optimizers process each slice by itself: Adam squares them one by one, though two may belong to the same row of
+the table. So the number of slices matters. One device has one slice for each index:
 
-* an index that comes from the rows of the batch is looked up by one replica, which has its slice: those of all replicas
-  stand side by side;
+* an index that comes from the rows of the batch is looked up by one replica, which has its slice: the slices of all
+  replicas are concatenated;
 * an index that does not, such as a position in a sequence, is looked up by all replicas, each of which has its part of
   the one slice: these are added;
 * an index that comes out of a ``Unique``, as in a product with a sparse matrix, has one slice on one device however
   many rows have it: the slices of all replicas are added by index.
 
-Each lookup has its own slices, also where several are of one table. The gradient of a table that is used in other ways
-as well, such as a tied output, is a tensor, and is added as such. All this holds for the micro-batches of a batch as it
-does for replicas.
+Each lookup has its own slices, even where several look up the same table. The gradient of a table that is used in other
+ways as well, such as a tied output, is a tensor, and is added as such. All this holds for the micro-batches of a batch
+as it does for replicas.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from strategies.collectives.fixed_order import sum_in_order
 
 @dataclass(frozen=True)
 class Lookups:
-    """The slices of one replica, or micro-batch, by lookups.
+    """The slices of one replica, or micro-batch, by lookup.
 
     Attributes:
-        shared: of indices that do not depend on its rows, for each lookup of such.
-        own: of all other indices.
-        unique: of indices that its rows have, each once, for each lookup of such.
+        shared: the slices of each lookup whose indices do not depend on the rows.
+        own: the slices of all other lookups.
+        unique: the slices of each lookup whose indices come from the rows, each index once.
     """
 
     shared: tuple[tf.IndexedSlices, ...]
@@ -45,10 +45,10 @@ class Lookups:
 
     @classmethod
     def of(cls, slices: tf.IndexedSlices, dependence: RowDependence) -> Lookups:
-        """Takes a gradient apart.
+        """Splits a gradient into the slices of its lookups.
 
         Raises:
-            ValueError: a function was traced whose lookups have sizes that are not known then.
+            ValueError: several lookups have sizes that are not known when the function is traced.
         """
         parts = dependence.parts(slices.indices)
         if all(kind not in (Kind.SAME, Kind.DISTINCT) for kind, _ in parts):
@@ -64,7 +64,7 @@ class Lookups:
         return cls(tuple(found[Kind.SAME]), tuple(found[Kind.ROWS]), tuple(found[Kind.DISTINCT]))
 
     def joined(self) -> tf.IndexedSlices:
-        """Returns all slices, in one order whatever the parts."""
+        """Returns all slices: the shared ones, then the others, then the unique ones."""
         return side_by_side([*self.shared, *self.own, *self.unique])
 
 
@@ -83,7 +83,7 @@ def _sizes(parts: Sequence[tuple[Kind, Any]], indices: tf.Tensor) -> list[Any]:
 
 
 def side_by_side(all_slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Returns all slices, one after the other."""
+    """Returns all slices, concatenated."""
     if len(all_slices) == 1:
         return all_slices[0]
     values, indices = (tf.concat(each, 0) for each in zip(*((s.values, s.indices) for s in all_slices), strict=True))
@@ -91,16 +91,16 @@ def side_by_side(all_slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 
 def summed_by_index(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns one slice for each index, in the order in which the indices are first met: as ``tf.unique`` has them."""
+    """Returns one slice for each index, in the order of first occurrence, as in ``tf.unique``."""
     indices, positions = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, positions, tf.shape(indices)[0])
     return tf.IndexedSlices(values, mark(indices, Kind.DISTINCT), slices.dense_shape)
 
 
 def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:
-    """Returns the sum of a gradient of earlier micro-batches and that of one more, which the same program has made.
+    """Returns the sum of a gradient of earlier micro-batches and that of one more, which the same program made.
 
-    Tensors, slices, or None for nothing.
+    Each is a tensor, slices, or None if there is no gradient.
     """
     if total is None or gradient is None:
         return gradient if total is None else total
@@ -110,7 +110,7 @@ def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:
 
 
 def of_batch(parts: Sequence[Lookups]) -> Lookups:
-    """Returns the slices of a batch, given those of its parts: the same program has made all of them."""
+    """Returns the slices of a batch, given those of its parts, all of which the same program made."""
     shared = [
         tf.IndexedSlices(sum_in_order(each.values for each in alike), alike[0].indices, alike[0].dense_shape)
         for alike in zip(*(part.shared for part in parts), strict=True)

@@ -1,7 +1,7 @@
 """One weight of a layer, cut into shards that are variables of their own, each in its part of the replica.
 
-Optimizers and gradients see the shards. What looks at a model from outside, arrays of weights and files, sees the
-whole weight: the first shard stands for it in a list of variables, the others stand for nothing.
+Optimizers and gradients see the shards. Arrays of weights and files see the whole weight: in a list of variables, it
+takes the place of its first shard, and the other shards are left out.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _ATTRIBUTE = "_keras_strategies_weight"
 class SplitWeight:
     """A weight whose shards are variables.
 
-    It can be read, assigned and computed with like a variable. All of it goes through the whole value, on the host or
-    where the caller is: layers compute with the shards, and so do optimizers, if they look at each number by itself.
-    Those that do not, which scale by norms for instance, are given weights of this class in place of variables.
+    It can be read, assigned and computed with like a variable. All of these use the whole value, on the host or on the
+    caller's device. Layers compute with the shards, and so do optimizers that treat each element by itself. Other
+    optimizers, such as those that scale by norms, are given weights of this class in place of variables.
 
-    Where shards belong to several processes, reading it is a collective, which all of them call; to assign, each takes
-    its part of the value.
+    Where shards belong to several processes, reading the weight is a collective, which all of them call; in an
+    assignment, each process takes its part of the value.
 
     Args:
         name: the weight's name in its layer.
-        shape: of the whole weight.
-        dim: along which it is cut; counts from the end if negative.
-        sizes: of the shards along `dim`.
-        between: joins the processes to which shards belong; None if there is one.
+        shape: the shape of the whole weight.
+        dim: the dimension along which it is split; counts from the end if negative.
+        sizes: the sizes of the shards along `dim`.
+        between: the mappings between the processes that own shards; None if one process owns all.
     """
 
     def __init__(
         self, name: str, shape: Sequence[int], dim: int, sizes: Sequence[int], between: AxisMappings | None = None
     ) -> None:
         self.name = name
-        # An optimizer that asks for the name in an update is given another one for the time.
+        # A copy, since `name` is replaced for the time of an optimizer's update.
         self._name_in_path = name
-        #: By which Keras' optimizers know a variable.
+        #: The id by which Keras' optimizers know a variable.
         self._unique_id = f"{name}_{id(self)}"
         self.between = between
         self.shape = tuple(shape)
@@ -56,21 +56,21 @@ class SplitWeight:
         self.sizes = tuple(sizes)
         #: Keras variables, in order along `dim`.
         self.shards: list[Any] = []
-        #: Given a constraint or regularizer of the whole weight and its kind, returns one for each shard; set by who
-        #: makes the shards.
+        #: Takes "constraint" or "regularizer", and that of the whole weight; returns one for each shard. It is set by
+        #: the code that makes the shards.
         self.parts_of_penalty: Callable[[str, Any], Sequence[Any]] | None = None
         self._penalties: dict[str, Any] = {"constraint": None, "regularizer": None}
         #: True if Keras casts the weight to the compute dtype where its layer uses it. Shards are cast by the layer.
         self._autocast = True
-        #: The variable whose elements the shards are, if it is one; None of a slot.
+        #: The variable whose elements the shards hold, if there is one; None for a slot.
         self.variable: Any = None
-        #: True if that is a shard of another weight, or this a slot of such a one.
+        #: True if `variable` is itself a shard of another weight, or if this is a slot of such a shard.
         self.is_inner = False
 
     def add(self, shard: Any) -> None:
-        """Takes the next shard: a Keras variable of the weight's shape, but of its own size along `dim`.
+        """Appends the next shard: a Keras variable of the weight's shape, but with its own size along `dim`.
 
-        Of a slot whose shards are dealt out among devices, a weight of such variables.
+        For a slot whose shards are partitioned over devices, the shard is itself a weight made of such variables.
         """
         if len(self.sizes) > 1 or self.is_inner:
             setattr(shard, _ATTRIBUTE, weakref.ref(self))
@@ -83,16 +83,16 @@ class SplitWeight:
     def initializers_of_shards(
         self, initializer: Callable[..., Any], owned: Collection[int] | None = None
     ) -> list[Callable[..., tf.Tensor]]:
-        """Returns an initializer for each shard: together they make what `initializer` makes of the whole weight.
+        """Returns an initializer for each shard; together they make the value of `initializer` for the whole weight.
 
-        That is drawn once, on the host, and dropped when the `owned` shards, all if None, have had their parts.
+        The whole is drawn once, on the host, and freed when the `owned` shards, all if None, have taken their parts.
         """
         drawn: list[tf.Tensor] = []
         missing: set[int] = set()
 
         def of_shard(index: int) -> Callable[..., tf.Tensor]:
             def draw(shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
-                # Eagerly, wherever the layer is built: a graph would hold the weight for good.
+                # Drawn eagerly even if the layer is built in a graph, which would hold the weight for good.
                 with tf.init_scope(), tf.device("CPU:0"):
                     if not drawn:
                         drawn.append(tf.convert_to_tensor(initializer(self.shape, dtype=dtype), dtype))
@@ -109,17 +109,17 @@ class SplitWeight:
 
     @property
     def dtype(self) -> str:
-        """Of the variables, as Keras names it."""
+        """The dtype of the variables, as Keras names it."""
         return str(self.shards[0].dtype)
 
     @property
     def value(self) -> SplitWeight:
-        """Itself: what an optimizer takes for the variable behind Keras'."""
+        """Returns self: optimizers unwrap ``keras.Variable.value``."""
         return self
 
     @property
     def path(self) -> str:
-        """That on one device: the first shard's, without the shard's number."""
+        """The path that the weight has on one device: the first shard's path without the shard's number."""
         path = str(self.shards[0].path)
         is_numbered = path.rpartition("/")[2] == f"{self._name_in_path}_0"
         return path.removesuffix("_0") if is_numbered else path
@@ -186,7 +186,7 @@ class SplitWeight:
                 setattr(shard, kind, own)
 
     def part_of(self, value: Any, index: int) -> Any:
-        """Returns what shard `index` holds of ``value``, which has the weight's shape."""
+        """Returns shard `index` of ``value``, which has the weight's shape."""
         bounds = [0, *itertools.accumulate(self.sizes)]
         where = [slice(0, size) for size in self.shape]
         where[self.dim] = slice(bounds[index], bounds[index + 1])
@@ -194,7 +194,7 @@ class SplitWeight:
             return value.part(tuple(where))
         part = value[tuple(where)]
         if self.dim == 0 and tf.is_tensor(part) and tf.executing_eagerly():
-            # Rows are a view, which would hold all of the value for as long as a shard has them.
+            # A slice of rows is a view, which would keep all of the value alive for as long as the shard.
             return tf.raw_ops.DeepCopy(x=part)
         return part
 
@@ -208,7 +208,7 @@ class SplitWeight:
             value = np.asarray(value)
         if tuple(value.shape) != self.shape:
             raise ValueError(f"The weight {self.name!r} has shape {self.shape}. Received: a value of {value.shape}.")
-        # One process that drives the others sets their shards, too.
+        # A process that drives the others sets their shards, too.
         for index, shard in enumerate(self.shards) if current_driver() is not None else self._owned():
             shard.assign(self.part_of(value, index))
 
@@ -229,7 +229,7 @@ class SplitWeight:
             shard.assign_sub(self.part_of(value, index))
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole weight; where processes hold its shards, all of them call it."""
+        """Returns the whole weight; if several processes own its shards, all of them call it."""
         whole = np.empty(self.shape, tf.as_dtype(self.dtype).as_numpy_dtype)
         for index, shard in enumerate(self.shards):
             self.part_of(whole, index)[...] = value_of(shard)
@@ -250,7 +250,7 @@ class SplitWeight:
         return whole if dtype is None else tf.cast(whole, dtype)
 
     def _owned(self) -> list[tuple[int, Any]]:
-        """Number and variable of the shards that this process holds; of all, if it holds none."""
+        """Returns the number and variable of each shard that this process owns; of all shards if it owns none."""
         every = list(enumerate(self.shards))
         return [(index, shard) for index, shard in every if not is_remote(shard)] or every
 
@@ -274,7 +274,7 @@ class SplitWeight:
 
 
 def weight_of(variable: Any) -> SplitWeight | None:
-    """The weight of which ``variable`` is a shard; None if it is whole."""
+    """Returns the weight of which ``variable`` is a shard; None if it is whole."""
     reference = getattr(variable, _ATTRIBUTE, None)
     return None if reference is None else reference()
 
@@ -298,7 +298,7 @@ def check_frozen(variables: Iterable[Any]) -> None:
 
 
 def whole_of(variable: Any) -> SplitWeight | None:
-    """The whole weight, as a model has it, of which ``variable`` is a shard, or a shard of one; None if it is whole."""
+    """Returns the model's weight that a shard (or a shard of a shard) belongs to; None if ``variable`` is whole."""
     weight = weight_of(variable)
     if weight is None:
         return sharded_weight(variable)
@@ -306,18 +306,22 @@ def whole_of(variable: Any) -> SplitWeight | None:
 
 
 def sharded_weight(variable: Any) -> SplitWeight | None:
-    """The shards over the devices of the data axis of a variable, of Keras or TensorFlow; None if it is in none."""
+    """Returns the weight made of a variable's shards over the data axis; None if it is not sharded over it.
+
+    Args:
+        variable: a Keras or TensorFlow variable.
+    """
     value = vars(variable).get("_value")
     found: SplitWeight | None = vars(variable if value is None else value).get(SHARDED)
     return found
 
 
 def joined(variables: Sequence[Any], *, only_split: bool = False) -> list[Any]:
-    """Returns ``variables`` with each weight's shards replaced by the weight, where the first of them stood.
+    """Returns ``variables`` with the shards of each weight replaced by the weight, in the place of the first shard.
 
     Args:
-        variables: of Keras.
-        only_split: leave variables alone of which replicas hold a shard each, but which a layer has as one.
+        variables: Keras variables.
+        only_split: do not replace variables that are sharded over replicas, but are one variable in their layer.
     """
     result: list[Any] = []
     seen: set[int] = set()
@@ -332,19 +336,19 @@ def joined(variables: Sequence[Any], *, only_split: bool = False) -> list[Any]:
 
 
 def value_of(variable: Any) -> np.ndarray:
-    """Returns the value of a Keras variable or of a split weight; where processes hold parts, all of them call it."""
+    """Returns the value of a Keras variable or a split weight; if processes own parts of it, all of them call it."""
     whole = variable if isinstance(variable, SplitWeight) else sharded_weight(variable)
     return fetched(variable) if whole is None else whole.numpy()
 
 
 class Slots:
-    """Groups an optimizer's slots of shards: the k-th slots of all shards of a weight are one slot of the weight."""
+    """Groups an optimizer's slots of shards: the k-th slots of all shards of a weight form one slot of the weight."""
 
     def __init__(self) -> None:
         self._groups: weakref.WeakKeyDictionary[SplitWeight, list[SplitWeight]] = weakref.WeakKeyDictionary()
 
     def note(self, weight: SplitWeight, shard: Any, slot: Any) -> None:
-        """Remembers that ``slot`` was made for ``shard`` of ``weight``, a variable of the same shape."""
+        """Records that ``slot``, a variable of the shard's shape, was made for ``shard`` of ``weight``."""
         groups = self._groups.setdefault(weight, [])
         position = next(i for i, other in enumerate(weight.shards) if other is shard)
         # The first group that has no slot of this shard yet.

@@ -1,9 +1,9 @@
-"""Messages between the processes that hold the stages of one pipeline, in a function that is being traced.
+"""Messages between the processes that own the stages of one pipeline, in a function that is being traced.
 
-Both ends of a message trace it at the same place of a table that all processes have, so that each sends what the other
-expects. What is sent is known to its sender only: it says so, once, while the function is traced.
+Both ends of a message trace it at the same entry of a table that all processes have, so that each sends what the other
+expects. Only the sender knows the shapes and dtypes: it broadcasts them once, while the function is traced.
 
-A send ends when the peer has posted its receive. So nothing waits for a send but the end of the function.
+A send completes when the peer has posted its receive. So nothing waits for a send but the end of the function.
 
 Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 """
@@ -28,21 +28,22 @@ from strategies.collectives.process_group import from_wire, to_wire, wire_dtype
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.slices import Lookups, side_by_side
 
-#: By number of a tensor and of its dimension: int32 scalars.
+#: Sizes of dimensions, int32 scalars, by the number of the tensor and of its dimension.
 Sizes = Mapping[tuple[int, int], tf.Tensor]
 
-# Of what is said while tracing: in one message up to this length, in two beyond.
+# A broadcast at trace time is one message up to this length, and two beyond it.
 _USUAL_LENGTH = 2048
 
 
 class Description(NamedTuple):
-    """A tensor, as far as it is known when a function is traced.
+    """The description of a tensor at trace time.
 
     Attributes:
-        shape: None where a dimension is not known.
-        dtype: its name.
-        kind: the name of the way in which it depends on the rows of the batch.
-        multiples: of each dimension how many times the rows of a micro-batch it is, or None; empty if nothing is known.
+        shape: the shape, with None for unknown dimensions.
+        dtype: the name of the dtype.
+        kind: the name of its row kind: how it depends on the rows of the batch.
+        multiples: for each dimension, its multiple of a micro-batch's number of rows, or None; empty if nothing is
+            known.
     """
 
     shape: tuple[int | None, ...]
@@ -52,34 +53,34 @@ class Description(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any, multiples: Sequence[int | None] = ()) -> Description:
-        """Describes a tensor; slices of rows as the tensor that they make."""
+        """Returns the description of a tensor; slices of rows are described as the dense tensor they represent."""
         kind = Kind.ROWS if isinstance(tensor, tf.IndexedSlices) else shares.dependence_here().kind(tensor)
         return cls(tuple(tensor.shape.as_list()), tensor.dtype.name, kind.name, tuple(multiples))
 
     @classmethod
     def said(cls, each: Sequence[Any]) -> Description:
-        """Returns a description that has been through JSON."""
+        """Returns the description that JSON turned into lists."""
         shape, dtype, kind, multiples = each
         return cls(tuple(shape), dtype, kind, tuple(multiples))
 
     @property
     def is_floating(self) -> bool:
-        """True if gradients of it can be had."""
+        """True if the tensor can have a gradient."""
         return bool(tf.as_dtype(self.dtype).is_floating)
 
 
 class GradientParcel(NamedTuple):
-    """A gradient of a variable as tensors: itself, or of slices of rows values and indices, for each lookup of its own.
+    """A gradient of a variable as tensors: the gradient itself, or the values and indices of the slices of each lookup.
 
     Attributes:
-        tensors: none of no gradient.
+        tensors: the tensors; empty if there is no gradient.
     """
 
     tensors: tuple[tf.Tensor, ...]
 
     @classmethod
     def of(cls, gradient: Any) -> GradientParcel:
-        """Takes a gradient apart: a tensor, slices of rows, or None."""
+        """Splits a gradient (a tensor, slices of rows, or None) into tensors."""
         if gradient is None:
             return cls(())
         if not isinstance(gradient, tf.IndexedSlices):
@@ -93,11 +94,11 @@ class GradientParcel(NamedTuple):
 
     @property
     def said(self) -> list[Description]:
-        """The tensors, described."""
+        """The descriptions of the tensors."""
         return [Description.of(tensor) for tensor in self.tensors]
 
     def gradient(self, shape: Sequence[int]) -> Any:
-        """Returns the gradient of a variable of a shape."""
+        """Returns the gradient that the tensors represent, for a variable of this shape."""
         if len(self.tensors) < 2:
             return self.tensors[0] if self.tensors else None
         pairs = zip(self.tensors[::2], self.tensors[1::2], strict=True)
@@ -108,7 +109,7 @@ class StageMessages:
     """The messages along the axis "pipe" of one function. Make it where the function is traced.
 
     Args:
-        parts: of a replica whose axis "pipe" crosses processes.
+        parts: the parts of a replica whose axis "pipe" crosses processes.
     """
 
     def __init__(self, parts: ReplicaParts) -> None:
@@ -123,11 +124,14 @@ class StageMessages:
         self.position = self._group.rank
 
     def agreed(self, source: int, value: Any) -> Any:
-        """Returns what the process at position `source` passes, while the function is traced, on all along "pipe".
+        """Broadcasts a value from position `source` to all processes along "pipe" while the function is traced.
 
         Args:
             source: a position along "pipe".
-            value: what JSON can write; of the others it is ignored.
+            value: a value that JSON can encode; ignored on the other processes.
+
+        Returns:
+            The value of `source`, as JSON decodes it.
         """
         text = json.dumps(value).encode() if self.position == source else b""
         with tf.init_scope():
@@ -138,13 +142,13 @@ class StageMessages:
         return json.loads(said)
 
     def send(self, part: int, target: int, tensors: Sequence[Any], sizes: Sizes | None = None) -> None:
-        """Sends tensors, together where their dtypes let them, to the process at position `target`.
+        """Sends tensors to the process at position `target`, in one message for each dtype that is sent.
 
         Args:
-            part: which has them.
+            part: the part that has the tensors.
             target: a position along "pipe".
-            tensors: of which the sizes that nobody knows when the function is traced are sent ahead.
-            sizes: those of them that the receiver knows when the function runs.
+            tensors: the tensors; sizes that are unknown when the function is traced are sent ahead of them.
+            sizes: the unknown sizes that the receiver knows when the function runs, which are not sent.
         """
         with self._parts.on(part), contextlib.ExitStack() as stack:
             dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -178,11 +182,11 @@ class StageMessages:
         """Receives tensors that the process at position `source` sends.
 
         Args:
-            part: which takes them.
+            part: the part that takes the tensors.
             source: a position along "pipe".
-            described: the tensors, by their sender.
-            after: tensors that are to be there before memory is set aside for what comes.
-            sizes: those that the sender does not send ahead, as it knows them itself.
+            described: the sender's descriptions of the tensors.
+            after: tensors to wait for before memory is allocated for the messages.
+            sizes: the unknown sizes that the receiver knows, which the sender does not send ahead.
         """
         with self._parts.on(part), tf.control_dependencies(list(after)):
             shapes = self._shapes(source, described, sizes or {})
@@ -201,7 +205,7 @@ class StageMessages:
         return [_restored(received[i], each) for i, each in enumerate(described)]
 
     def _shapes(self, source: int, described: Sequence[Description], sizes: Sizes) -> list[list[Any]]:
-        """The shapes of tensors that come: of integers, and of int32 scalars for what is known when they come."""
+        """Returns the shapes of tensors to receive: ints, and int32 scalars for sizes known only when they arrive."""
         shapes = [
             [sizes.get((n, dim)) if size is None else size for dim, size in enumerate(each.shape)]
             for n, each in enumerate(described)
@@ -227,7 +231,7 @@ class StageMessages:
 
 
 def clock_offset(parts: ReplicaParts) -> tuple[float, float]:
-    """Returns what is to be added to ``time.perf_counter()`` for that of rank 0, and its largest error, in seconds.
+    """Returns the offset to add to ``time.perf_counter()`` to get rank 0's, and its maximum error, in seconds.
 
     All processes call it. See `strategies.collectives.clocks`.
     """
@@ -235,7 +239,7 @@ def clock_offset(parts: ReplicaParts) -> tuple[float, float]:
 
 
 def _bundles(described: Sequence[Description]) -> list[tuple[str, list[int]]]:
-    """Which tensors travel together, and as which dtype: masks with the first floating-point tensor, which has room."""
+    """Groups tensors into messages by the dtype that is sent; masks are sent as the first floating-point dtype."""
     floating = next((each.dtype for each in described if each.is_floating), None)
     found: dict[str, list[int]] = {}
     for i, each in enumerate(described):

@@ -1,8 +1,8 @@
-"""Stand-ins for weights in shards, in functions of which each call gathers the weights anew and drops them behind it.
+"""Placeholders for sharded weights in functions that gather the weights on each call and free them afterwards.
 
-A function in a graph captures the tensors that it reads, once, when it is traced. Where weights are in shards, it
-captures stand-ins, which nothing computes, and each call gives it, in their place, weights that are gathered for that
-call: no two calls hold the same tensors.
+A function in a graph captures the tensors that it reads, once, when it is traced. In place of sharded weights it
+captures placeholders, which nothing computes, and each call replaces them by weights that are gathered for that call:
+no two calls hold the same tensors.
 
 Tested in ``tests/keras_ext/pipeline/test_resharding.py`` and ``tests/strategies/engine/test_backward_gathers.py``.
 
@@ -18,22 +18,22 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-#: On a variable of TensorFlow of which each device holds a shard: the weight of these.
+#: The attribute that a TensorFlow variable has if it is sharded over devices: the weight made of its shards.
 SHARDED = "_keras_strategies_shards"
-#: Operations between a weight and its use that are cheap enough to be computed twice.
+#: Operations between a weight and its use that are cheap enough to recompute.
 CHEAP = frozenset(["Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze"])
 
-#: Takes variables that travel together, and returns their whole values, behind the present control dependencies.
+#: Takes variables of one unit, and returns their whole values, gathered after the current control dependencies.
 Gather = Callable[[Sequence[Any]], Sequence[tf.Tensor]]
 
 
 class _StandIn(NamedTuple):
-    """A tensor that stands for a weight.
+    """A placeholder for a weight.
 
     Attributes:
-        tensor: of the graph in which the function is called.
+        tensor: a tensor of the graph in which the function is called.
         variable: the weight.
-        unit: by its id, the weights that travel together.
+        unit: the id of the unit of weights that are gathered together.
         gather: gathers weights of that unit.
     """
 
@@ -44,15 +44,15 @@ class _StandIn(NamedTuple):
 
 
 class StandIns:
-    """The stand-ins that the functions of one computation capture."""
+    """The placeholders that the functions of one computation capture."""
 
     def __init__(self) -> None:
-        # By the variable, in the order of their first use.
+        # Keyed by the `id` of the variable, in the order of first use.
         self._made: dict[int, _StandIn] = {}
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
-        """Inside, what reads a weight in shards gets its stand-in."""
+        """Context manager: reading a sharded weight returns its placeholder."""
         token = _current.set(self)
         try:
             yield
@@ -60,25 +60,25 @@ class StandIns:
             _current.reset(token)
 
     def of(self, variable: Any, unit: Any, gather: Gather) -> tf.Tensor:
-        """Returns the stand-in of a variable. Call it where the present graph is the one with the calls.
+        """Returns the placeholder of a variable. Call it where the current graph is the one with the calls.
 
         Args:
-            variable: in shards.
-            unit: the same object for weights that may travel together.
+            variable: a sharded variable.
+            unit: the same object for weights that may be gathered together.
             gather: gathers weights of that unit.
         """
         if id(variable) not in self._made:
-            # Whoever computes with it gets an error, and not another value.
+            # A TensorFlow placeholder, so that computing with it is an error and not a wrong value.
             tensor = tf.compat.v1.placeholder(variable.dtype, variable.shape, name="weight_to_be_gathered")
             self._made[id(variable)] = _StandIn(tensor, variable, id(unit), gather)
         return self._made[id(variable)].tensor
 
     def gathered(self, captured: Iterable[Any], after: Sequence[Any]) -> dict[int, tf.Tensor]:
-        """Returns the weights that a call needs by the `id` of their stand-ins, gathered once tensors are there.
+        """Gathers the weights that a call needs, after some tensors; returns them by the `id` of their placeholders.
 
         Args:
-            captured: what the called function captures, stand-ins among it.
-            after: tensors.
+            captured: the tensors that the called function captures, placeholders among them.
+            after: the tensors to wait for.
         """
         wanted = {id(value) for value in captured}
         units: dict[int, list[_StandIn]] = {}
@@ -93,19 +93,19 @@ class StandIns:
         return found
 
     def includes(self, value: Any) -> bool:
-        """True if a tensor is one of the stand-ins."""
+        """True if a tensor is one of the placeholders."""
         return any(each.tensor is value for each in self._made.values())
 
 
 class MadeOfCapture:
-    """A tensor in the body of a function that is cheaply made of a tensor from outside.
+    """A tensor in the body of a function that is cheaply computed from a captured tensor.
 
-    A call that kept it for the backward pass would hold a whole weight until then: in the weight's own memory, as a
-    reshaped one, or as a copy, as a cast one. The backward pass makes it again, of the weight that is gathered for it.
+    A call that kept it for the backward pass would hold a whole weight until then: a reshaped tensor holds the weight's
+    own memory, a cast one is a copy. The backward pass recomputes it from the weight that is gathered for that pass.
 
     Args:
-        captured: the tensor from outside.
-        ops: those between, from the first one.
+        captured: the captured tensor.
+        ops: the operations between the two, in order.
     """
 
     def __init__(self, captured: Any, ops: Sequence[tf.Operation]) -> None:
@@ -114,11 +114,11 @@ class MadeOfCapture:
 
     @classmethod
     def of(cls, value: Any, from_outside: dict[int, Any]) -> MadeOfCapture | None:
-        """Returns what a tensor is made of; None if that is more than a tensor from outside and constants.
+        """Returns how a tensor is computed from a captured one; None if it needs more than cheap ops and constants.
 
         Args:
-            value: of the body of a function.
-            from_outside: by the `id` of what stands for it in the body, what the function captures.
+            value: a tensor of the body of a function.
+            from_outside: the tensors that the function captures, by the `id` of their placeholders in the body.
         """
         ops: list[tf.Operation] = []
         while id(value) not in from_outside:
@@ -130,7 +130,7 @@ class MadeOfCapture:
         return cls(from_outside[id(value)], ops)
 
     def made_of(self, value: tf.Tensor) -> tf.Tensor:
-        """Makes it again, of another tensor and in the present graph."""
+        """Recomputes the tensor from another one, in the current graph."""
         for op in self._ops:
             inputs = [value, *(tf.constant(tf.get_static_value(each), each.dtype) for each in op.inputs[1:])]
             graph = tf.compat.v1.get_default_graph()
@@ -142,5 +142,5 @@ _current: contextvars.ContextVar[StandIns | None] = contextvars.ContextVar("kera
 
 
 def current_stand_ins() -> StandIns | None:
-    """Returns the stand-ins of the function that is traced; None where what is read is gathered there."""
+    """Returns the placeholders of the function that is traced; None where weights are gathered when they are read."""
     return _current.get()

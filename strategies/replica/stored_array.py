@@ -11,14 +11,14 @@ from strategies.replica.flat_ranges import Box, boxes
 
 
 class StoredArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """Stands for the array that Keras reads from a file, and reads nothing until it is looked at.
+    """An array in place of the one that Keras reads from a file, which reads nothing until it is used.
 
-    A variable that is set to it takes it range by range; one that other processes hold does not read it at all. To
-    all others it is an array, which is read each time that it is looked at.
+    A variable that is set to it reads it range by range; a variable of other processes does not read it at all. All
+    other code sees an array, which is read each time that it is used.
 
     Args:
-        dataset: of h5py, or what else has a shape, a dtype and is read by slices.
-        where: the box that the array is; all of the dataset if None.
+        dataset: a dataset of h5py, or any object that has a shape and a dtype and is read by slices.
+        where: the array's box in the dataset; all of the dataset if None.
     """
 
     def __init__(self, dataset: Any, where: Box | None = None) -> None:
@@ -30,13 +30,13 @@ class StoredArray(np.lib.mixins.NDArrayOperatorsMixin):
         self.size = math.prod(self.shape)
 
     def part(self, where: Box) -> StoredArray:
-        """Returns a box of it, which is not read yet either."""
+        """Returns a box of the array, which is not read yet either."""
         starts = [own.start for own in self._where]
         moved = (slice(s + own.start, s + own.stop) for s, own in zip(starts, where, strict=True))
         return StoredArray(self._dataset, tuple(moved))
 
     def flat(self, begin: int, end: int) -> np.ndarray:
-        """Reads items of the array laid out flat."""
+        """Reads the flattened elements `begin` to `end` of the array."""
         read = [np.asarray(self.part(box)).reshape(-1) for box in boxes(self.shape, begin, end)]
         return read[0] if len(read) == 1 else np.concatenate(read)
 
@@ -56,6 +56,6 @@ class StoredArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(np.ndarray, name):
-            # TensorFlow asks for names of its own, for which nothing is to be read.
+            # TensorFlow looks up names of its own, for which nothing must be read.
             raise AttributeError(name)
         return getattr(np.asarray(self), name)

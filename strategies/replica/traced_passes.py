@@ -1,8 +1,8 @@
 """The forward and the backward pass of a computation as two functions in a graph, traced once.
 
-TensorFlow can differentiate calls of its functions, too, but adds up gradients in another order then, so that results
-differ in their last bits from those of ops in line. Here a tape records the forward pass while that is traced, and
-gives the gradient while the backward pass is: both ways the results are the same.
+TensorFlow can differentiate calls of its functions, too, but then adds up gradients in another order, so that results
+differ in their last bits from those of ops in line. Here a tape records the forward pass while it is traced, and gives
+the gradient while the backward pass is traced, so that the results are those of ops in line.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from strategies.replica.refused_gradients import recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
 from strategies.replica.stand_ins import MadeOfCapture, StandIns
 
-#: Takes inputs. Gives the outputs, and what gives gradients of inputs and variables, of those of the outputs, None for
-#: those not wanted; may be asked several times.
+#: Takes inputs. Returns the outputs, and a function that takes their gradients, None for those not wanted, and returns
+#: the gradients of inputs and variables; it may be called several times.
 Record = Callable[[Sequence[Any]], tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]]
 
 
 class _Backward(NamedTuple):
-    """A backward pass: takes gradients of outputs, and totals; gives gradients of inputs, and totals.
+    """A backward pass: takes gradients of outputs, and totals; returns gradients of inputs, and totals.
 
     Attributes:
-        function: of TensorFlow, concrete.
-        has_gradient: whether there is one, for each input and variable.
-        is_dense: whether that of a variable is a tensor, which is added to its total inside.
-        captured: of the forward pass, as tensors of its graph.
+        function: the concrete TensorFlow function.
+        has_gradient: for each input and variable, True if it has a gradient.
+        is_dense: for each variable, True if its gradient is a tensor, which the function adds to the total.
+        captured: the captured tensors, which belong to the forward pass' graph.
     """
 
     function: Any
@@ -46,11 +46,11 @@ class TracedPasses:
     """Both passes of a computation with inputs of certain shapes.
 
     Args:
-        place: gives a context in which ops are on their device.
-        record: computes.
-        variables: TensorFlow's, of which there are gradients.
-        specs: of the inputs.
-        stand_ins: for weights that are gathered for each call; None if there are none.
+        place: returns a context manager that puts ops on the computation's device.
+        record: computes the outputs, and differentiates them.
+        variables: the TensorFlow variables whose gradients are computed.
+        specs: the specs of the inputs.
+        stand_ins: the placeholders of weights that are gathered for each call; None if there are none.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TracedPasses:
         self._place = place
         self._stand_ins = stand_ins
         self._variables = variables
-        # By which outputs have gradients: outputs that nothing is computed of have none, and pass none on.
+        # Keyed by which outputs have gradients: unused outputs have none, and pass none on.
         self._backward: dict[tuple[bool, ...], _Backward] = {}
         self._nothings: dict[Any, tf.Tensor] = {}
 
@@ -72,7 +72,7 @@ class TracedPasses:
             self._inputs = inputs
             with place():
                 self._outputs, self._gradients_of = record(inputs)
-            # Traced inside, so that what it takes of the forward pass shows as what it captures.
+            # Traced inside the forward pass, so that its captures are the tensors that it needs from it.
             captured = self._trace_back(tuple(map(is_floating, self._outputs))).captured
             self._from_outside = _from_outside(tf.compat.v1.get_default_graph())
             self._kept = [value for value in captured if _is_made_in_graph(value) and self._made_of(value) is None]
@@ -85,16 +85,16 @@ class TracedPasses:
 
     @property
     def held_bytes(self) -> int:
-        """The size of outputs, and of what the backward pass takes."""
+        """The bytes of the outputs, and of the tensors that the backward pass needs."""
         held = {id(value): value for value in (*self._outputs, *self._kept) if _has_own_memory(value)}
         return sum((value.shape.num_elements() or 0) * value.dtype.size for value in held.values())
 
     def call(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
-        """Returns the outputs, and what is kept for the backward pass.
+        """Returns the outputs, and the tensors that are kept for the backward pass.
 
         Args:
-            inputs: of the call.
-            after: tensors that are to be there before weights are gathered for it.
+            inputs: the inputs of the call.
+            after: tensors to wait for before weights are gathered for the call.
         """
         if self._stand_ins is not None:
             captured = [outer for outer, _ in self._forward.graph.captures]
@@ -110,21 +110,21 @@ class TracedPasses:
         totals: Sequence[Any],
         after: Sequence[Any] = (),
     ) -> tuple[list[Any], list[Any]]:
-        """Returns the gradients of inputs, and the totals, to which those of variables are added.
+        """Returns the gradients of inputs, and the totals with the gradients of variables added to them.
 
         Args:
-            inputs: of the call.
-            kept: by the call.
+            inputs: the inputs of the forward call.
+            kept: the tensors that the forward call kept.
             upstream: gradients of the outputs, or None.
-            totals: for each variable a tensor, slices of rows, or None.
-            after: tensors that are to be there before weights are gathered for the backward pass.
+            totals: for each variable, a tensor, slices of rows, or None.
+            after: tensors to wait for before weights are gathered for the backward pass.
         """
         pattern = tuple(dy is not None for dy in upstream)
         if pattern not in self._backward:
             with self._forward.graph.as_default(), self._capturing():
                 self._trace_back(pattern)
         function, has_gradient, is_dense, captured = self._backward[pattern]
-        # Sums are made in it: one op for a pass, where each variable would have its own.
+        # The function makes the sums: one op for a pass, instead of one for each variable.
         given = [
             self._nothing(variable) if not dense else _none_yet(variable) if total is None else total
             for variable, total, dense in zip(self._variables, totals, is_dense, strict=True)
@@ -145,9 +145,9 @@ class TracedPasses:
         ]
 
     def _nothing(self, variable: Any) -> tf.Tensor:
-        """A number in the place of a total of slices, which is made outside; one for all calls.
+        """Returns a dummy scalar in place of a total of slices, which is made outside; it is the same for all calls.
 
-        TensorFlow makes another function for each constant that one is called with.
+        TensorFlow would make another function for each constant that the function is called with.
         """
         if variable.dtype not in self._nothings:
             self._nothings[variable.dtype] = tf.zeros((), variable.dtype)
@@ -155,7 +155,7 @@ class TracedPasses:
 
     def _trace_back(self, pattern: tuple[bool, ...]) -> _Backward:
         above = [tf.TensorSpec(y.shape, y.dtype) for y, wanted in zip(self._outputs, pattern, strict=True) if wanted]
-        # Of the shapes of the variables, but for those whose gradients are slices of rows.
+        # They have the shapes of the variables, except where gradients are slices of rows.
         totals = [tf.TensorSpec(None, variable.dtype) for variable in self._variables]
         first = len(self._inputs)
         has_gradient: list[bool] = []
@@ -172,8 +172,8 @@ class TracedPasses:
                         join = maximum if is_overwritten(self._variables[place]) else added
                         found[first + place] = join((total, found[first + place]))
             has_gradient[:] = [gradient is not None for gradient in found]
-            # Of slices no shape: nobody takes it, and for calls of which something is not taken TensorFlow makes
-            # another function.
+            # The shape of slices is left out: it is not used, and TensorFlow makes another function for calls with an
+            # unused output.
             return [
                 _by_lookups(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
                 for gradient in found
@@ -187,7 +187,7 @@ class TracedPasses:
     def _found(self, value: Any, inputs: Sequence[Any], kept: Sequence[Any]) -> Any:
         """Returns the tensor that a call of the backward pass captures: an input, a kept one, or one from outside.
 
-        Or what is to be made of that, where it is a stand-in.
+        For a tensor that is cheaply computed from a placeholder, it returns the `MadeOfCapture`.
         """
         if id(value) in self._places:
             return (*inputs, *kept)[self._places[id(value)]]
@@ -198,14 +198,14 @@ class TracedPasses:
         return contextlib.nullcontext() if self._stand_ins is None else self._stand_ins.captured()
 
     def _made_of(self, value: Any) -> MadeOfCapture | None:
-        """The way in which a tensor is made of a stand-in, if that is cheap."""
+        """Returns how a tensor is computed from a placeholder, if that is cheap; else None."""
         if self._stand_ins is None:
             return None
         found = MadeOfCapture.of(value, self._from_outside)
         return found if found is not None and self._stand_ins.includes(found.captured) else None
 
     def _with_weights(self, captured: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-        """Returns what a call captures, with weights that are gathered for it in the place of their stand-ins."""
+        """Returns the captures of a call, with placeholders replaced by weights that are gathered for the call."""
         if self._stand_ins is None:
             return list(captured)
         sources = [value.captured if isinstance(value, MadeOfCapture) else value for value in captured]
@@ -218,23 +218,23 @@ class TracedPasses:
 
 
 def _none_yet(variable: Any) -> tf.Tensor:
-    """Returns the total of no gradients."""
+    """Returns the total before any gradient is added."""
     return no_maximum(variable) if is_overwritten(variable) else tf.zeros(variable.shape, variable.dtype)
 
 
 def _from_outside(graph: Any) -> dict[int, Any]:
-    """The tensors that the body of a function captures, by the `id` of what stands for them in it."""
+    """Returns the tensors that a function captures, by the `id` of their placeholders in its body."""
     return {id(inner): outer for outer, inner in graph.captures}
 
 
 def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], ...]:
-    """Returns values and indices of slices, by the groups of ``Lookups``: told apart while traced."""
+    """Returns values and indices of slices, by the groups of ``Lookups``, which are known only while tracing."""
     found = Lookups.of(gradient, shares.dependence_here())
     return tuple([(each.values, each.indices) for each in some] for some in (found.shared, found.own, found.unique))
 
 
 def _slices(variable: Any, *groups: Sequence[Any]) -> tf.IndexedSlices:
-    """Returns the gradient of which these are values and indices, by the groups of ``Lookups``."""
+    """Returns the gradient with these values and indices, which are in the groups of ``Lookups``."""
     shape = tf.constant(variable.shape.as_list())
     kinds = (Kind.SAME, Kind.ROWS, Kind.DISTINCT)
     return Lookups(
@@ -246,11 +246,11 @@ def _slices(variable: Any, *groups: Sequence[Any]) -> tf.IndexedSlices:
 
 
 def _function(function: Callable[..., Any]) -> Any:
-    # Never expanded where it is called: that is what makes a graph of many calls large.
+    # Never inlined where it is called, which would make a graph of many calls large.
     attributes = {"_noinline": True}
 
     def traced(*args: Any) -> Any:
-        # By the tape of the passes, also where those around it are not to record the calls.
+        # Recorded by the tape of the passes, even where the tapes around it must not record the calls.
         with recorded():
             return function(*args)
 
@@ -258,7 +258,7 @@ def _function(function: Callable[..., Any]) -> Any:
 
 
 def added(gradients: Iterable[Any]) -> Any:
-    """Returns the sum of gradients in their order, which may be slices of rows; None of none."""
+    """Returns the sum of gradients (tensors or slices of rows) in their order; None if there are none."""
     total = None
     for gradient in gradients:
         total = gradient if total is None else total if gradient is None else _sum_of(total, gradient)
@@ -282,5 +282,5 @@ def _has_own_memory(value: Any) -> bool:
 
 
 def _is_made_in_graph(value: Any) -> bool:
-    """True if a tensor is the result of an op in a function, and neither an argument of it nor a capture."""
+    """True if a tensor is the result of an op in a function, and neither its argument nor a capture."""
     return not hasattr(value, "numpy") and value.op.type != "Placeholder"

@@ -1,7 +1,7 @@
 """The keys and names by which an optimizer knows a weight: those of one device, whatever the weight is made of.
 
-A program says by a variable, or by a part of its name, which weights have no decay, or a rate of their own. Here the
-optimizer sees shards and slices of the weight, or the weight of a copy of the model, which have other ids and names.
+A program selects weights without decay, or with a learning rate of their own, by the variable or by a part of its name.
+Here the optimizer sees shards and slices of the weight, or the weight of a copy of the model, with other ids and names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _OWN_NAMES = "_keras_strategies_own_names"
 
 
 def note_copy(old: Any, new: Any) -> None:
-    """Remembers that a weight, a Keras variable or a split one, is in a copy of a model what ``old`` is in the model.
+    """Records that ``new``, a Keras variable or split weight of a copied model, corresponds to ``old`` of the model.
 
-    It takes the path and the name of ``old``, too, by which programs choose optimizers, rates and weight decay. Keras
-    builds a layer that is inside another one, as the cell of an RNN, outside of the other's name if it makes the layer
+    The copy takes the path and the name of ``old``, by which programs choose optimizers, rates and weight decay. Keras
+    builds an inner layer, such as the cell of an RNN, outside of the outer layer's name scope if it makes the outer one
     from a config.
     """
     setattr(new, _ORIGINALS, keys_of(old))
@@ -42,7 +42,7 @@ def keys_of(weight: Any) -> tuple[str, ...]:
     """Returns the ids by which an optimizer may know a weight: its own, and those of its whole and its original.
 
     Args:
-        weight: a Keras variable, one of TensorFlow, a split weight, or a slice of one of these.
+        weight: a Keras or TensorFlow variable, a split weight, or a slice of one of these.
     """
     if isinstance(weight, WeightSlice):
         return keys_of(weight.variable)
@@ -52,13 +52,13 @@ def keys_of(weight: Any) -> tuple[str, ...]:
 
 
 def is_plain(weight: Any) -> bool:
-    """True for a variable that is no part of a weight, nor of a copy."""
+    """True for a variable that is neither part of a weight nor of a copied model."""
     is_part = isinstance(weight, (WeightSlice, SplitWeight)) or weight_of(weight) is not None
     return not is_part and _ORIGINALS not in vars(weight)
 
 
 def variable_name(weight: Any) -> str:
-    """Returns the name that the weight's variable of TensorFlow has on one device, such as ``"dense/kernel:0"``."""
+    """Returns the name that the weight's TensorFlow variable has on one device, such as ``"dense/kernel:0"``."""
     if isinstance(weight, WeightSlice):
         return variable_name(weight.variable)
     if _ORIGINAL_NAME in vars(weight):
@@ -74,17 +74,17 @@ def variable_name(weight: Any) -> str:
 
 
 def variable_name_of_shard(whole: SplitWeight) -> str:
-    """Returns the name of the variable of a weight's first shard."""
+    """Returns the name of the TensorFlow variable of a weight's first shard."""
     first = whole.shards[0]
     return str(getattr(first, "_value", first).name)
 
 
 @contextlib.contextmanager
 def named_as_wholes(variables: Iterable[Any]) -> Iterator[None]:
-    """Inside, shards have the name and the path of their weight, as an optimizer that is built sees it on one device.
+    """Context manager: shards have the name and path of their weight, which an optimizer sees on one device when built.
 
     Args:
-        variables: Keras variables and slices of such; those that are no shards stay as they are.
+        variables: Keras variables and slices of them; those that are not shards stay unchanged.
     """
     with contextlib.ExitStack() as names:
         for each in variables:
@@ -98,18 +98,18 @@ def named_as_wholes(variables: Iterable[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named_as_shard(variable: Any) -> Iterator[None]:
-    """Inside `named_as_wholes`, a shard has its own name, as its slots do."""
+    """Context manager in `named_as_wholes`: a shard has its own name again, as its slots do."""
     with _set(variable, vars(variable).get(_OWN_NAMES, {})):
         yield
 
 
 @contextlib.contextmanager
 def named_in_update(target: Any, component: Any) -> Iterator[None]:
-    """Inside, what an optimizer updates has the name that its variable of TensorFlow has on one device.
+    """Context manager: the component in an update has the name that its TensorFlow variable has on one device.
 
     Args:
-        target: a variable of TensorFlow with components, a split weight, or a slice.
-        component: what is updated of it.
+        target: a TensorFlow variable with components, a split weight, or a slice.
+        component: the component of the target that an optimizer updates.
     """
     attribute = "_handle_name" if isinstance(component, tf.Variable) else "name"
     with _set(component, {attribute: variable_name(target)} if attribute in vars(component) else {}):

@@ -1,8 +1,8 @@
-"""Weights that every replica holds whole, and whose updates are dealt out: each owner updates a range of elements.
+"""Weights whose updates are partitioned: each owner updates a range of the elements.
 
 To an optimizer, a :class:`WeightSlice` is a variable: it reads and writes its range of the weight on the device of its
-owner. Slots are made for slices, so that each is on the owner's device alone. In arrays and files, the slots of all
-slices of a weight are one, of the weight's shape: :class:`SlicedWeight`.
+owner. Slots are made for slices, so that each exists on the owner's device only. In arrays and files, the slots of all
+slices of a weight are one slot of the weight's shape: :class:`SlicedWeight`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from strategies.replica.stored_array import StoredArray
 
 
 class SlicedWeight(SplitWeight):
-    """A weight, or a slot of one, whose shards are ranges of its elements, laid out flat.
+    """A weight, or a slot of one, whose shards are ranges of its flattened elements.
 
     Args:
         name: the weight's name.
-        shape: of the whole weight.
-        sizes: elements of the shards.
+        shape: the shape of the whole weight.
+        sizes: the numbers of elements of the shards.
     """
 
     def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int]) -> None:
         super().__init__(name, shape or (1,), 0, sizes)
         self.shape = tuple(shape)
-        #: Returns the variable of TensorFlow of which devices hold the shards; None of a weight that they hold whole.
+        #: Returns the TensorFlow variable that is sharded over devices; None for a weight that each device holds whole.
         self.distributed: Callable[[], Any] | None = None
 
     def like(self) -> SlicedWeight:
@@ -43,18 +43,18 @@ class SlicedWeight(SplitWeight):
         return made
 
     def range_of(self, index: int) -> tuple[int, int]:
-        """Returns the first element of shard `index`, and the one behind its last."""
+        """Returns the first element of shard `index`, and the one after its last."""
         begin = sum(self.sizes[:index])
         return begin, begin + self.sizes[index]
 
     def part_of(self, value: Any, index: int) -> Any:
-        """Returns what shard `index` holds of ``value``, which has the weight's shape, in the shard's shape."""
+        """Returns shard `index` of ``value``, which has the weight's shape, in the shard's shape."""
         begin, end = self.range_of(index)
         part = value.flat(begin, end) if isinstance(value, StoredArray) else tf.reshape(value, [-1])[begin:end]
         return tf.reshape(part, self.shards[index].shape)
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole weight; where processes hold its shards, all of them call it."""
+        """Returns the whole weight; if several processes own its shards, all of them call it."""
         return np.concatenate([fetched(shard).reshape(-1) for shard in self.shards]).reshape(self.shape)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
@@ -63,7 +63,7 @@ class SlicedWeight(SplitWeight):
 
 
 def range_shape(whole: tuple[int, ...], begin: int, end: int) -> tuple[int, ...]:
-    """Returns the shape of a range of elements: of the whole, of some rows, or flat.
+    """Returns the shape of a range of elements: that of the whole, that of some rows, or flat.
 
     Example:
 
@@ -78,15 +78,16 @@ def range_shape(whole: tuple[int, ...], begin: int, end: int) -> tuple[int, ...]
 class WeightSlice:
     """A range of the elements of a weight, updated by its owner.
 
-    It has the weight's shape if it is all of it; that of some rows if it begins and ends with rows; else it is flat.
+    It has the weight's shape if it is the whole weight, the shape of some rows if it begins and ends at rows' borders,
+    and is flat otherwise.
 
     Args:
-        variable: a Keras variable, or one of TensorFlow, with a component for each local replica.
+        variable: a Keras or TensorFlow variable with a component for each local replica.
         begin: the first element.
-        end: behind the last one.
+        end: the element after the last one.
         rank: the process that owns it.
         replicas: the local replicas on whose devices it is updated, one for each group of replicas that share the work;
-            none where another process owns it.
+            empty if another process owns it.
     """
 
     def __init__(self, variable: Any, begin: int, end: int, rank: int, replicas: Sequence[int]) -> None:
@@ -94,11 +95,11 @@ class WeightSlice:
         self.begin, self.end = begin, end
         #: The rank of the owner.
         self.rank = rank
-        #: The local replicas on whose devices it is updated; none where another process owns it.
+        #: The local replicas on whose devices it is updated; empty if another process owns it.
         self.replicas = tuple(replicas)
         whole = tuple(variable.shape)
         row = math.prod(whole[1:])
-        #: The first row, and the one behind the last; None if it is no run of rows.
+        #: The first row, and the one after the last; None if the range does not consist of whole rows.
         self.rows: tuple[int, int] | None = None
         if whole and begin % row == 0 and end % row == 0:
             self.rows = (begin // row, end // row)
@@ -107,24 +108,24 @@ class WeightSlice:
         self.dtype = tf.as_dtype(variable.dtype).name
         self.name = str(variable.name)
         self.path = str(getattr(variable, "path", self.name))
-        # By which Keras' optimizers know a variable.
+        # The id by which Keras' optimizers know a variable.
         self._unique_id = f"{self.path}_{id(self)}"
-        #: The weight of which it is a range; set by :func:`sliced`.
+        #: The weight that it is a range of; set by :func:`sliced`.
         self.whole: SlicedWeight | None = None
-        #: All weights with which it is dealt out; set by who deals them.
+        #: All weights that are partitioned together with it; set by the code that partitions them.
         self.dealt: Any = None
         self.trainable = True
-        # Applied to the weight, when it is whole again.
+        # Applied to the weight when it is whole again.
         self.constraint: Any = None
         self.regularizer: Any = None
         self.overwrite_with_gradient = bool(getattr(variable, "overwrite_with_gradient", False))
-        # Inside `beside_weights`: its graph, and by local replica new elements that the weight does not have yet.
+        # Inside `beside_weights`: its graph, and by local replica the new elements not yet written to the weight.
         self._graph: Any = None
         self._new: dict[int, tf.Tensor] = {}
 
     #: True if its owner's device holds nothing else of the weight.
     is_stored = False
-    #: True if it is all of a weight of which devices hold shards.
+    #: True if it is the whole of a weight that is sharded over devices.
     is_master = False
 
     @property
@@ -134,21 +135,21 @@ class WeightSlice:
 
     @property
     def replica(self) -> int:
-        """The local replica on whose device it is, in the present update; the first one where others own it."""
+        """The local replica on whose device the current update is; 0 if another process owns the slice."""
         if len(self.replicas) < 2:
             return self.replicas[0] if self.replicas else 0
         return self.replicas[get_update_replica_id() or 0]
 
     @property
     def device(self) -> str:
-        """The device of the owner; none where that is another process."""
+        """The device of the owner; empty if another process owns it."""
         return str(self.component.device) if self.is_held else ""
 
     @property
     def component(self) -> Any:
-        """The variable of TensorFlow, on the owner's device, of which it is a part.
+        """The TensorFlow variable, on the owner's device, that contains the slice.
 
-        Where another process owns it, that of the first replica: between updates all have the same elements.
+        If another process owns it, the first replica's variable: between updates all have the same elements.
         """
         variable = getattr(self.variable, "value", None) if not isinstance(self.variable, tf.Variable) else None
         distributed = self.variable if variable is None else variable
@@ -156,7 +157,7 @@ class WeightSlice:
 
     @property
     def value(self) -> WeightSlice:
-        """Itself: what an optimizer takes for the variable behind Keras'."""
+        """Returns self: optimizers unwrap ``keras.Variable.value``."""
         return self
 
     @property
@@ -165,11 +166,11 @@ class WeightSlice:
         return len(self.shape)
 
     def on(self, replica: int) -> WeightSlice:
-        """Returns the same elements on the device of another local replica."""
+        """Returns a slice of the same elements on the device of another local replica."""
         return WeightSlice(self.variable, self.begin, self.end, self.rank, (replica,))
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns its elements of a tensor of the weight's shape, in its own shape."""
+        """Returns the slice's elements of a tensor that has the weight's shape, in the slice's shape."""
         if self.is_whole:
             return tensor
         if self.rows is not None:
@@ -177,9 +178,9 @@ class WeightSlice:
         return tf.reshape(tensor, [-1])[self.begin : self.end]
 
     def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns its part of a sparse gradient: the slices of its rows; slices of single elements if it has no rows.
+        """Returns its part of a sparse gradient: slices of its rows, or of single elements if it has no whole rows.
 
-        Those of one row stay apart, as Keras' optimizers and norms see them on one device.
+        Several slices of one row stay separate, as Keras' optimizers and norms see them on one device.
         """
         if self.is_whole:
             return slices
@@ -202,7 +203,7 @@ class WeightSlice:
             return self.of(component.read_value())
 
     def assign(self, value: Any) -> None:
-        """Sets its elements, on the owner's device only: where that is another process, that does it."""
+        """Sets its elements on the owner's device; does nothing if another process owns it."""
         if not self.is_held:
             return
         component = self.component
@@ -217,7 +218,7 @@ class WeightSlice:
                 self._set_range(tensor)
 
     def _set_range(self, tensor: tf.Tensor) -> None:
-        # Not by an assignment to a range: TensorFlow's takes ten times as long as a copy of the whole, and behind it
+        # TensorFlow's assignment to a range is avoided: it takes ten times as long as a copy of the whole, and after it
         # every read of the variable is a copy.
         component = self.component
         flat = tf.reshape(component.read_value(), [-1])
@@ -225,7 +226,7 @@ class WeightSlice:
         component.assign(tf.reshape(tf.concat(parts, 0), component.shape), read_value=False)
 
     def _settle(self) -> None:
-        """Gives the weight what it does not have yet, in the graph of the update."""
+        """Writes the new elements that are kept beside the weight to it, in the graph of the update."""
         new = self._new.pop(self.replica, None)
         if new is not None:
             graph = contextlib.nullcontext() if tf.executing_eagerly() else self._graph.as_default()
@@ -253,7 +254,7 @@ class WeightSlice:
         self._scatter(slices, "add")
 
     def scatter_update(self, slices: tf.IndexedSlices) -> None:
-        """Sets what slices are of."""
+        """Sets the rows, or elements, that the slices' indices select."""
         self._scatter(slices, "update")
 
     def _scatter(self, slices: tf.IndexedSlices, how: str) -> None:
@@ -296,12 +297,12 @@ class WeightSlice:
 
 
 class StoredSlice(WeightSlice):
-    """A range of a weight of which the owner's device holds nothing else: a variable of its own."""
+    """A shard that is stored as its own variable: the owner's device holds nothing else of the weight."""
 
     is_stored = True
 
     def read(self) -> tf.Tensor:
-        """Returns its elements; zeros where another process has them."""
+        """Returns its elements; zeros if another process owns them."""
         if not self.is_held:
             return tf.zeros(self.shape, self.dtype)
         component = self.component
@@ -309,7 +310,7 @@ class StoredSlice(WeightSlice):
             return component.read_value()
 
     def assign(self, value: Any) -> None:
-        """Sets its elements, on the owner's device only: where that is another process, that does it."""
+        """Sets its elements on the owner's device; does nothing if another process owns it."""
         if self.is_held:
             with tf.device(self.device):
                 self.component.assign(tf.cast(value, self.dtype), read_value=False)
@@ -326,13 +327,13 @@ class StoredSlice(WeightSlice):
 
 
 class MasterSlice(WeightSlice):
-    """All elements of a weight that is in shards, on the device of one owner: a variable that an update works on.
+    """All elements of a sharded weight on the device of one owner, as a variable that an update works on.
 
     Args:
         variable: a Keras variable.
         rank: the process that owns it.
         replicas: the local replicas on whose devices it is.
-        masters: for each of those the variable of TensorFlow.
+        masters: the TensorFlow variable on each of these devices.
     """
 
     is_master = True
@@ -343,20 +344,20 @@ class MasterSlice(WeightSlice):
 
     @property
     def component(self) -> Any:
-        """The variable of TensorFlow, on the owner's device, that has the elements while they are updated."""
+        """The TensorFlow variable, on the owner's device, that holds the elements while they are updated."""
         return self.masters[self.replicas.index(self.replica)]
 
     def read(self) -> tf.Tensor:
-        """Returns its elements; zeros where another process has them."""
+        """Returns its elements; zeros if another process owns them."""
         return super().read() if self.is_held else tf.zeros(self.shape, self.dtype)
 
 
 @contextlib.contextmanager
 def beside_weights(slices: Sequence[WeightSlice]) -> Iterator[None]:
-    """Inside, ranges that are assigned to are tensors beside their weights: the slice has the new elements only.
+    """Context manager: values assigned to ranges are kept in tensors beside their weights instead of written to them.
 
-    For an update behind which the weights are set from their slices: to set one range of a weight is to copy all of it.
-    What is assigned in the branches of a condition goes to the weight at once.
+    It is for an update after which the weights are set from their slices, since writing a range of a weight copies all
+    of it. An assignment in a branch of a condition is written to the weight at once.
     """
     graph = tf.compat.v1.get_default_graph()
     for each in slices:
@@ -369,11 +370,11 @@ def beside_weights(slices: Sequence[WeightSlice]) -> Iterator[None]:
 
 
 def sliced(variable: Any, slices: Sequence[WeightSlice]) -> None:
-    """Says that all slices of a weight, of all owners, are one in arrays and files.
+    """Joins all slices of a weight, of all owners, into one weight for arrays and files.
 
     Args:
         variable: the weight.
-        slices: in the order of its elements, of which they have all.
+        slices: the slices in the order of the weight's elements, all of which they contain.
     """
     whole = SlicedWeight(slices[0].path, tuple(variable.shape), [each.end - each.begin for each in slices])
     whole.variable, whole.is_inner = variable, weight_of(variable) is not None

@@ -1,1 +1,1 @@
-"""Weights in files and back: who writes, which files have arrived, sums that are complete before they are saved."""
+"""Saving and loading weights: the rank that writes, files that are complete, sums that are completed before a save."""

@@ -1,9 +1,9 @@
 """Rank 0 drives: it runs Keras' code over variables of all processes, weight by weight, while the others serve it.
 
-Keras writes a file, or reads one, in one process. Where a replica spans processes, that one does not hold all weights.
-So all processes call the same function; rank 0 runs it, and says, of each variable of others that it meets, which one
-it wants to read or to set. The others wait for what it says, take part in the sending of that one value, and end with
-it: as rank 0 ended, with an error if it had one. No process ever holds more of what others have than one weight.
+Keras writes a file, or reads one, in one process. Where a replica spans processes, or processes share the optimizer's
+work, no process has all variables. So all processes call the same function. Rank 0 runs it, and broadcasts a request
+for each variable of others that it reads or sets. The others wait for requests, take part in sending that one value,
+and end when rank 0 ends, with an error if it had one. No process ever holds more than one weight of the others.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
@@ -33,11 +33,11 @@ _END, _FAILED, _READ, _ASSIGN = range(4)
 def drive(engine: ReplicatedExtended, variables: Sequence[Any], function: Callable[[], _Result]) -> _Result | None:
     """Runs ``function`` on rank 0, which may read and set ``variables`` of all processes; all of them call this.
 
-    Where no replica spans processes, rank 0 runs it and the others do nothing. In a function that is driven already,
-    it is ``function()``.
+    Where every process has all variables, rank 0 runs it and the others do nothing. Inside a driven function, it just
+    calls ``function()``.
 
     Args:
-        engine: of a strategy in which several processes take part.
+        engine: the engine of a strategy in which several processes take part.
         variables: the Keras variables that ``function`` may read or set, in the same order on all processes.
         function: runs no collective of its own.
 
@@ -60,12 +60,12 @@ def drive(engine: ReplicatedExtended, variables: Sequence[Any], function: Callab
 
 
 def _run(job: ProcessGroup, variables: Sequence[Any], function: Callable[[], _Result]) -> _Result:
-    """Runs the function on rank 0, and says how it ended."""
+    """Runs the function on rank 0, and broadcasts how it ended."""
     try:
         with driving(_Rank0(job, variables)):
             result = function()
     except BaseException as error:
-        # The others wait for word, whatever it is.
+        # The others wait for a message in any case.
         _say(job, _FAILED)
         broadcast_text(f"{type(error).__name__}: {error}", job)
         raise
@@ -74,11 +74,11 @@ def _run(job: ProcessGroup, variables: Sequence[Any], function: Callable[[], _Re
 
 
 class _Rank0:
-    """Reads and sets variables that other processes hold.
+    """The driver on rank 0: reads and sets variables that other processes own.
 
     Args:
-        job: all processes.
-        variables: those that can be named.
+        job: the process group of all processes.
+        variables: the variables that requests can refer to.
     """
 
     def __init__(self, job: ProcessGroup, variables: Sequence[Any]) -> None:
@@ -87,23 +87,23 @@ class _Rank0:
         self._indices = {id(component_of(variable)): index for index, variable in enumerate(variables)}
 
     def read(self, component: Any) -> tf.Tensor:
-        """Returns the value that the first process which holds the variable has."""
+        """Returns the value on the variable's first owner."""
         return assembled(component.shape, component.dtype, self.slices(component))
 
     def slices(self, component: Any) -> Iterator[tf.Tensor]:
-        """Yields that value in flat slices, which the others send whether they are taken or not."""
+        """Yields that value in flat slices. The other processes send all of them, whether they are taken or not."""
         index = self._index(component)
         _say(self._job, _READ, index)
         root = holders_of(self._variables[index])[0]
         sent = slices(self._job, root, component.shape, component.dtype, lambda: None)
         try:
-            for part in sent:  # noqa: UP028 (closed early, `yield from` would close what is sent, too)
+            for part in sent:  # noqa: UP028 (if closed early, `yield from` would close `sent`, too)
                 yield part
         finally:
             drop(sent)
 
     def assign(self, component: Any, value: Any) -> None:
-        """Sets the variable on all processes that hold it, to a tensor or a ``StoredArray``."""
+        """Sets the variable on all processes that own it, to a tensor or a ``StoredArray``."""
         index = self._index(component)
         _say(self._job, _ASSIGN, index)
         drop(slices(self._job, 0, component.shape, component.dtype, lambda: value))
@@ -119,7 +119,7 @@ class _Rank0:
 
 
 def _serve(job: ProcessGroup, variables: Sequence[Any]) -> None:
-    """Takes part in what rank 0 reads and sets, until it ends."""
+    """Takes part in rank 0's reads and assignments until it ends."""
     while True:
         kind, index = _say(job)
         if kind == _END:
@@ -135,6 +135,6 @@ def _serve(job: ProcessGroup, variables: Sequence[Any]) -> None:
 
 
 def _say(job: ProcessGroup, kind: int = 0, index: int = 0) -> tuple[int, int]:
-    """Returns what rank 0 says, which the others hear."""
+    """Broadcasts rank 0's request, and returns it on all processes; the arguments of the others are ignored."""
     kind, index = job.broadcast(tf.constant([kind, index])).numpy().tolist()
     return kind, index

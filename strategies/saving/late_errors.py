@@ -1,8 +1,8 @@
-"""Files to write whose errors are raised when all is written, for libraries that do not survive them.
+"""Files whose write errors are raised when everything is written, for libraries that do not survive such errors.
 
-HDF5 (1.14, under h5py 3) cannot close a file that a full disk did not take: it raises again in destructors, and ends
-the interpreter with a segmentation fault. So it never hears of such an error: the rest of what it writes is dropped,
-and the one who asked for the file gets the system's own error.
+HDF5 (1.14, under h5py 3) cannot close a file after a write to a full disk has failed: it raises again in destructors,
+and ends the interpreter with a segmentation fault. So the error is hidden from it: the rest of what it writes is
+dropped, and the code that asked for the file gets the system's own error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _files: contextvars.ContextVar[list[LateErrorFile] | None] = contextvars.Context
 
 
 class LateErrorFile(io.RawIOBase):
-    """A binary file that keeps the first error of writing, and drops what is written after it, or when it is closed.
+    """A binary file that keeps the first write error, and drops data that is written after it, or after closing.
 
-    Keras leaves files of HDF5 open behind an error of its own; HDF5 then writes once more when they are forgotten.
+    Keras leaves HDF5 files open after an error of its own; HDF5 then writes once more when they are garbage-collected.
 
     Args:
-        path: of the file.
-        mode: "w" for a new file; "a" for one that may be there.
+        path: the path of the file.
+        mode: "w" for a new file; "a" for one that may exist.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: str) -> None:
@@ -39,19 +39,19 @@ class LateErrorFile(io.RawIOBase):
         self.error: OSError | None = None
 
     def readable(self) -> bool:
-        """True: HDF5 reads what it has written."""
+        """Returns True: HDF5 reads what it has written."""
         return True
 
     def writable(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Goes to a position, in bytes."""
+        """Goes to a position, in bytes, and returns it."""
         return 0 if self._file.closed else self._file.seek(offset, whence)
 
     def tell(self) -> int:
@@ -63,7 +63,7 @@ class LateErrorFile(io.RawIOBase):
         return self._file.readinto(buffer) or 0
 
     def write(self, data: Any) -> int:
-        """Writes all of the data, or drops it behind an error; returns its number of bytes."""
+        """Writes all of the data, or drops it after an error; returns its number of bytes."""
         rest = memoryview(data).cast("B")
         num_bytes = len(rest)
         with self._kept():
@@ -78,10 +78,10 @@ class LateErrorFile(io.RawIOBase):
         return size or 0
 
     def flush(self) -> None:
-        """Does nothing: writes are not buffered, and HDF5 flushes a file that is closed once more."""
+        """Does nothing: writes are not buffered, and HDF5 also flushes files that are closed already."""
 
     def close(self) -> None:
-        """Closes it; the system may tell only now that it could not write."""
+        """Closes the file; the system may report only now that a write failed."""
         with self._kept():
             self._file.close()
         super().close()
@@ -96,7 +96,7 @@ class LateErrorFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def late_errors() -> Iterator[None]:
-    """Inside, `open_late` opens files, which are closed at the end.
+    """Context manager: `open_late` opens files, which are closed at the end.
 
     Raises:
         OSError: at the end, if one of these files could not be written.
@@ -107,7 +107,7 @@ def late_errors() -> Iterator[None]:
     try:
         yield
     except OSError as caught:
-        # It may only follow: what reads a file again finds it cut off.
+        # It may be a mere consequence: code that reads a file back finds it truncated.
         error = caught
     finally:
         _files.reset(token)
@@ -119,7 +119,7 @@ def late_errors() -> Iterator[None]:
 
 
 def open_late(path: str | os.PathLike[str], mode: str) -> LateErrorFile | None:
-    """Opens a file whose errors are raised at the end of `late_errors`; None outside of it."""
+    """Opens a file whose errors are raised at the end of `late_errors`; returns None outside of it."""
     files = _files.get()
     if files is None:
         return None

@@ -1,9 +1,9 @@
-"""Files of several processes: rank 0 writes, and what it writes appears whole or not at all.
+"""Saves files of several processes: rank 0 writes, and a file appears whole or not at all.
 
-Every process may call ``save``, as callbacks do, or rank 0 alone, as programs for Horovod do: saving waits for nobody,
-and what a file holds rank 0 knows by itself. Gradients that are accumulated over several steps are the exception, see
-``engine.variables.PartialSumVariable``. Where a replica spans processes, rank 0 does not hold all weights: there every
-process calls ``save``.
+Every process may call ``save``, as callbacks do, or rank 0 alone, as programs for Horovod do: saving waits for no other
+process, since rank 0 has everything that is saved. Gradients that are accumulated over several steps are the exception,
+see ``engine.variables.PartialSumVariable``. Where a replica spans processes, or processes share the optimizer's work,
+rank 0 does not hold all variables: there every process calls ``save``.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ _Result = TypeVar("_Result")
 def write_on_rank_0(
     engine: ReplicatedExtended, filepath: object, variables: Sequence[Any], write: Callable[[object], _Result]
 ) -> _Result | None:
-    """Calls ``write`` on rank 0, with a path beside ``filepath`` that then takes its place; elsewhere does nothing.
+    """Calls ``write`` on rank 0, with a temporary path beside ``filepath`` that then replaces it.
+
+    Other processes write nothing; they serve rank 0 if it does not hold all variables, see :func:`drive`.
 
     Args:
-        engine: of a strategy in which several processes take part.
-        filepath: a path of a file or a folder. What is no path of a file system here, as an address in a cloud, is
-            written to directly.
-        variables: Keras variables that are written, in the same order on all processes.
+        engine: the engine of a strategy in which several processes take part.
+        filepath: the path of a file or a folder. Anything that is not a local path, such as a cloud address, is written
+            to directly.
+        variables: the Keras variables that are written, in the same order on all processes.
         write: takes the path to write to.
 
     Returns:
         What ``write`` returned; None on other ranks.
 
     Raises:
-        ValueError: where a replica spans processes, on ranks other than 0, when ``write`` failed on rank 0.
+        ValueError: where rank 0 does not hold all variables, on other ranks, when ``write`` failed on rank 0.
     """
     path = _local_path(filepath)
     number = 0 if path is None else engine.savings.count(path)
@@ -52,7 +54,7 @@ def _replace(
     engine: ReplicatedExtended, path: pathlib.Path, number: int, write: Callable[[object], _Result]
 ) -> _Result:
     for left in arrivals.unfinished(path):
-        # By a program that was killed while it wrote this file.
+        # Left by a program that was killed while it wrote this file.
         if left.is_file():
             left.unlink(missing_ok=True)
     unfinished = arrivals.name_unfinished(path)
@@ -71,14 +73,14 @@ def _replace(
 
 
 def wait_until_written(engine: ReplicatedExtended | None, filepath: object) -> None:
-    """Returns when rank 0 has written what is to be read.
+    """Waits until rank 0 has written the file that is to be read.
 
-    Before weights are read into a model of several processes, all of them meet. A model that is loaded outside any
-    scope belongs to one process: rank 0 reads at once, the others wait for the file to appear.
+    Before weights are read into a model of several processes, all of them run a barrier. A model that is loaded outside
+    any scope belongs to one process: rank 0 reads at once, the others wait for the file to appear.
 
     Args:
-        engine: of the strategy in which several processes read; None for a process that reads for itself.
-        filepath: what is to be read.
+        engine: the engine of the strategy in which several processes read; None for a process that reads for itself.
+        filepath: the path to be read.
     """
     if is_alone():
         return

@@ -1,4 +1,4 @@
-"""Weights that are written to a file range by range: no process holds one of them beside its own part.
+"""Writes weights to a file range by range, so that no process holds a whole weight beside its own part.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
@@ -21,8 +21,8 @@ def write(dataset: Any, weight: Any) -> None:
     """Writes a weight into a dataset of its shape.
 
     Args:
-        dataset: of h5py, or what else takes arrays into boxes of slices.
-        weight: a Keras variable or a split weight, of which this process can read all: see :func:`drive`.
+        dataset: a dataset of h5py, or any object whose boxes of slices can be set to arrays.
+        weight: a Keras variable or a split weight, all of which this process can read: see :func:`drive`.
     """
     weight = sharded_weight(weight) or weight
     if not isinstance(weight, SplitWeight):
@@ -41,13 +41,13 @@ def write(dataset: Any, weight: Any) -> None:
 
 
 def _write_slices(dataset: Any, weight: SlicedWeight, starts: list[int]) -> None:
-    """Writes a weight into a box of its shape, which begins at `starts`."""
+    """Writes a weight into the box of its shape that begins at `starts`."""
     for index, shard in enumerate(weight.shards):
         _write(dataset, shard, weight.shape, starts, weight.range_of(index)[0])
 
 
 def _write(dataset: Any, variable: Any, shape: tuple[int, ...], starts: list[int], done: int = 0) -> None:
-    """Writes a variable, flat, as the elements from `done` on of a box of this shape, which begins at `starts`."""
+    """Writes a variable as the flattened elements, from `done` on, of the box of this shape that begins at `starts`."""
     with contextlib.closing(local_slices(variable)) as parts:
         for part in parts:
             array, begin = np.asarray(part), done

@@ -1,6 +1,7 @@
-"""Loading what one process has on its disk into all of them.
+"""Loads files that only one process has on its disk into all processes.
 
-Rank 0 writes files, and its disk may be the only one that has them. It reads alone; what it read is sent to the others.
+Rank 0 writes files, and its disk may be the only one that has them. It reads alone, and sends what it read to the
+others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Inside, this process reads files that the others do not."""
+    """Context manager: this process reads files that the others do not read."""
     token = _alone.set(True)
     try:
         yield
@@ -35,12 +36,12 @@ def alone() -> Iterator[None]:
 
 
 def is_alone() -> bool:
-    """True if this process reads files that the others do not: it must not wait for them."""
+    """True if this process reads files that the others do not read, and so must not wait for the others."""
     return _alone.get()
 
 
 def variables_of(model: Any) -> list[Any]:
-    """Returns the variables of a model, and those of its optimizer that are there; of sharded weights the shards."""
+    """Returns the variables of a model, and those its optimizer has; sharded weights are replaced by their shards."""
     optimizer = getattr(model, "optimizer", None)
     return shards_of_each([*model.variables, *(() if optimizer is None else optimizer.variables)])
 
@@ -52,7 +53,7 @@ def state_of(model: Any) -> list[Any]:
     elsewhere they would be variables of one device.
 
     Args:
-        model: a Keras model whose own variables are there.
+        model: a Keras model whose own variables exist.
     """
     optimizer = model.optimizer
     if optimizer is not None and not optimizer.built:
@@ -62,14 +63,14 @@ def state_of(model: Any) -> list[Any]:
 
 
 def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], variables: Sequence[Any]) -> str:
-    """Runs ``load`` on rank 0, and gives all processes what it returned and loaded.
+    """Runs ``load`` on rank 0, and sends its result and the values that it loaded to all processes.
 
     All processes call it, with variables of the same shapes in the same order. In a job of one process, and under
-    strategies that are not of this package, it is ``load()``.
+    strategies of other packages, it just calls ``load()``.
 
     Args:
-        strategy: joins the processes.
-        load: reads files into variables and returns what else there is to know, as text. It must not need the others.
+        strategy: the strategy that joins the processes.
+        load: reads files into variables, and returns any other information as text. It must not wait for the others.
         variables: the Keras variables that ``load`` may change, those of the optimizer included: :func:`state_of`.
 
     Returns:
@@ -87,7 +88,7 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
 
 
 def _load_and_send(engine: Any, process_group: ProcessGroup, load: Callable[[], str], variables: Sequence[Any]) -> str:
-    """Loads on rank 0, and gives to all what was loaded."""
+    """Loads on rank 0, and sends the loaded values to all processes."""
     values = [variable.value for variable in variables]
 
     def attempt() -> tuple[str, Exception | None]:
@@ -95,10 +96,10 @@ def _load_and_send(engine: Any, process_group: ProcessGroup, load: Callable[[], 
             try:
                 return load(), None
             except Exception as caught:
-                # The others wait for word, whatever it is.
+                # The others wait for a message in any case.
                 return f"{type(caught).__name__}: {caught}", caught
 
-    # A variable of which processes hold parts is read whenever it is set, which rank 0 alone could not do.
+    # A metric variable, of which each process holds a part, is read when it is set, which rank 0 alone could not do.
     with engine.metric_totals([value for value in values if isinstance(value, MetricVariable)]):
         text, error = drive(engine, variables, attempt) or ("", None)
     failed = bool(process_group.broadcast(tf.constant(error is not None)))
@@ -111,11 +112,11 @@ def _load_and_send(engine: Any, process_group: ProcessGroup, load: Callable[[], 
         if isinstance(value, PartialSumVariable):
             value.is_spread.assign(False)
         if 0 not in (holders_of(variable) or [0]):
-            # Its holders have it. What one process takes for an accumulator is a remote variable to others: all of
-            # them have to go by what all know.
+            # Its owners have the value. One process' accumulator is a remote variable on others, so the test must use
+            # only what all processes know.
             continue
         if isinstance(value, MetricVariable):
-            # Rank 0 holds its own part of the sum that it has set, and the others' are alike.
+            # Rank 0 has set its own part of the total, and the parts of the others are equal to it.
             shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
             for part in value.values:
                 part.assign(assembled(shape, dtype, slices(process_group, 0, shape, dtype, part.read_value)))
@@ -125,11 +126,11 @@ def _load_and_send(engine: Any, process_group: ProcessGroup, load: Callable[[], 
 
 
 def sum_accumulated(optimizer: Any) -> None:
-    """Sums over all processes what the optimizer has accumulated, so that rank 0 alone can save it.
+    """Sums the gradients that the optimizer has accumulated over all processes, so that rank 0 alone can save them.
 
     With ``gradient_accumulation_steps`` each process holds its own part of the gradients since the last update. ``fit``
-    does this before the callbacks at the end of an epoch; a program calls it, on all processes, where it saves at
-    another time, between two updates. Training goes on from the same sums. It changes nothing where none is needed.
+    does this before the callbacks at the end of an epoch; a program that saves at another time, between two updates,
+    calls it on all processes. Training goes on from the same sums. It changes nothing where no sum is needed.
 
     Args:
         optimizer: a Keras optimizer, or None.

@@ -1,4 +1,4 @@
-"""Values that processes read, and files that they write, together: for what all of them run, such as callbacks.
+"""Reads values and writes files together on all processes, for code that all of them run, such as callbacks.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
@@ -19,7 +19,7 @@ from strategies.saving.restoring import variables_of
 
 
 def values_of(model: Any, variables: Sequence[Any]) -> list[np.ndarray]:
-    """Returns the values of variables of a model, its metrics' included, on all processes; all of them call it."""
+    """Returns the values of a model's variables, including its metrics', on all processes; all of them call it."""
     engine = _engine(model)
     if engine is None:
         return [value_of(variable) for variable in variables]
@@ -30,7 +30,7 @@ def values_of(model: Any, variables: Sequence[Any]) -> list[np.ndarray]:
 def write_together(model: Any, write: Callable[[], None]) -> None:
     """Runs ``write``, which saves a model and other files, on all processes.
 
-    Where processes hold a part of it each, rank 0 runs it, and the others serve it: they end as it ends, see
+    Where each process owns only some of the variables, rank 0 runs it, and the others serve it and end as it ends: see
     :func:`drive`.
     """
     engine = _engine(model)
@@ -41,12 +41,12 @@ def write_together(model: Any, write: Callable[[], None]) -> None:
 
 
 def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list[str]:
-    """Returns the texts of all processes that hold parts of the model, by rank; `text` alone if this one holds all.
+    """Returns the texts of all processes that own parts of the model, by rank; `text` alone if this one has all of it.
 
     Args:
         model: a Keras model.
-        text: of this process.
-        of_optimizer: True to ask those, too, that hold parts of its optimizer only.
+        text: the text of this process.
+        of_optimizer: True to include processes that own parts of the optimizer only.
     """
     engine = _engine(model)
     if engine is None:

@@ -1,1 +1,1 @@
-"""Tools for testing training programs, also a user's own: `strategies.testing.faults` hurts a run on purpose."""
+"""Tools for testing training programs, also a user's own: `strategies.testing.faults` injects faults into a run."""

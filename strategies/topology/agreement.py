@@ -1,6 +1,6 @@
-"""What each process makes its strategy of, told to all before anything depends on it. Pure: standard library only.
+"""The strategy arguments of every process, exchanged and compared before use. Pure: standard library only.
 
-Processes that make different strategies would form groups of different sizes, and wait for each other until a timeout.
+Processes with different strategies would form groups of different sizes, and wait for each other until a timeout.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Request:
-    """A strategy, as one process asks for it.
+    """The strategy arguments of one process.
 
     Attributes:
-        strategy: the class.
-        mesh: as it was given.
-        num_devices: of the process.
-        options: others that have to be alike, by the names of the arguments.
-        node: the node on which the process is; may differ.
-        versions: of the libraries on which the numbers depend, by name.
+        strategy: the name of the class.
+        mesh: the mesh argument, as it was given.
+        num_devices: the number of devices of the process.
+        options: other arguments that have to be equal, by name.
+        node: the node of the process; may differ.
+        versions: the versions of the libraries on which the numbers depend, by name.
         gpus: the GPUs that the process uses, as text of :func:`strategies.topology.gpus.claim`; may differ.
     """
 
@@ -35,18 +35,18 @@ class Request:
 
     def to_text(self) -> str:
         """Returns the request as text for :func:`agreed_nodes` of every process."""
-        # Not sorted: the order of a mesh's axes counts in one process.
+        # Not sorted: the order of a mesh's axes matters in one process.
         return json.dumps(asdict(self), default=str)
 
 
 def agreed_nodes(texts: Sequence[str]) -> tuple[int, ...]:
-    """Returns the node of each process, by rank, if all ask for the same; raises the same on all of them otherwise.
+    """Returns the node of each process, by rank; raises the same error on all processes if their requests differ.
 
     Args:
         texts: the requests of all processes, by rank.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the requests differ.
     """
     said = [json.loads(text) for text in texts]
     for name, what in (("strategy", "strategy"), ("num_devices", "number of devices"), ("mesh", "mesh")):

@@ -1,4 +1,4 @@
-"""The processes of the job, and this process among them, read from the environment. Pure: standard library only."""
+"""The processes of the job and this process' ranks, read from the environment. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLURM_PORT = 8888
 
 @dataclass(frozen=True)
 class Cluster:
-    """This process among all processes of the job.
+    """The ranks of this process among all processes of the job.
 
     Args:
         rank: 0 to `world_size` - 1; rank 0 writes files.
@@ -25,7 +25,7 @@ class Cluster:
         node_rank: the position of this node among the nodes.
         addresses: "host:port" of every process by rank; empty if the launcher does not publish them.
         source: the variables it was read from: "TF_CONFIG", "HOROVOD", "OMPI", "SLURM", or "" for a single process.
-        is_evaluator: a process outside of the training job that only evaluates; a world of its own.
+        is_evaluator: true for a process outside of the training job that only evaluates, in a world of its own.
 
     Example:
 
@@ -33,7 +33,7 @@ class Cluster:
         assert 0 <= cluster.rank < cluster.world_size
 
     Raises:
-        ValueError: a rank outside of its world.
+        ValueError: a rank outside of its world, or sizes and addresses that do not fit together.
     """
 
     rank: int = 0

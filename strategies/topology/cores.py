@@ -27,7 +27,7 @@ class Threads:
 
 
 def deal_cores(cores: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
-    """Returns the cores of each process: consecutive, as evenly as possible; shared in turn if there are too few."""
+    """Returns the cores of each process: consecutive, as evenly as possible; shared round-robin if too few."""
     if num_processes > len(cores):
         return [(cores[i % len(cores)],) for i in range(num_processes)]
     ends = [i * len(cores) // num_processes for i in range(num_processes + 1)]
@@ -35,7 +35,7 @@ def deal_cores(cores: Sequence[int], num_processes: int) -> list[tuple[int, ...]
 
 
 def usable_cores(process: int = 0) -> tuple[int, ...]:
-    """Returns the cores that a process may use (0: this process), ascending; all if the system does not tell."""
+    """Returns the cores that a process may use (0: this process), ascending; all if the system does not report it."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(process)))
     return tuple(range(os.cpu_count() or 1))
@@ -47,7 +47,7 @@ def own_cores(
     """Returns this process' share of its node's cores, out of the `cores` that it may use.
 
     A launcher that binds its processes, such as `mpirun`, leaves each of them fewer cores than its parent has: these
-    are its own. Otherwise all processes of a node may use the same cores, which are divided among them.
+    are returned. Otherwise all processes of a node may use the same cores, which are divided among them.
     """
     if set(cores) < set(cores_of_parent):
         return tuple(cores)

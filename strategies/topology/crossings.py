@@ -1,4 +1,4 @@
-"""Axes of a mesh that cross processes and hosts, and what they send in a step. Pure: no imports but the mesh."""
+"""Mesh axes that cross processes or hosts, and what they send in a step. Pure: no imports but the mesh."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Crossing:
 
 
 def crossings(mesh: DeviceMesh, nodes: Sequence[int]) -> tuple[Crossing, ...]:
-    """Returns the axes that cross processes, in the order of their names in a mesh.
+    """Returns the axes that cross processes, in the order of `AXES`.
 
     Args:
-        mesh: over the devices of all processes.
+        mesh: the mesh over the devices of all processes.
         nodes: the host of each process, by rank.
     """
     found = []
@@ -56,7 +56,7 @@ def crossings(mesh: DeviceMesh, nodes: Sequence[int]) -> tuple[Crossing, ...]:
 
 
 def description(mesh: DeviceMesh, nodes: Sequence[int]) -> str:
-    """Returns what to tell a user of a mesh over several processes: which axes cross what, and what they send."""
+    """Returns the log message for a mesh over several processes: the axes that cross them, and what these send."""
     sizes = ", ".join(f"{name}={size}" for name, size in mesh.axes.items())
     num_local = mesh.size // mesh.num_processes
     lines = [
@@ -70,7 +70,7 @@ def description(mesh: DeviceMesh, nodes: Sequence[int]) -> str:
 
 
 def warning(mesh: DeviceMesh, nodes: Sequence[int]) -> str | None:
-    """Returns a warning of a mesh whose axis "tensor" crosses hosts; None if it does not."""
+    """Returns a warning if the axis "tensor" crosses hosts, else None."""
     if all(each.axis != "tensor" or each.num_hosts == 1 for each in crossings(mesh, nodes)):
         return None
     per_host = min(nodes.count(node) for node in set(nodes)) * mesh.size // mesh.num_processes

@@ -1,4 +1,4 @@
-"""The devices of this process: their names, and the reduction over them."""
+"""The names of this process' devices, and the reduction over them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def list_own_devices(kind: str | None = None) -> list[str]:
 
 
 def is_gpu(device: str) -> bool:
-    """True if a device is a GPU, by any spelling of its name: decides how values of it are communicated."""
+    """True if a device is a GPU, by any spelling of its name; decides how its values are communicated."""
     return _device_type(device if device.startswith("/") else f"/{device}") == "GPU"
 
 
@@ -104,7 +104,7 @@ def checked_devices(devices: Sequence[str]) -> list[str]:
 
 
 def default_reduction(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
-    """Returns the reduction over ``devices``; None for TensorFlow's default, collectives."""
+    """Returns the reduction over ``devices``; None selects TensorFlow's default, collectives."""
     if not any(is_gpu(device) for device in devices):
         # Between logical CPU devices collectives copy tensors, and plain additions do not.
         return tf.distribute.ReductionToOneDevice(accumulation_fn=_add_in_turn)
@@ -114,8 +114,8 @@ def default_reduction(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | 
 def _add_in_turn(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns ``(v0 + v1) + v2 ...``, each addition on the device of the value it adds.
 
-    TensorFlow rewrites a single sum of three or more tensors to additions to a variable in the order of arrival: more
-    copies, and rounding that differs from run to run.
+    TensorFlow rewrites one sum of three or more tensors into additions to a variable in the order of arrival: this
+    makes more copies, and rounding differs from run to run.
     """
     total = values[0]
     for value in values[1:]:
@@ -125,7 +125,7 @@ def _add_in_turn(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _device_type(device: str) -> str:
-    # In a function of its own, so that a test can let a CPU device pass for a GPU (tests/would_be_gpus.py).
+    # A separate function, so that a test can make a CPU device pass for a GPU (tests/would_be_gpus.py).
     return str(tf.DeviceSpec.from_string(device).device_type)
 
 

@@ -1,4 +1,4 @@
-"""The physical GPUs that processes use, by ids that mean the same on all of them, and the refusal of shared ones."""
+"""The physical GPUs that processes use, by ids that are valid on all processes, and the check that none is shared."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
-#: Set to 1 on all processes, it lets them share GPUs, as in a smoke test on a machine that has but one.
+#: Set to 1 on all processes, it lets them share GPUs, as in a smoke test on a machine with one GPU.
 SHARING_VARIABLE = "KERAS_STRATEGIES_SHARED_GPUS"
 
 _logger = logging.getLogger(__name__)
 
 
 def sharing_is_allowed() -> bool:
-    """True if the environment says that processes may share GPUs."""
+    """True if the environment allows processes to share GPUs."""
     return os.environ.get(SHARING_VARIABLE, "") not in ("", "0")
 
 
@@ -37,10 +37,10 @@ def claim() -> str:
 
 
 def refuse_shared(claims: Sequence[str]) -> None:
-    """Refuses processes that use the same GPU: they would run out of its memory, and NCCL joins no two of them.
+    """Raises if processes use the same GPU: they would run out of its memory, and NCCL rejects two ranks on one GPU.
 
     Args:
-        claims: of all processes, by rank; the same on each, so that all of them are refused or none.
+        claims: the claims of all processes, by rank; equal on all of them, so that all of them raise or none.
 
     Raises:
         ValueError: two processes use the same GPU, and not all of them allow it.
@@ -68,7 +68,7 @@ def refuse_shared(claims: Sequence[str]) -> None:
 
 
 def used_gpus() -> list[str]:
-    """Returns an id for each GPU that TensorFlow may use here: its UUID, or, where CUDA does not tell, a name."""
+    """Returns an id for each GPU that TensorFlow may use in this process: its UUID, or a name if CUDA reports none."""
     gpus = tf.config.get_visible_devices("GPU")
     return [_id_of(int(gpu.name.rpartition(":")[2])) for gpu in gpus]
 
@@ -78,9 +78,9 @@ def _id_of(ordinal: int) -> str:
 
 
 def _uuid(ordinal: int) -> str | None:
-    """Returns CUDA's own id of one of the GPUs that it shows to this process; of a part of one (MIG), the part's.
+    """Returns CUDA's id of a GPU visible to this process, or of a MIG instance; None if CUDA reports none.
 
-    TensorFlow numbers them as CUDA does, but `tf.config.experimental.get_device_details` has only their model.
+    TensorFlow numbers GPUs as CUDA does, but `tf.config.experimental.get_device_details` has only their model.
     """
     try:
         cuda: Any = ctypes.CDLL("libcuda.so.1")
@@ -94,6 +94,6 @@ def _uuid(ordinal: int) -> str | None:
 
 
 def _name(ordinal: int) -> str:
-    """Returns a name by the host and the number that the GPU has there."""
+    """Returns a name made of the host and the GPU's number on it."""
     given = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
     return f"GPU {given[ordinal] if ordinal < len(given) else ordinal} of {socket.gethostname()}"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The axes a mesh may have: replicas of the model, in groups of which each has all experts; stages of one replica;
-#: shards of one layer.
+#: The axes a mesh may have. "data" and "expert" hold replicas of the model, and each group along "expert" holds all
+#: experts; "pipe" holds the stages of one replica, "tensor" the shards of one layer.
 AXES = ("data", "expert", "pipe", "tensor")
-#: Those of a mesh of processes whose "data" axis is cut into groups that share the optimizer; no program names them.
+#: The axes into which the "data" axis of a mesh of processes is cut for sharding groups; users do not name them.
 SHARDING_AXES = ("replicate", "shard")
 KNOWN_AXES = (*AXES, *SHARDING_AXES)
 
@@ -70,7 +70,7 @@ class DeviceMesh:
 
     @staticmethod
     def axes_of(text: str) -> dict[str, int]:
-        """Returns axis sizes written as ``"data=2,pipe=2"``, as programs take them on a command line.
+        """Returns the axis sizes written as ``"data=2,pipe=2"`` on a command line.
 
         Raises:
             ValueError: malformed text, an unknown axis, or one that is named twice.
@@ -156,12 +156,12 @@ class DeviceMesh:
         return self.axis_size("data") * self.axis_size("expert")
 
     def with_experts_as_data(self) -> DeviceMesh:
-        """Returns the mesh in which "expert" is a part of "data": replicas next to each other share experts.
+        """Returns the mesh with "expert" merged into "data": adjacent replicas share one set of experts.
 
-        Each replica takes its own rows, those along "expert" too. Only weights of experts tell them apart.
+        Every replica takes its own rows, also along "expert"; there only the experts' weights differ.
 
         Raises:
-            ValueError: there is an axis between the two.
+            ValueError: "expert" does not directly follow "data".
 
         Example:
 
@@ -263,12 +263,12 @@ class DeviceMesh:
         return grid[replica]
 
     def grid(self) -> tuple[tuple[str, ...], ...]:
-        """Device names as ``[data][rest]``; the gradients of one column are reduced together."""
+        """Returns device names as ``[data][rest]``; the gradients of one column are reduced together."""
         columns = self.groups("data")
         return tuple(tuple(self.devices[c[r]] for c in columns) for r in range(self.num_replicas))
 
     def local_indices(self, rank: int) -> tuple[int, ...]:
-        """The flat indices that process `rank` owns, ascending."""
+        """Returns the flat indices that process `rank` owns, ascending."""
         owned = tuple(index for index, owner in enumerate(self.ranks) if owner == rank)
         if not owned:
             raise ValueError(
@@ -293,7 +293,7 @@ def resolve_sizes(axes: Mapping[str, int] | None, num_devices: int) -> dict[str,
 
     Args:
         axes: size of each axis; None or empty means ``{"data": num_devices}``.
-        num_devices: what the sizes must multiply to.
+        num_devices: the required product of the sizes.
 
     Raises:
         ValueError: an unknown axis, a size neither positive nor -1, two -1, or no way to fit; the last
@@ -338,7 +338,7 @@ def _is_box(num_local: int, sizes: tuple[int, ...]) -> bool:
 def _nearest_fit(sizes: Mapping[str, int], num_devices: int, num_local: int = 1) -> dict[str, int]:
     """Returns the sizes with product `num_devices` nearest to the given ones; ties keep earlier axes larger.
 
-    With them, `num_local` devices of each process are a box.
+    With the returned sizes, the `num_local` devices of each process form a box.
     """
 
     def distance(candidate: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:

@@ -1,8 +1,8 @@
-"""Placement of a mesh on processes: which coordinates each process owns. Pure: no imports but the mesh.
+"""Placement of a mesh on processes: the coordinates that each process owns. Pure: no imports but the mesh.
 
-Across processes the axes are in one order, "tensor" fastest, then "pipe", "expert", "data", however a program names
-them, so that the peers that talk most share a host. A process owns consecutive coordinates: one (a GPU of its own),
-several shards of one stage, whole stages, or whole replicas.
+Across processes the axes have one order, "tensor" fastest, then "pipe", "expert", "data", in whatever order a program
+names them, so that the peers that communicate most share a host. A process owns consecutive coordinates: one (a GPU of
+its own), several shards of one stage, whole stages, or whole replicas.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def has_model_axes(axes: Mapping[str, int] | None) -> bool:
 
 
 def mesh_over_processes(num_processes: int, axes: Mapping[str, int] | None, local_devices: Sequence[str]) -> DeviceMesh:
-    """Returns the mesh over the devices of all processes; of several processes, with its axes in the common order.
+    """Returns the mesh over the devices of all processes; with several processes its axes are in the common order.
 
     Args:
         num_processes: the world size.
@@ -30,30 +30,30 @@ def mesh_over_processes(num_processes: int, axes: Mapping[str, int] | None, loca
         ValueError: as `DeviceMesh.from_processes`.
     """
     if num_processes > 1 and axes:
-        # Refuses unknown axes, and sizes that do not fit, as they were given.
+        # Checked before the axes are reordered: errors show them as they were given.
         sizes = resolve_sizes(axes, num_processes * len(local_devices))
         axes = {name: sizes[name] for name in AXES if name in sizes}
     return DeviceMesh.from_processes(num_processes, axes, local_devices=local_devices)
 
 
 def process_mesh(mesh: DeviceMesh, device: str) -> DeviceMesh:
-    """Returns the mesh of processes, each at one coordinate, of a mesh over their devices.
+    """Returns the mesh of processes, one coordinate each, for a mesh over their devices.
 
     Args:
-        mesh: of several devices in each process.
-        device: stands for the process; the same name in all of them.
+        mesh: the mesh over the devices of all processes.
+        device: the device that represents a process; the same name in all of them.
     """
     sizes = {name: mesh.axis_size(name) // len(owned) for name, owned in mesh.box(mesh.ranks[0]).items()}
     return DeviceMesh.from_processes(mesh.num_processes, sizes, local_devices=[device])
 
 
 def sharding_mesh(mesh: DeviceMesh, device: str, num_together: int) -> DeviceMesh:
-    """Returns the mesh of processes, each at one coordinate, with two axes in the place of "data", which cut it.
+    """Returns the mesh of processes, one coordinate each, with "data" cut into "replicate" and "shard".
 
     Args:
-        mesh: over the devices of several processes, with "data" as its first axis.
+        mesh: the mesh over the devices of several processes, with "data" as its first axis.
         device: as for :func:`process_mesh`.
-        num_together: the processes of a group, next to each other on "data".
+        num_together: the number of processes of a group, adjacent along "data".
     """
     between = process_mesh(mesh, device)
     others = {name: size for name, size in between.axes.items() if name != "data"}

@@ -12,15 +12,15 @@ _MAX_COMMAND_LENGTH = 120
 def holder_of(port: int, proc: Path = Path("/proc")) -> str | None:
     """Returns the program that listens at a TCP port of this machine, as in "'python train.py' (pid 123)".
 
-    If nobody listens there, it is the program that has a connection at the port. A program of another user, or of
-    another container, cannot be seen.
+    If none listens, it is the program that has a connection at the port. A program of another user, or of another
+    container, cannot be seen.
 
     Args:
         port: the number of the port.
-        proc: where the system tells about processes.
+        proc: the folder of the proc file system.
 
     Returns:
-        The command and the process, or None if the system does not tell.
+        The command and the process, or None if no program is found.
     """
     for sockets in _sockets_at(port, proc):
         for pid in _processes(proc):
@@ -30,7 +30,7 @@ def holder_of(port: int, proc: Path = Path("/proc")) -> str | None:
 
 
 def _sockets_at(port: int, proc: Path) -> tuple[set[str], set[str]]:
-    """The sockets at a port, as links of open files name them: those that listen, and the others."""
+    """Returns the listening and the other sockets at a port, named as in the links of open files."""
     listening: set[str] = set()
     others: set[str] = set()
     for table in _TABLES:
@@ -38,7 +38,7 @@ def _sockets_at(port: int, proc: Path) -> tuple[set[str], set[str]]:
             for row in (proc / table).read_text().splitlines()[1:]:
                 fields = row.split()
                 address, state, inode = fields[1], fields[3], fields[9]
-                # Closed connections that the system still remembers belong to nobody.
+                # Closed connections that the system still lists have inode 0 and belong to no process.
                 if int(address.rpartition(":")[2], 16) == port and inode != "0":
                     (listening if state == _LISTENS else others).add(f"socket:[{inode}]")
     return listening, others
@@ -53,7 +53,7 @@ def _processes(proc: Path) -> list[str]:
 def _open_files(process: Path) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for file in (process / "fd").iterdir():
-            # It may be closed by now.
+            # The file may be closed by now.
             with contextlib.suppress(OSError):
                 yield str(file.readlink())
 

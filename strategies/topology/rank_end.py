@@ -1,7 +1,7 @@
-"""The end of a rank, as its process and its launcher agree on it: an exit code, and files. Standard library only.
+"""The exit code and exit reason that a rank leaves for its launcher. Standard library only.
 
-The launcher names a folder to its ranks. A rank whose program fails leaves the reason there in one line, and the
-traceback of an error that was told in short.
+The launcher passes a folder to its ranks. A rank whose program fails writes its exit reason there in one line, and the
+traceback of an error that was logged in short.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import contextlib
 import os
 from pathlib import Path
 
-#: The exit code of a process that was asked to end, has saved a checkpoint and can go on later: EX_TEMPFAIL of BSD.
+#: The exit code of a process that was asked to end, has saved a checkpoint and can resume later: EX_TEMPFAIL of BSD.
 PREEMPTED = 75
 
-#: The variable that names the folder.
+#: The environment variable that names the folder.
 FOLDER_VARIABLE = "STRATEGIES_TRACEBACK_DIR"
 
 REASON_SUFFIX = ".reason"
 
 
 def reason_file(folder: str | os.PathLike[str], rank: int) -> Path:
-    """Returns the path of the line that says why a rank ended."""
+    """Returns the path of the file with a rank's exit reason."""
     return Path(folder) / f"rank-{rank}{REASON_SUFFIX}"
 
 
 def leave_reason(rank: int, reason: str) -> None:
-    """Writes why this process ends, for its launcher; an empty reason takes it back. Without a launcher, nothing."""
+    """Writes this process' exit reason for its launcher, if it has one; an empty reason deletes it."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return
@@ -37,7 +37,7 @@ def leave_reason(rank: int, reason: str) -> None:
 
 
 def leave_traceback(rank: int, text: str) -> Path | None:
-    """Writes the traceback of an error that is told in short; returns its path, None where there is no place for it."""
+    """Writes the traceback of an error that is logged in short; returns its path, or None if it cannot be written."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return None
@@ -50,7 +50,7 @@ def leave_traceback(rank: int, text: str) -> Path | None:
 
 
 def read_reason(folder: str | os.PathLike[str], rank: int) -> str:
-    """Returns why a rank ended, in one line; empty if it did not say."""
+    """Returns a rank's exit reason in one line; empty if it left none."""
     with contextlib.suppress(OSError):
         return " ".join(reason_file(folder, rank).read_text(errors="replace").split())
     return ""

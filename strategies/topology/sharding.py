@@ -1,7 +1,7 @@
-"""The groups of replicas among which the optimizer is dealt out. Pure: standard library only.
+"""The groups of replicas over which the optimizer is sharded. Pure: standard library only.
 
-Replicas lie in a row, process by process. A group is some of them next to each other: replicas of one process, or those
-of several processes. Inside of a group each holds a part; what one holds, its peers in the other groups hold, too.
+Replicas are numbered process by process. A group is a range of adjacent replicas: replicas of one process, or all
+replicas of several processes. Each replica of a group holds one shard; its peers in the other groups hold the same one.
 
 Source: MiCS (Zhang et al., arXiv:2205.00119), and the hybrid sharding of torch's FSDP.
 """
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ShardingGroups:
-    """Groups of one size.
+    """Sharding groups of one size.
 
     Attributes:
-        size: the replicas of a group, each of which holds a part.
-        num_replicas: of the job, a multiple of `size`.
-        num_local: of each process; a multiple of `size`, or one of its divisors.
-        of_weights: whether weights are in shards, too, beside what the optimizer has.
-        of_experts: whether the weights of experts are dealt out among the replicas of a group.
+        size: the number of replicas of a group, each of which holds one shard.
+        num_replicas: the number of replicas of the job, a multiple of `size`.
+        num_local: the number of replicas of each process; a multiple of `size`, or one of its divisors.
+        of_weights: whether weights are sharded, too, besides the optimizer state.
+        of_experts: whether the experts' weights are distributed over the replicas of a group.
     """
 
     size: int
@@ -38,11 +38,11 @@ class ShardingGroups:
 
     @property
     def num_here(self) -> int:
-        """The number of groups of which a process has all replicas; 1 if it has some replicas of one group."""
+        """The number of groups with replicas in one process; 1 if a group spans processes."""
         return max(self.num_local // self.size, 1)
 
     def owner(self, position: int) -> tuple[int, tuple[int, ...]]:
-        """Returns who holds the part at a position: the process, in its group, and its local replicas, one per group.
+        """Returns the owner of the shard at a position: (process within the group, its local replicas, one per group).
 
         Example:
 
@@ -61,21 +61,22 @@ class ShardingGroups:
 def sharding_groups(
     shard_size: int | None, num_replicas: int, num_local: int, nodes: Sequence[int] = ()
 ) -> ShardingGroups:
-    """Returns the groups among whose replicas the optimizer is dealt out.
+    """Returns the groups of replicas over which the optimizer is sharded.
 
     Args:
-        shard_size: replicas of a group. None for those of a host, if there are several hosts with as many replicas
-            each; else for all.
-        num_replicas: of the job.
-        num_local: of each process.
-        nodes: the host of each process, by rank; empty if they are not known.
+        shard_size: the number of replicas of a group. None: the replicas of a host, if all hosts have equally many,
+            more than one, and consecutive ranks; else all replicas.
+        num_replicas: the number of replicas of the job.
+        num_local: the number of replicas of each process.
+        nodes: the host of each process, by rank; empty if unknown.
 
     Raises:
-        ValueError: a size that does not divide the replicas, or of groups that have a part of a process.
+        ValueError: a size that does not divide the number of replicas, or that fits neither whole processes nor the
+            inside of one.
     """
     if shard_size is None:
         runs = [len(list(own)) for _, own in itertools.groupby(nodes)]
-        # Hosts between whose ranks there are others' are no groups: those are next to each other.
+        # A host whose ranks are not consecutive is no group: the replicas of a group are adjacent.
         is_alike = len(set(runs)) == 1 and len(runs) == len(set(nodes))
         of_host = runs[0] * num_local if is_alike else num_replicas
         return ShardingGroups(of_host if of_host > 1 else num_replicas, num_replicas, num_local)

@@ -18,8 +18,8 @@ def deal_threads(cluster: Cluster, has_started: bool) -> None:
     """Sets the number of TensorFlow's threads to this process' share of its node's cores, unless the user has set it.
 
     By default each process starts a thread for every core: two processes on two cores then take twice as long for a
-    step of a small network, since their threads compete. Does nothing if the process is alone on its node, or if a
-    number is set, in the environment or with ``tf.config.threading``. One log line reports the result.
+    step of a small network, since their threads compete. Nothing is changed if the process is alone on its node, or if
+    a number is set, in the environment or with ``tf.config.threading``. One log line reports the result.
 
     Args:
         cluster: the processes of the job.

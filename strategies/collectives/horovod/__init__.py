@@ -1,4 +1,4 @@
-"""Collectives by Horovod, between processes. The only room that imports it."""
+"""Collectives over Horovod, between processes. Only this package imports Horovod."""
 
 try:
     import horovod.tensorflow  # noqa: F401

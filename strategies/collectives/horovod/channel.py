@@ -31,14 +31,14 @@ class HorovodChannel(Channel):
         self._recv_tags: set[int] = set()
 
     def send(self, values: Sequence[tf.Tensor], tag: int = 0) -> list[tf.Tensor]:
-        """As `Channel.send`."""
+        """Implements `Channel.send`."""
         group = self._end(0)
         tensors = checks.check_values(values, int(group is not None), arithmetic=False)
         checks.check_tag(tag, self._num_messages, self._send_tags, "a send")
         return [] if group is None else [self._exchange(group, tf.stop_gradient(tensors[0]), tag)]
 
     def recv(self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0) -> list[tf.Tensor]:
-        """As `Channel.recv`."""
+        """Implements `Channel.recv`."""
         group = self._end(1)
         checks.check_shape_count(len(shapes), int(group is not None))
         checks.check_tag(tag, self._num_messages, self._recv_tags, "a receive")

@@ -1,4 +1,4 @@
-"""Collectives over Horovod: between processes, over Gloo or MPI."""
+"""Collectives over Horovod, between processes, by Gloo or MPI."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _COMPRESSED = {"fp16": tf.float16, "bf16": tf.bfloat16}
 
 
 class HorovodCollectives(Collectives):
-    """All processes that Horovod runs, each with one coordinate of the mesh. Call `start` first.
+    """Collectives between all processes of Horovod, each with one coordinate of the mesh. Call `start` first.
 
-    All processes must make their instances in the same order (making one is an exchange in itself), trace the
+    All processes must create their instances in the same order (creating one runs a collective), trace the
     functions that use them in the same order, and take gradients of nested functions inside the outermost one.
-    Where a process stays away from an exchange, those that wait for it shut Horovod down, on all processes, when
-    `timeout_seconds` are over; every later exchange fails.
+    If a process does not take part in a collective, those that wait for it shut Horovod down, on all processes,
+    after `timeout_seconds`; every later collective fails.
 
     16-bit floats are added in float32. Sums, minima and maxima have the same bits on all members.
 
     Args:
         mesh: the grid, one coordinate in each process.
         rank: this process' rank in the mesh, which must be Horovod's.
-        timeout_seconds: how long exchanges may wait here while not one is done; 0: for ever.
-        member: this process in its job, which hears from the others; None if there is nothing to hear.
+        timeout_seconds: how long collectives may be pending in this process while none finishes; 0 for no limit.
+        member: this process in its job, which receives the others' reports; None if there are none.
 
     Raises:
-        ValueError: a negative timeout, Horovod not started, or without a process set that the mesh needs; a mesh that
-            differs between processes or does not fit them. All processes raise it.
+        ValueError: a negative timeout; Horovod not started, or started without a process set that the mesh needs; a
+            mesh that differs between processes or does not fit them. All processes raise it.
     """
 
     def __init__(
@@ -74,24 +74,25 @@ class HorovodCollectives(Collectives):
         op: Literal["sum", "average", "adasum"] = "sum",
         compression: Literal["fp16", "bf16"] | None = None,
     ) -> list[list[tf.Tensor]]:
-        """All-reduce many tensors of this process' coordinate at once: a bucket of gradients.
+        """All-reduces many tensors of this process' coordinate at once: a bucket of gradients.
 
-        It starts when all of `values` are there, with one negotiation for each dtype. Not differentiable.
+        It starts when all of `values` are ready, with one grouped all-reduce for each dtype: but an all-to-all and an
+        all-gather with compression, and one all-reduce for each tensor with adasum. Not differentiable.
 
         Args:
             values: one list of tensors of any shapes, floats or integers; each equal in shape and dtype on all members.
             axis: the mesh axis.
             op: "adasum" is Horovod's (Maleki et al., arXiv:2006.02924).
-            compression: floats of more than 16 bits travel as float16 or bfloat16. They are added in float32 and
-                rounded once more for the way back; sums must stay in the dtype's range (float16: 65504).
+            compression: floats of more than 16 bits are sent as float16 or bfloat16. They are added in float32 and
+                rounded again before the all-gather; sums must stay in the dtype's range (float16: 65504).
 
         Returns:
             One list, of the results in the order of the tensors.
 
         Raises:
-            ValueError: an unknown `op` or `compression`, the average or adasum of integers, adasum compressed or
-                where Horovod has none: without MPI, along an axis that is not all processes, or if their number
-                is no power of two.
+            ValueError: an unknown `op` or `compression`, the average or adasum of integers, adasum with compression,
+                or adasum where Horovod has none: without MPI, along an axis that is not all processes, or if their
+                number is no power of two.
         """
         checks.check_op(op, ("sum", "average", "adasum"))
         if compression is not None and compression not in _COMPRESSED:
@@ -161,14 +162,14 @@ class HorovodCollectives(Collectives):
             return HorovodChannel(None, self._device(0), num_messages)
         pair = (ranks[source], ranks[target])
         if pair not in self._pairs:
-            # Named by its direction: two channels that face each other are made in any order.
+            # Named by its direction: the channels of two opposite directions may be created in any order.
             self._pairs[pair] = self._make_group(f"{pair[0]}to{pair[1]}", pair, int(position == target))
         return HorovodChannel(self._pairs[pair], self._device(0), num_messages)
 
     def _here(
         self, values: list[tf.Tensor], axis: str, body: Callable[[tf.Tensor, HorovodGroup], tf.Tensor]
     ) -> list[tf.Tensor]:
-        """`body` on this process' device; in a group of one nothing."""
+        """Runs `body` on this process' device; returns the values as they are in a group of one."""
         if axis not in self._groups:
             return values
         return self._on_devices(lambda local, _: body(values[local], self._groups[axis]))

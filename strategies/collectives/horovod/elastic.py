@@ -1,9 +1,9 @@
-"""Elastic Horovod: goes on with the processes that are left, or have come, from what was committed last.
+"""Elastic Horovod: training resumes from the last commit when processes are lost or added.
 
-`horovodrun --host-discovery-script` starts processes anew and deals out ranks; those that run on leave Horovod and
-join it again, in the same process. Horovod has that for tf.keras 2 (`horovod.tensorflow.elastic`), which does not fit
-Keras 3 and takes the error of a grouped all-reduce for one of the program (0.28.1). Here are its own parts from below
-that: the loop, and the notice of new hosts.
+`horovodrun --host-discovery-script` starts new processes and assigns ranks; the remaining ones leave Horovod and join
+it again, in the same process. Horovod has this for tf.keras 2 (`horovod.tensorflow.elastic`), which does not fit Keras
+3 and takes the error of a grouped all-reduce for an error of the program (0.28.1). This module uses the layer below
+it: Horovod's loop, and its notification of new hosts.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from strategies.control_plane import DistributedError
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-# As long as the driver of horovodrun waits for hosts.
+# horovodrun's driver waits for hosts equally long.
 _SECONDS_TO_COME = 600
 
 
 class ElasticMemory(State):
-    """The last commit of this process, and the number of its commits. Horovod calls the methods.
+    """The last commit of this process, and the number of commits. Horovod calls `sync`, `save` and `restore`.
 
     Attributes:
         value: anything that can be pickled; None before the first commit.
-        num_commits: of the run, those before this process came included.
+        num_commits: the number of commits of the run, including those before this process joined.
     """
 
     def __init__(self) -> None:
@@ -44,16 +44,16 @@ class ElasticMemory(State):
         self.num_commits = 0
 
     def keep(self, value: Any) -> None:
-        """Keeps a value as the last commit, and lets workers in that have come since; all processes call it.
+        """Keeps a value as the last commit, and checks for changed hosts; all processes call it.
 
         Raises:
-            HostsUpdatedInterrupt: on all processes, if hosts have come or gone: `run_elastic` begins anew.
+            HostsUpdatedInterrupt: on all processes, if hosts were added or lost; `run_elastic` then starts again.
         """
         self.value, self.num_commits = value, self.num_commits + 1
         self.check_host_updates()
 
     def sync(self) -> None:
-        """Gives all processes the newest commit: one that has come has none, others may not have reached the last."""
+        """Gives all processes the newest commit: a new process has none, others may not have reached the last one."""
         _lost_peers_told(self._take_newest)
 
     def _take_newest(self) -> None:
@@ -64,17 +64,17 @@ class ElasticMemory(State):
             self.num_commits = newest
 
     def save(self) -> None:
-        """Nothing: `keep` has kept it."""
+        """Does nothing: `keep` has stored the value."""
 
     def restore(self) -> None:
-        """Nothing: what is restored is `value`."""
+        """Does nothing: the restored state is `value`."""
 
 
 def run_elastic(function: Callable[[], _Result], memory: ElasticMemory) -> _Result:
-    """Calls `function` again, over other processes, whenever one was lost or has come, until it returns.
+    """Calls `function` until it returns, again over the new set of processes whenever one was lost or added.
 
     Args:
-        function: trains, from the memory's value on. It makes its strategy and its model itself, each time.
+        function: trains, starting from the memory's value. It creates its strategy and its model on each call.
         memory: holds what `function` keeps.
     """
 
@@ -83,7 +83,7 @@ def run_elastic(function: Callable[[], _Result], memory: ElasticMemory) -> _Resu
         return _lost_peers_told(function)
 
     if not has_own_gloo_limit():
-        # It limits the wait for workers that come, which start TensorFlow first: after half a minute, all would end.
+        # It limits the wait for new workers, which start TensorFlow first: after half a minute, all would fail.
         os.environ[GLOO_VARIABLE] = str(_SECONDS_TO_COME)
     if not hvd.is_initialized():
         with network_threads_yield(num_others=1):
@@ -93,9 +93,9 @@ def run_elastic(function: Callable[[], _Result], memory: ElasticMemory) -> _Resu
 
 
 def _lost_peers_told(function: Callable[[], _Result]) -> _Result:
-    """Turns the error of any of Horovod's ops into the one after which Horovod's loop goes on.
+    """Turns a DistributedError or an error of a Horovod op into HorovodInternalError: Horovod's loop continues then.
 
-    This is the only place that decides it. Whatever the op, its kernel's name or Horovod's own message is in the error
+    Only this function decides that. The error of any Horovod op contains its kernel's name or Horovod's own message
     (seen: UnknownError of HorovodGroupedAllreduce, of HorovodAllreduce and HorovodBroadcast).
     """
     try:
@@ -112,17 +112,17 @@ def _short(error: Exception) -> str:
 
 
 def _join_again() -> None:
-    """Leaves Horovod and joins it again, with the processes that there are then."""
-    # Nobody waits any more for collectives that the function had made: its watchdogs must not end the new session.
+    """Leaves Horovod and joins it again, with the processes that exist then."""
+    # Collectives of the last call of the function are abandoned: its watchdogs must not end the new session.
     SESSION.end()
     hvd.shutdown()
     gc.collect()
-    # Until the launcher has dealt out ranks and all others have come; a new process starts TensorFlow first.
+    # Waits until the launcher has assigned ranks and all others have joined; a new process starts TensorFlow first.
     with network_threads_yield(num_others=1):
         hvd.init()
 
 
 def _publish_ranks() -> None:
-    """Writes Horovod's numbers into the environment, where Python has those that the process was started with."""
+    """Writes Horovod's ranks and sizes to ``os.environ``, which still has those of the start of the process."""
     for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
         os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(hvd, name)())

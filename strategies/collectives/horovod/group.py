@@ -34,8 +34,8 @@ class HorovodGroup(members.Group):
         position: as for `Group`.
         process_set: Horovod's object for these ranks.
         name: unique in this process, the same on all members.
-        fence: the instance's.
-        ledger: the instance's.
+        fence: the fence of the instance of the collectives.
+        ledger: the ledger of the instance of the collectives.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class HorovodGroup(members.Group):
         self._lock = threading.Lock()
 
     def take(self, count: int = 1) -> int:
-        """Returns the first of `count` ordinals that nobody else gets."""
+        """Returns the first of `count` new ordinals, each handed out once."""
         with self._lock:
             first, self._next_ordinal = self._next_ordinal, self._next_ordinal + count
         return first
 
     def reduce(self, values: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Returns the reductions of the values over the members, in one exchange for each dtype."""
+        """Returns the reductions of the values over the members, by one grouped op; by one op for each with adasum."""
         if len(values) > 1 and op != "adasum":
             return self._run(hvd.grouped_allreduce, list(values), op=_REDUCE_OPS[op])
         # Horovod's grouped form of adasum ends in a NameError.
@@ -68,7 +68,7 @@ class HorovodGroup(members.Group):
         return [tf.reshape(total, shape_of(value)) for total, value in zip(totals, values, strict=True)]
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the members' rows end to end, in the order of their ranks."""
+        """Returns the members' rows concatenated in the order of their ranks."""
         return self._run(hvd.allgather, rows)[0]
 
     def exchange(
@@ -78,7 +78,7 @@ class HorovodGroup(members.Group):
         ordinal: int | None = None,
         kind: str = "",
     ) -> tf.Tensor:
-        """Sends each member its part of the rows, by `splits` or even; returns what came from all."""
+        """Sends each member its part of the rows, by `splits` or in equal parts; returns the rows received from all."""
         options = {} if splits is None else {"splits": tf.stack(splits)}
         return self._run(hvd.alltoall, rows, ordinal=ordinal, kind=kind, **options)[0]
 
@@ -89,14 +89,14 @@ class HorovodGroup(members.Group):
     def _run(
         self, function: Callable[..., Any], value: Any, *, ordinal: int | None = None, kind: str = "", **options: Any
     ) -> list[tf.Tensor]:
-        """The outputs of a Horovod function of a tensor, or of tensors; the first has a dimension or more."""
+        """Returns the outputs of a Horovod function of a tensor or tensors; the first has one dimension or more."""
         options["process_set"] = self._process_set
-        # One op at a time, where it runs at once: it needs no name, and nobody can take it away.
+        # Eagerly, ops run at once, one at a time: they need no name, and no optimiser can remove them.
         first, *others = [value] if isinstance(value, tf.Tensor) else value
         eager = tf.executing_eagerly()
         name = f"{self._name}_{_KINDS[function]}"
         if not eager:
-            # The scopes around it may differ between processes; the name does not.
+            # The enclosing name scopes may differ between processes; the name must not.
             name = f"{self._name}_{self.take() if ordinal is None else ordinal}"
             options |= {"name": name, "ignore_name_scope": True}
             first = self._fence.pin(first)

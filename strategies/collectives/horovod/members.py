@@ -1,4 +1,4 @@
-"""Collectives of one member of a group, built from the four operations that Horovod has.
+"""Collectives of one member of a group, built from four of Horovod's operations.
 
 Horovod orders the members of a process set by rank, a mesh axis by position: `Group` translates.
 """
@@ -23,7 +23,7 @@ class Group(abc.ABC):
     """The members of one group, as seen by one of them.
 
     Args:
-        ranks: their ranks, in the order of the axis.
+        ranks: the members' ranks, in the order of the axis.
         position: this member's position on the axis.
     """
 
@@ -39,7 +39,7 @@ class Group(abc.ABC):
         return [items[position] for position in self._by_rank]
 
     def by_position(self, items: Sequence[_T]) -> list[_T]:
-        """The inverse of `by_rank`."""
+        """Inverts `by_rank`."""
         return [items[self._by_rank.index(position)] for position in range(self.size)]
 
     @abc.abstractmethod
@@ -65,10 +65,10 @@ class Group(abc.ABC):
         """Sends ``splits[i]`` rows to the i-th rank, equal parts if None; returns the received rows in rank order.
 
         Args:
-            rows: those for all ranks, one after the other.
-            splits: how many for each.
+            rows: the rows for all ranks, concatenated.
+            splits: the number of rows for each rank.
             ordinal: identifies the operation; None for the next one.
-            kind: for messages; that of the operation if empty.
+            kind: the name of the operation in messages; Horovod's if empty.
         """
 
     @abc.abstractmethod
@@ -77,12 +77,12 @@ class Group(abc.ABC):
 
 
 def to_bits(value: tf.Tensor) -> tf.Tensor:
-    """Returns the value with the same bits in a dtype that Horovod can send: all that we allow except bfloat16."""
+    """Returns the same bits in a dtype that Horovod can send, as it can all that we allow except bfloat16."""
     return tf.bitcast(value, tf.uint16) if value.dtype == tf.bfloat16 else value
 
 
 def from_bits(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The inverse of `to_bits`."""
+    """Inverts `to_bits`."""
     return tf.bitcast(value, tf.bfloat16) if dtype == tf.bfloat16 else value
 
 
@@ -96,7 +96,7 @@ def sum_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def all_reduce(value: tf.Tensor, group: Group, op: str) -> tf.Tensor:
-    """`S` -> `S`."""
+    """All-reduces a value, `S` -> `S`."""
     [total] = group.reduce([tf.reshape(tf.cast(value, sum_dtype(value.dtype)), [-1])], op)
     return tf.cast(tf.reshape(total, shape_of(value)), value.dtype)
 
@@ -118,7 +118,7 @@ def all_reduce_many(values: Sequence[tf.Tensor], group: Group, op: str, dtype: t
 
 def _grouped(values: Sequence[tf.Tensor], group: Group, op: str, dtype: tf.DType) -> list[tf.Tensor]:
     first, *others = [tf.cast(value, dtype) for value in values]
-    # As a vector: a scalar has no dimension to slice.
+    # The first is sent as a vector: a scalar has no dimension for the fence to slice.
     totals = group.reduce([tf.reshape(first, [-1]), *others], "adasum" if op == "adasum" else "sum")
     if op == "average":
         totals = [total / tf.cast(group.size, dtype) for total in totals]
@@ -127,7 +127,7 @@ def _grouped(values: Sequence[tf.Tensor], group: Group, op: str, dtype: tf.DType
 
 
 def _compressed(values: Sequence[tf.Tensor], group: Group, op: str, dtype: tf.DType) -> list[tf.Tensor]:
-    # Reduce-scatter, then all-gather: as many bytes as a ring, and sums are in float32.
+    # Reduce-scatter, then all-gather: this sends as many bytes as a ring, and sums in float32.
     vector = tf.concat([tf.reshape(tf.cast(value, dtype), [-1]) for value in values], axis=0)
     count = num_elements(shape_of(vector))
     splits = [(count + group.size - 1 - part) // group.size for part in range(group.size)]
@@ -144,7 +144,7 @@ def _compressed(values: Sequence[tf.Tensor], group: Group, op: str, dtype: tf.DT
 
 
 def all_gather(value: tf.Tensor, group: Group, dim: int, sizes: tf.Tensor | None) -> tf.Tensor:
-    """`[.., d, ..]` -> `[.., sum of sizes, ..]`; `sizes` is int32 `[n]`, None where all are `d`."""
+    """All-gathers `[.., d, ..]` -> `[.., sum of sizes, ..]`; `sizes` is int32 `[n]`, None if all are `d`."""
     order = [dim, *range(dim), *range(dim + 1, value.shape.rank)]
     rows = tf.transpose(value, order) if dim else value
     gathered = from_bits(group.gather(to_bits(rows)), value.dtype)
@@ -159,15 +159,15 @@ def all_gather(value: tf.Tensor, group: Group, dim: int, sizes: tf.Tensor | None
 
 
 def gather_size(value: tf.Tensor, group: Group, dim: int) -> tf.Tensor:
-    """Int32 `[n]`: every member's size along `dim`."""
+    """Returns every member's size along `dim`, int32 `[n]`."""
     sizes = group.gather(tf.shape(value)[dim : dim + 1])
     sizes.set_shape([group.size])
     return sizes if group.in_rank_order else tf.stack(group.by_position(tf.unstack(sizes)))
 
 
 def reduce_scatter(value: tf.Tensor, group: Group, dim: int, sizes: tf.Tensor | None) -> tf.Tensor:
-    """`[.., sum of sizes, ..]` -> the member's part of the sum, `[.., sizes[position], ..]`."""
-    # Not Horovod's own, which takes other sizes, no bfloat16, and over Gloo and loopback four times as long.
+    """Reduce-scatters `[.., sum of sizes, ..]` -> this member's part of the sum, `[.., sizes[position], ..]`."""
+    # Horovod's own has other part sizes, no bfloat16, and takes four times as long over Gloo and loopback.
     pieces = tf.split(value, group.size if sizes is None else sizes, dim, num=group.size)
     shapes = [shape_of(piece) for piece in pieces]
     if dim == 0 and group.in_rank_order:
@@ -180,13 +180,13 @@ def reduce_scatter(value: tf.Tensor, group: Group, dim: int, sizes: tf.Tensor | 
 
 
 def broadcast(value: tf.Tensor, group: Group, root: int) -> tf.Tensor:
-    """`S` -> `S`."""
+    """Returns the root's value, `S` -> `S`."""
     vector = group.broadcast(to_bits(tf.reshape(value, [-1])), root)
     return tf.reshape(from_bits(vector, value.dtype), shape_of(value))
 
 
 def all_to_all(value: tf.Tensor, group: Group, split_dim: int, concat_dim: int) -> tf.Tensor:
-    """`[.., s, .., c, ..]` -> `[.., s / n, .., c * n, ..]`."""
+    """Runs an all-to-all, `[.., s, .., c, ..]` -> `[.., s / n, .., c * n, ..]`."""
     parts = tf.stack(group.by_rank(tf.split(value, group.size, split_dim)))
     received = from_bits(group.exchange(to_bits(parts)), value.dtype)
     received.set_shape(parts.shape)
@@ -194,7 +194,7 @@ def all_to_all(value: tf.Tensor, group: Group, split_dim: int, concat_dim: int) 
 
 
 def permute(value: tf.Tensor, group: Group, pairs: Pairs) -> tf.Tensor:
-    """`S` -> `S`."""
+    """Sends along `pairs`, `S` -> `S`; a position that receives nothing gets zeros."""
     target = dict(pairs).get(group.position)
     vector = tf.reshape(value, [-1])
     count = num_elements(shape_of(vector))

@@ -24,10 +24,10 @@ def process_sets(
     Groups of one process and of all processes need none.
 
     Args:
-        meshes: all over the same processes, one coordinate each.
+        meshes: meshes over the same processes, one coordinate each.
         channel_axes: axes with channels between two positions.
-        all_pairs: channels between any two positions, or only between neighbours; the last position and the first
-            are neighbours, too.
+        all_pairs: true for channels between any two positions, false for those between neighbours only; the last
+            position and the first are neighbours, too.
 
     Raises:
         ValueError: an unknown axis.

@@ -1,8 +1,8 @@
-"""The processes join before Horovod starts, through the store by which horovodrun joins them.
+"""The rendezvous of the processes before Horovod starts, through horovodrun's key-value store.
 
-Horovod waits half a minute for processes that are missing, and names rank 0 whoever it is; it takes process sets when
-it starts, and waits if they differ between processes. So all come together before: who is missing is named, and what
-depends on all is compared. There is a store where Horovod runs over Gloo; mpirun has none.
+Horovod waits half a minute for missing processes, and names rank 0 whichever is missing; it takes process sets when it
+starts, and hangs if they differ between processes. So all processes join before: errors name the missing ones, and what
+all must agree on is compared. Horovod over Gloo has a store; mpirun has none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strategies.control_plane.listening import listen
 
 _SCOPE = "keras-strategies"
 _REQUEST_SECONDS = 10.0
-# The store is on a host of the job: no proxy knows it.
+# The store is on a host of the job, which proxies do not know.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -31,7 +31,8 @@ def joined(
 ) -> Member | None:
     """Joins this process to the others, and returns it as a member of the job.
 
-    None where there is no store. Rank 0 listens at the address by which it reaches the store, until all have come.
+    It returns None without a store, and in elastic jobs. Rank 0 listens at the address from which it reaches the store,
+    until all have joined.
 
     Args:
         timeout_seconds: the limit of the wait for the others; None for none.
@@ -69,7 +70,7 @@ def joined(
 
 
 def _read(url: str) -> str | None:
-    """Returns the address of rank 0 once it is there. The store answers at once, it does not wait."""
+    """Returns the address of rank 0, or None while the store does not have it: the store answers at once."""
     try:
         with _opener.open(url, timeout=_REQUEST_SECONDS) as response:
             return str(response.read().decode())

@@ -1,4 +1,4 @@
-"""Horovod itself, as one runs in this process: its start, its process sets, its end."""
+"""Horovod in this process: its start, its process sets, its shutdown."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from strategies.topology.mesh import DeviceMesh
 _logger = logging.getLogger(__name__)
 
 
-#: The variable with the seconds for which Gloo waits for a process that has not ended, but is not heard of.
+#: The environment variable with the seconds that Gloo waits for a process that has not ended, but does not answer.
 GLOO_VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-# The limit of horovodrun's own, where its user sets none; and about 24 days for none at all.
+# The limit that horovodrun sets if its user sets none; and about 24 days, for no limit.
 _GLOO_SECONDS, _NEVER_SECONDS = "30", 2**21
 
 
@@ -39,20 +39,20 @@ def start(
     all_pairs: bool = False,
     timeout_seconds: float | None = None,
 ) -> int:
-    """Initialise Horovod with the process sets that collectives over `meshes` need; all processes call it alike.
+    """Initialises Horovod with the process sets that collectives over `meshes` need; all processes call it alike.
 
-    Horovod takes process sets when it starts. One is made for every group along an axis that is neither one
-    process nor all of them, and one for every pair of positions between which messages pass: each costs its
-    members a short exchange per cycle of Horovod, busy or not. Where Horovod runs already it is used as it is, if
-    it has what is needed; with HOROVOD_DYNAMIC_PROCESS_SETS=1 it is told to make what is missing.
+    Horovod takes process sets when it starts. One is created for every group along an axis that is neither one
+    process nor all of them, and one for every pair of positions with a channel: each costs its members a short
+    exchange per cycle of Horovod, busy or not. If Horovod runs already, it is used as it is, provided that it has
+    these sets; with HOROVOD_DYNAMIC_PROCESS_SETS=1 the missing ones are added.
 
     Args:
         meshes: every mesh that `HorovodCollectives` will be made for, one coordinate per process.
         channel_axes: the axes along which `Collectives.channel` will be used.
         all_pairs: whether channels join any two positions of those axes. If not, they join neighbours, among
-            them the last position and the first; on axes of up to three that is any two.
-        timeout_seconds: how long Gloo waits for a process that has not ended, but is not heard of; 0 for no limit, None
-            for Horovod's own. HOROVOD_GLOO_TIMEOUT_SECONDS counts more if it is set to something else than 30, the
+            them the last position and the first; on axes of up to three positions these are any two.
+        timeout_seconds: how long Gloo waits for a process that has not ended, but does not answer; 0 for no limit, None
+            for Horovod's default. HOROVOD_GLOO_TIMEOUT_SECONDS takes precedence if it is set to anything but 30, the
             number that horovodrun sets by itself.
 
     Returns:
@@ -66,14 +66,14 @@ def start(
         check_coordinates(mesh)
     needed = process_sets(meshes, channel_axes, all_pairs=all_pairs)
     if not hvd.is_initialized():
-        # Before, too: after an initialisation that failed Horovod accepts no other, and it says little.
+        # Checked before, too: after a failed initialisation Horovod accepts no other, and its error says little.
         check_promised_world(meshes, os.environ)
         if timeout_seconds is not None and not has_own_gloo_limit():
-            # Our own limit comes first: its error says who is missing, and where.
+            # Our own limit expires first: its error says who is missing, and where.
             limit = math.ceil(timeout_seconds) + 5 if timeout_seconds else _NEVER_SECONDS
             os.environ[GLOO_VARIABLE] = str(limit)
         try:
-            # The first thread is the one that computes and sends; it has to come through.
+            # The first thread is the one that computes and sends; it must be able to preempt others.
             with network_threads_yield(num_others=1):
                 hvd.init(process_sets=[hvd.ProcessSet(list(ranks)) for ranks in needed])
         except ValueError as error:
@@ -93,21 +93,21 @@ def start(
 
 
 def gathered(value: Any) -> list[Any]:
-    """Returns what every process passed, by rank; through hosts, whatever the devices. All processes call it."""
+    """Returns the values of all processes, by rank, exchanged in host memory on any device. All processes call it."""
     with tf.init_scope(), tf.device("CPU:0"):
         values: list[Any] = hvd.allgather_object(value)
     return values
 
 
 def has_own_gloo_limit() -> bool:
-    """True if the user has set how long Gloo waits for a process, to another number than horovodrun does by itself."""
+    """True if the user has set Gloo's timeout, to another number than horovodrun sets by itself."""
     return os.environ.get(GLOO_VARIABLE, _GLOO_SECONDS) != _GLOO_SECONDS
 
 
 def implementation(device: str) -> str:
-    """Returns the name of what carries sums of tensors on a device, as Horovod was built and started.
+    """Returns the name of the library that reduces tensors of a device, as Horovod was built and started.
 
-    Between GPUs that is NCCL where it was built with it; otherwise they pass the hosts.
+    Between GPUs it is NCCL if Horovod was built with it; otherwise tensors pass through the hosts.
     """
     if is_gpu(device) and hvd.nccl_built():
         return "NCCL"
@@ -117,18 +117,18 @@ def implementation(device: str) -> str:
 class _Session:
     """The time from one start of Horovod to its end; in an elastic job a process sees several.
 
-    Horovod is one per process, so this has to be, too. What belonged to an earlier session must not end the next.
+    Horovod is process-wide, so this object has to be, too. Watchdogs of an earlier session must not end the next one.
     """
 
     def __init__(self) -> None:
         self._number = 0
 
     def end(self) -> None:
-        """Makes all that was made before ineffective."""
+        """Disables all functions that :meth:`ender` has returned before."""
         self._number += 1
 
     def ender(self) -> Callable[[str], None]:
-        """Returns what fails, in this session only, all that waits on all processes; it takes the reason."""
+        """Returns a function of a reason, which shuts Horovod down on all processes, in this session only."""
         number = self._number
 
         def shut_down(why: str) -> None:
@@ -144,17 +144,17 @@ SESSION = _Session()
 
 
 class _Instances:
-    """Numbers the instances of this process as the other processes number theirs.
+    """Numbers the instances of the collectives, equally on all processes.
 
-    Horovod's queues are process-wide, so this counter has to be, too. Processes that came later, after a failure,
-    have made fewer instances: they agree on the next number that nobody has used.
+    Horovod's queues are process-wide, so this counter has to be, too. Processes that joined later, after a failure,
+    have created fewer instances: all agree on the next number that no process has used.
     """
 
     def __init__(self) -> None:
         self._next = 0
 
     def agree(self, mesh: DeviceMesh, rank: int) -> int:
-        """The number of a new instance; raises on all processes what is wrong with any one's arguments."""
+        """Returns the number of a new instance; raises on all processes if the arguments of any one are wrong."""
         with tf.init_scope():
             said: list[tuple[int, DeviceMesh, int]] = hvd.allgather_object((self._next, mesh, rank))
         numbers, meshes, ranks = zip(*said, strict=True)
@@ -167,14 +167,14 @@ INSTANCES = _Instances()
 
 
 def running_sets() -> dict[Ranks, int]:
-    """The id of every process set that Horovod has now."""
+    """Returns the id of every process set that Horovod has now, by ranks."""
     # Horovod has no public list of them; 0.28.1 is its last release.
     registered = hvd.mpi_ops._basics._get_process_set_ids_and_ranks()
     return {tuple(ranks): number for number, ranks in registered.items()}
 
 
 def find_set(ranks: tuple[int, ...]) -> Any:
-    """Returns Horovod's object for the process set of these ranks, which runs."""
+    """Returns Horovod's object for the existing process set of these ranks."""
     if len(ranks) == hvd.size():
         return hvd.global_process_set
     found = hvd.ProcessSet(list(ranks))

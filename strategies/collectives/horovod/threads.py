@@ -22,12 +22,12 @@ _THREADS = Path("/proc/self/task")
 
 @contextlib.contextmanager
 def network_threads_yield(num_others: int = 0) -> Iterator[None]:
-    """Threads started inside, except the first `num_others` of them, do not preempt others. Linux only."""
+    """Runs the block; threads started in it, except the first `num_others`, then do not preempt others. Linux only."""
     before = _thread_ids()
     yield
     # Thread ids ascend in the order of creation.
     for thread in sorted(_thread_ids() - before)[num_others:]:
-        # The thread may have ended, or a container may forbid it: then it is only slower.
+        # The thread may have ended, or a container may forbid the call: then exchanges are only slower.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 

@@ -1,4 +1,4 @@
-"""Collectives by TensorFlow's runtime, between devices and processes."""
+"""Collectives over TensorFlow's collective runtime, between devices and processes."""
 
 from strategies.collectives.tf_runtime.collectives import TensorFlowCollectives
 from strategies.collectives.tf_runtime.start import bound_waits

@@ -23,7 +23,7 @@ from strategies.topology.mesh import KNOWN_AXES, DeviceMesh
 
 _Body = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 
-# TensorFlow compares with lower case. "auto" would be the ring.
+# TensorFlow compares hints in lower case. With "auto" it would use the ring.
 _HINTS_ON_GPUS = {"auto": "nccl", "NCCL": "nccl", "RING": "ring"}
 
 
@@ -66,7 +66,7 @@ class TensorFlowCollectives(Collectives):
             devices always have the ring.
         timeout_seconds: collectives fail on this process if none of them finishes for this time, because not all
             members take part; 0 for no limit.
-        member: this process in its job, which hears from the others; None if there is nothing to hear.
+        member: this process in its job, which receives the others' reports; None if there are none.
 
     Raises:
         ValueError: a device this process does not have, a negative timeout, an unknown implementation.
@@ -105,7 +105,7 @@ class TensorFlowCollectives(Collectives):
         self._eager_functions: dict[tuple[object, ...], Callable[..., list[tf.Tensor]]] = {}
 
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
-        # NCCL gains nothing from slices.
+        # NCCL is not faster with slices.
         num_slices = members.num_slices(values[0]) if self._groups[axis, self.local_indices[0]].on_cpu else 1
 
         def body(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -185,7 +185,7 @@ class TensorFlowCollectives(Collectives):
                         received.append(members.receive(shape_of(value), value.dtype, *link_to_source))
 
                 # Neither waits for the other: a ring of receives that wait for sends would deadlock. Between GPUs the
-                # second waits, and all members have one order of the messages: first those that even positions send.
+                # second waits, so all members need one order of the messages: first those sent by even positions.
                 keys = [(each % 2, each) for each in (position, position if source is None else source)]
                 for act in (send, receive) if keys[0] <= keys[1] else (receive, send):
                     act()
@@ -231,7 +231,7 @@ class TensorFlowCollectives(Collectives):
         return self._devices[local]
 
     def _make_group(self, key: int, members: Sequence[int], index: int) -> wire.CollectiveGroup:
-        """Returns a group as its member `index`, a local one, sees it."""
+        """Returns a group as seen by its local member `index`."""
 
         def full_name(position: int) -> tuple[int, str, int]:
             index = members[position]
@@ -258,14 +258,14 @@ class TensorFlowCollectives(Collectives):
         return {index: (group, ordinals[group.key]) for index, group in groups.items()}
 
     def _pair(self, source: int, target: int, num_messages: int) -> tuple[dict[int, wire.CollectiveGroup], int]:
-        """Returns a group of two, as its local members see it, and the first of `num_messages` new ordinals in it."""
+        """Returns a group of two by local member, and the first of `num_messages` new ordinals in it."""
         key = self._first_pair_key + source * self.mesh.size + target
         ends = [index for index in (source, target) if index in self.local_indices]
         groups = {index: self._make_group(key, (source, target), index) for index in ends}
         return groups, self._take_ordinals(key, num_messages)
 
     def _sizes_in(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor | None]:
-        """Returns the sizes that follow the values in a body's arguments, or as many None if there are none."""
+        """Returns the sizes that follow the values in a body's arguments, or one None per value if there are none."""
         num_local = len(self.local_indices)
         return tensors[num_local:] or [None] * num_local
 
@@ -280,7 +280,7 @@ class TensorFlowCollectives(Collectives):
         """Runs `body`, in a traced function if the caller is eager.
 
         Eagerly the ops of several devices would run one after the other, and each would wait for the next. One
-        function is used for all shapes, unless `static` is the shape of all members: so ranks with different
+        function is used for all shapes, unless `static` is the shape of all members: thus ranks with different
         shapes still trace in the same order.
         """
         if self.mesh.axis_size(axis) == 1 and key[0] not in ("permute", "exchange_sizes"):

@@ -16,15 +16,15 @@ _MERGE_OPS = {"sum": "Add", "min": "Min", "max": "Max"}
 _BROADCAST = "broadcast"
 
 
-# TensorFlow's ring moves one tensor at 0.2 GB/s between two processes, and 8 to 16 at a time at 0.6 GB/s in all;
-# 64 at a time are slower again.
+# TensorFlow's ring moves one tensor at 0.2 GB/s between two processes, and 8 to 16 concurrent ones at 0.6 GB/s in
+# total; 64 concurrent ones are slower again.
 _SLICE_BYTES = 4 * 2**20
 _MAX_SLICES = 16
-# Slices that start elsewhere are copied, since the kernels need aligned input.
+# Slices that start at other offsets are copied, since the kernels need aligned input.
 _ALIGNED_BYTES = 64
-# A ring all-reduce takes 2 (n - 1) sequential messages, 0.4 ms each however short; gathering all values and adding them
-# locally takes half as many, of (n - 2) V more bytes in total. Between two processes of one machine it was
-# faster by 0.4 ms up to 140 kB, by 0.5 ms at 1 MB, and slower at 10 MB.
+# A ring all-reduce of V bytes takes 2 (n - 1) sequential messages of V / n bytes, 0.4 ms each however short. Gathering
+# all values and adding them locally takes n - 1 messages of V bytes: (n - 2) V / n more than two of the ring's. Between
+# two processes of one machine it was faster by 0.4 ms up to 140 kB, by 0.5 ms at 1 MB, and slower at 10 MB.
 _MAX_GATHERED_BYTES = 2**20
 _MAX_GATHERED_MORE_BYTES = 2**17
 
@@ -36,7 +36,7 @@ def num_slices(value: tf.Tensor) -> int:
 
 
 def all_reduce(value: tf.Tensor, group: CollectiveGroup, ordinal: int, op: str, num_slices: int = 1) -> tf.Tensor:
-    """`S` -> `S`, by ops number `ordinal` to `ordinal + num_slices - 1`."""
+    """All-reduces a value, `S` -> `S`, by ops number `ordinal` to `ordinal + num_slices - 1`."""
     if _gathers(value, group):
         return _from_everyone(value, group, ordinal, op)
     vector = tf.reshape(value, [-1])
@@ -54,7 +54,7 @@ def all_reduce(value: tf.Tensor, group: CollectiveGroup, ordinal: int, op: str, 
 
 
 def _gathers(value: tf.Tensor, group: CollectiveGroup) -> bool:
-    """True if gathering all values and reducing them locally is faster; all members, of equal shapes, agree."""
+    """True if gathering all values and reducing them locally is faster; members agree, as their shapes are equal."""
     count = value.shape.num_elements()
     if count is None or not group.on_cpu:
         return False
@@ -70,7 +70,7 @@ def _from_everyone(value: tf.Tensor, group: CollectiveGroup, ordinal: int, op: s
 
 
 def all_gather(value: tf.Tensor, group: CollectiveGroup, ordinal: int, dim: int, sizes: tf.Tensor | None) -> tf.Tensor:
-    """`[.., d, ..]` -> `[.., sum of sizes, ..]`; `sizes` is int32 `[n]`, None where all are `d`."""
+    """All-gathers `[.., d, ..]` -> `[.., sum of sizes, ..]`; `sizes` is int32 `[n]`, None if all are `d`."""
     if sizes is None:
         return _join(wire.gather(wire.flatten(value), group, ordinal), value, dim, group.size)
     sent = _pad_dim(value, dim, tf.reduce_max(sizes))
@@ -80,14 +80,14 @@ def all_gather(value: tf.Tensor, group: CollectiveGroup, ordinal: int, dim: int,
 
 
 def gather_size(value: tf.Tensor, group: CollectiveGroup, ordinal: int, dim: int) -> tf.Tensor:
-    """Int32 `[n]`: every member's size along `dim`."""
+    """Returns every member's size along `dim`, int32 `[n]`."""
     return wire.gather(tf.shape(value)[dim : dim + 1], group, ordinal)[:, 0]
 
 
 def reduce_scatter(
     value: tf.Tensor, group: CollectiveGroup, ordinal: int, dim: int, sizes: tf.Tensor | None, position: int
 ) -> tf.Tensor:
-    """`[.., sum of sizes, ..]` -> the member's part of the sum, `[.., sizes[position], ..]`."""
+    """Reduce-scatters `[.., sum of sizes, ..]` -> this member's part of the sum, `[.., sizes[position], ..]`."""
     # TensorFlow has no CPU kernel for reduce-scatter: all-to-all and a local sum move the same bytes.
     if sizes is None:
         parts = _split(value, dim, group.size)
@@ -101,7 +101,7 @@ def reduce_scatter(
 
 
 def broadcast(value: tf.Tensor, group: CollectiveGroup, ordinal: int, is_root: bool) -> tf.Tensor:
-    """`S` -> `S`."""
+    """Returns the root's value, `S` -> `S`."""
     if not is_root:
         return receive(shape_of(value), value.dtype, group, ordinal, _BROADCAST)
     with tf.control_dependencies([wire.send(wire.flatten(value), group, ordinal, _BROADCAST)]):
@@ -116,14 +116,14 @@ def receive(
 
 
 def all_to_all(value: tf.Tensor, group: CollectiveGroup, ordinal: int, split_dim: int, concat_dim: int) -> tf.Tensor:
-    """`[.., s, .., c, ..]` -> `[.., s / n, .., c * n, ..]`."""
+    """Runs an all-to-all, `[.., s, .., c, ..]` -> `[.., s / n, .., c * n, ..]`."""
     parts = _split(value, split_dim, group.size)
     rows = wire.exchange(wire.flatten_rows(parts), group, ordinal)
     return _join(rows, parts[0], concat_dim, group.size)
 
 
 def _split(value: tf.Tensor, dim: int, num_parts: int) -> tf.Tensor:
-    """`[.., n * d, ..]` -> `[n, .., d, ..]`."""
+    """Splits `dim`: `[.., n * d, ..]` -> `[n, .., d, ..]`."""
     if dim:
         return tf.stack(tf.split(value, num_parts, dim))
     first, *rest = shape_of(value)
@@ -131,7 +131,7 @@ def _split(value: tf.Tensor, dim: int, num_parts: int) -> tf.Tensor:
 
 
 def _join(rows: tf.Tensor, part: tf.Tensor, dim: int, num_parts: int) -> tf.Tensor:
-    """`[n, k]`, each row a flattened value like `part` `[.., d, ..]` -> `[.., n * d, ..]`."""
+    """Joins rows along `dim`: `[n, k]`, each row a flattened value like `part` `[.., d, ..]` -> `[.., n * d, ..]`."""
     shape = shape_of(part)
     if not dim:
         return wire.restore(rows, [num_parts * shape[0], *shape[1:]], part.dtype)

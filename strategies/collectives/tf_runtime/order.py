@@ -2,22 +2,22 @@
 
 NCCL pairs the collectives of a communicator in the order in which each process launches them, and a GPU that has
 several communicators (data, tensor, pipe) can wait in one for a peer that waits in another. TensorFlow's ops start as
-soon as their inputs are ready, so that without more processes might pair different collectives: wrong sums, or none at
-all. Therefore each device has one token, a variable that nobody reads, shared by all collectives of the process:
+soon as their inputs are ready, so processes might pair different collectives: wrong sums, or a deadlock. Therefore each
+device has one token, a variable that nobody reads, shared by all collectives of the process:
 
-- in a function, each collective waits by a control edge for the one traced before it;
-- the token is an input of each, so that a call, branch or loop that contains collectives takes it, too, and
-  TensorFlow's automatic control dependencies order it among them.
+- in a function, each collective has a control dependency on the one traced before it;
+- each collective takes the token as an input (for a broadcast, an op before it and an op after it do), so that a call,
+  branch or loop that contains collectives takes it, too, and TensorFlow's automatic control dependencies order these.
 
 Control edges stay on the device, where they cost nothing.
 
-The order that holds is that of tracing. Processes whose devices meet must trace the collectives that they share in one
-order: so it is where all run the same program. The stages of a pipeline in several processes trace different programs.
-A send ends when it is received, so both sides have to trace all messages between them, of both directions and all
-channels, in one order: that of the table of the schedule, which is common to all stages. Where stage 0 sends
-activations 1 before it receives gradients 0, stage 1 has to receive activations 1 before it sends gradients 0.
+The resulting order is that of tracing. Processes must trace the collectives that they share in one order, as they do
+if all run the same program. The stages of a pipeline in several processes trace different programs. A send ends when
+it is received, so both sides have to trace all messages between them, of both directions and all channels, in one
+order: that of the schedule's table, which is common to all stages. If stage 0 sends activations 1 before it receives
+gradients 0, stage 1 has to receive activations 1 before it sends gradients 0.
 
-Nothing of this was measured on GPUs.
+None of this was measured on GPUs.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _TOKENS = _Tokens()
 
 
 def in_order(device: str, op: Callable[[list[tf.Tensor]], tf.Tensor], *, takes_token: bool) -> tf.Tensor:
-    """Runs a collective op on `device`, in a function, after all that were traced for this device before.
+    """Runs a collective op on `device`, in a function, after all collectives traced for this device before.
 
     Args:
         device: a GPU of this process, by its full name.
-        op: makes the op, from the tokens that it has to take as inputs.
-        takes_token: false for the ops that cannot, broadcasts: then two others, which launch nothing, take the token
-            before it and behind it.
+        op: creates the op, from the tokens that it has to take as inputs.
+        takes_token: false for ops without a token argument, broadcasts: then two other ops, which launch nothing, take
+            the token before and after the op.
     """
     # Captured before any control dependency: a capture depends on nothing in the function.
     token = capturable(_TOKENS.of(device))

@@ -1,25 +1,25 @@
-"""The limits of TensorFlow's own waits for other processes, which are set before it starts."""
+"""The limits of TensorFlow's own waits for other processes, which are set before TensorFlow starts."""
 
 from __future__ import annotations
 
 from strategies._tf_internals import coordination_config, eager_context
 
-# About 24 days: the service takes no "never".
+# About 24 days: the service has no value for "never".
 _NEVER_MILLISECONDS = 2**31 - 1
-# Our own limit comes first: its error says who is missing, and where.
+# Our own limit expires first: its error says who is missing, and where.
 _SECONDS_BEHIND_OURS = 5.0
 
 
 def bound_waits(num_processes: int, timeout_seconds: float) -> None:
-    """Makes TensorFlow wait as long as it is told, where it would choose a time of its own.
+    """Sets how long TensorFlow waits for a process to connect and for its heartbeats, in place of its defaults.
 
-    By default it waits an hour for a process that does not come, and takes one for dead that has not been heard of for
-    10 s, be it that its host's link is gone for that long (TensorFlow 2.21). It may notice a process that was killed by
-    its silence only, and rank 0 may wait for ever for one that never came: the control plane finds both earlier. Call
-    it before TensorFlow starts, or nothing changes.
+    By default TensorFlow waits an hour for a process to connect, and takes a process for dead after 10 s without a
+    heartbeat, even if only its host's network link is down (TensorFlow 2.21). It may notice a killed process only by
+    missing heartbeats, and rank 0 may wait for ever for one that never connects: the control plane finds both earlier.
+    Call it before TensorFlow starts; later it has no effect.
 
     Args:
-        num_processes: of the job, all of which are workers.
+        num_processes: the number of processes of the job, all of which are workers.
         timeout_seconds: the limit of both waits; 0 for none.
     """
     milliseconds = int(1000 * (timeout_seconds + _SECONDS_BEHIND_OURS))

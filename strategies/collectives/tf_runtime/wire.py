@@ -8,16 +8,16 @@ Constraints of the ops (measured with TensorFlow 2.21 on CPU), and how this modu
 - An empty tensor crashes the process or hangs: one element is sent instead.
 - Broadcast and gather do not support bfloat16, and only broadcast supports bool: `flatten` changes the dtype.
 - Members are numbered by device name, whatever the caller's order: see `CollectiveGroup.wire_order`.
-- A timeout costs two threads per running op: the ops have none, the `Ledger` counts them instead.
+- A timeout costs two threads per running op: the ops have no timeout, and the `Ledger` counts them instead.
 - Automatic control dependencies serialise the ops of one function, although each waits for other
   members: see `CollectiveGroup.run`.
 
 Between GPUs (from TensorFlow's sources, not measured):
 
-- All-reduces of int32 and bfloat16 are refused: they are carried as int64 and float32. NCCL does not move bfloat16
+- All-reduces of int32 and bfloat16 are rejected: they are carried as int64 and float32. NCCL does not move bfloat16
   either: its bits are moved as float16.
 - NCCL needs one order of all collectives of a device: `order`.
-- The arithmetic on lengths is done on the host: there the ops want their keys.
+- The ops take their keys in host memory: the arithmetic on lengths is done on the host.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CollectiveGroup:
         key: the process-wide number of the group.
         size: the number of members.
         wire_order: for each rank assigned by TensorFlow, the position on the mesh axis.
-        hint: TensorFlow's communication hint; between GPUs in the lower case that it compares with.
+        hint: TensorFlow's communication hint; between GPUs in lower case, as TensorFlow compares it.
         ranks: the processes of the members.
         ledger: has an entry for each op.
         device: the GPU of this member; None in a group of CPU devices, for which TensorFlow has no communication
@@ -95,7 +95,7 @@ class CollectiveGroup:
         }
 
     def padded_length(self, length: int | tf.Tensor) -> tuple[int | tf.Tensor, int | tf.Tensor]:
-        """As the function of this name; beside GPUs on the host, where the ops want their keys."""
+        """Calls the function of this name; for GPUs on the host, where the ops take their keys."""
         if self.on_cpu or isinstance(length, int):
             return padded_length(length)
         with tf.device("CPU:0"):
@@ -107,10 +107,10 @@ class CollectiveGroup:
         Between CPU devices it may run concurrently with others, between GPUs in the order of `order`.
 
         Args:
-            value: the input; the op counts as started as soon as it is ready.
+            value: the input; the op counts as started as soon as the input is ready.
             op: the op.
             ordinal: identifies an op of the group.
-            size_class: of the size of what is communicated.
+            size_class: the class of the communicated size; see `padded_length`.
         """
         form = f"{value.dtype.name}[{value.shape.num_elements()}]" if op.has_equal_sizes else ""
         wait = Wait(f"{self.key}/{ordinal}", self.ranks, op.kind, form="" if "None" in form else form)
@@ -127,14 +127,14 @@ class CollectiveGroup:
 
 @dataclass(frozen=True)
 class _Op:
-    """A collective op of TensorFlow's.
+    """A collective op of TensorFlow.
 
     Args:
-        function: the op, with the attributes that it alone has.
+        function: the op, with the attributes that only this op has.
         argument: the name of its input.
-        takes_token: it has an argument for ordering tokens.
-        kind: for messages.
-        has_equal_sizes: its input has one size on all members.
+        takes_token: true if it has an argument for ordering tokens.
+        kind: its name in messages.
+        has_equal_sizes: true if its input has one size on all members.
     """
 
     function: Callable[..., tf.Tensor]
@@ -151,7 +151,7 @@ class _Op:
 _GATHER = _Op(tf.raw_ops.CollectiveGatherV2, kind="all_gather")
 _EXCHANGE = _Op(tf.raw_ops.CollectiveAllToAllV2, kind="all_to_all")
 _SEND = _Op(tf.raw_ops.CollectiveBcastSendV2, takes_token=False, has_equal_sizes=False)
-# TensorFlow's kernel of all-reduce refuses these on GPUs.
+# TensorFlow's all-reduce kernel rejects these dtypes on GPUs.
 _REDUCED_ON_GPUS = {tf.int32: tf.int64, tf.bfloat16: tf.float32}
 
 
@@ -161,7 +161,7 @@ def flatten(value: tf.Tensor) -> tf.Tensor:
 
 
 def flatten_rows(rows: tf.Tensor) -> tf.Tensor:
-    """`[n, ..]` -> `[n, k]`: `flatten` for each row."""
+    """Flattens each row as `flatten` does: `[n, ..]` -> `[n, k]`."""
     return _carried(tf.reshape(rows, [rows.shape[0], num_elements(shape_of(rows)[1:])]))
 
 
@@ -172,7 +172,7 @@ def _carried(flat: tf.Tensor) -> tf.Tensor:
 
 
 def restore(vector: tf.Tensor, shape: Shape | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The inverse of `flatten` and `flatten_rows`."""
+    """Inverts `flatten` and `flatten_rows`."""
     if dtype == tf.bool:
         vector = tf.cast(vector, tf.bool)
     elif dtype == tf.bfloat16:
@@ -184,17 +184,17 @@ def padded_length(length: int | tf.Tensor) -> tuple[int | tf.Tensor, int | tf.Te
     """Returns the padded length for `length` elements, and its size class.
 
     A static length is not padded, and has class 0. A dynamic one becomes the next of `_LENGTHS`, whose classes count
-    from 1: in three operations, since programs with rows of unknown number do this for each message.
+    from 1. This takes few operations, since programs with an unknown number of rows do it for each message.
     """
     if isinstance(length, int):
         return max(1, length), 0
-    # Compared as float64: of float32, in which all boundaries are exact, lengths above 2**24 are not.
+    # Compared as float64: float32 holds all boundaries exactly, but not all lengths above 2**24.
     place = tf.raw_ops.Bucketize(input=tf.cast(length, tf.float64) - 0.5, boundaries=_LENGTHS)
     return tf.gather(_LENGTHS, place), place + 1
 
 
 def _pad(rows: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
-    """`[n, k]` -> `[n, length]`, with zeros after."""
+    """Pads rows with trailing zeros, `[n, k]` -> `[n, length]`."""
     if isinstance(length, int) and rows.shape[1] == length:
         return rows
     return tf.pad(rows, [[0, 0], [0, length - tf.shape(rows)[1]]])
@@ -205,14 +205,14 @@ def _is_padded(length: int | tf.Tensor, count: int | tf.Tensor) -> bool:
 
 
 def _sent(vector: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
-    """`[k]` -> `[length]`, padded with zeros; without a copy if the vector has that length already."""
+    """Pads a vector with zeros, `[k]` -> `[length]`; without a copy if the vector has that length already."""
     if isinstance(length, int) and vector.shape[0] == length:
         return vector
     return tf.pad(vector, [[0, length - tf.size(vector)]])
 
 
 def reduce(vector: tf.Tensor, group: CollectiveGroup, ordinal: int, merge_op: str) -> tf.Tensor:
-    """`[k]` -> `[k]`; `merge_op` is "Add", "Min" or "Max"."""
+    """All-reduces `[k]` -> `[k]`; `merge_op` is "Add", "Min" or "Max"."""
     carried = vector if group.on_cpu else tf.cast(vector, _REDUCED_ON_GPUS.get(vector.dtype, vector.dtype))
     count = num_elements(shape_of(vector))
     length, size_class = group.padded_length(count)
@@ -222,7 +222,7 @@ def reduce(vector: tf.Tensor, group: CollectiveGroup, ordinal: int, merge_op: st
 
 
 def gather(vector: tf.Tensor, group: CollectiveGroup, ordinal: int) -> tf.Tensor:
-    """`[k]` -> `[n, k]` in the order of the axis."""
+    """All-gathers `[k]` -> `[n, k]`, in the order of the axis."""
     count = num_elements(shape_of(vector))
     length, size_class = group.padded_length(count)
     result = group.run(_sent(vector, length), _GATHER, ordinal, size_class)
@@ -231,7 +231,7 @@ def gather(vector: tf.Tensor, group: CollectiveGroup, ordinal: int) -> tf.Tensor
 
 
 def exchange(rows: tf.Tensor, group: CollectiveGroup, ordinal: int) -> tf.Tensor:
-    """`[n, k]` -> `[n, k]`: row i goes to position i, row j comes from position j."""
+    """Runs an all-to-all, `[n, k]` -> `[n, k]`: row i goes to position i, row j comes from position j."""
     count = num_elements(shape_of(rows)[1:])
     length, size_class = group.padded_length(count)
     as_bits = rows.dtype == tf.bfloat16 and not group.on_cpu

@@ -1,8 +1,8 @@
-"""Faults on purpose: kills, stops, slows down or starves processes of a training run at a chosen moment.
+"""Injects faults: kills, stops, slows down or starves processes of a training run at a chosen moment.
 
-A run that is said to survive faults is tried with faults. They are plain data (:func:`fail_at`, :class:`Faults`) which
-travels in the environment variable ``STRATEGIES_FAULTS``; in the program, the callback :class:`Injector` has them
-happen. Nothing happens to a program without that callback.
+This tests whether a run survives faults. Faults are plain data (:func:`fail_at`, :class:`Faults`), passed in the
+environment variable ``STRATEGIES_FAULTS``; in the program, the callback :class:`Injector` injects them. A program
+without that callback is not affected.
 
     # in train.py, first among the callbacks
     model.fit(dataset, epochs=3, callbacks=[faults.Injector(), checkpoints])
@@ -23,7 +23,7 @@ __all__ = ["VARIABLE", "Fault", "Faults", "Injector", "Kind", "Moment", "fail_at
 
 
 def __getattr__(name: str) -> Any:
-    # It imports Keras; what describes faults, as a test does that starts programs, needs nothing.
+    # The injector imports Keras. A test that only describes faults and starts programs does not need it.
     if name == "Injector":
         from strategies.testing.faults.injector import Injector
 

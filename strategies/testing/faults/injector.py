@@ -1,4 +1,4 @@
-"""The Keras callback that has faults happen to a training run."""
+"""The Keras callback that injects faults into a training run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from strategies.testing.faults.striking import strike, unlimit_files
 from strategies.testing.faults.writes import watch_writes
 from strategies.topology.cluster import Cluster
 
-# Keras is in the midst of tracing then: it takes a second or more for any model.
+# By then Keras is tracing, which takes a second or more for any model.
 _SECONDS_INTO_TRACING = 0.1
 
 
 class Injector(keras.callbacks.Callback):
-    """Has the given faults happen to this process, or those in the environment variable ``STRATEGIES_FAULTS``.
+    """Injects the given faults into this process, or those in the environment variable ``STRATEGIES_FAULTS``.
 
-    A program that has it among its callbacks can be hurt from outside, without a change; without the variable it does
-    nothing. Put it first: before callbacks that save.
+    With this callback, faults can be injected into a program from outside, without changing it; without the variable,
+    it does nothing. Put it first, before callbacks that save.
 
     Args:
-        faults: what happens; None for what the environment variable says.
-        rank: of this process; None for what its launcher says.
+        faults: the faults; None for those in the environment variable.
+        rank: the rank of this process; None for the rank that its launcher set.
 
     Example:
 
@@ -36,7 +36,7 @@ class Injector(keras.callbacks.Callback):
         model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=2, callbacks=[injector], verbose=0)
 
     Raises:
-        ValueError: an environment variable that holds no faults.
+        ValueError: the environment variable does not describe faults.
     """
 
     def __init__(self, faults: Faults | None = None, rank: int | None = None) -> None:
@@ -45,7 +45,7 @@ class Injector(keras.callbacks.Callback):
         self._faults = Faults.from_environment() if faults is None else faults
         self._pending = Pending(self._faults, self._rank)
         self._first_step = 0
-        # The end of the steps that have begun, by which faults of a save are due.
+        # One past the last step that has begun: faults at "save" of earlier steps are due.
         self._end = 0
         self._has_stepped = False
         self._num_writes: dict[int, int] = {}
@@ -54,17 +54,17 @@ class Injector(keras.callbacks.Callback):
             watch_writes(self._on_write, "checkpoint")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Strikes at "start"."""
+        """Injects the faults at "start"."""
         self._count_from_optimizer()
         self._strike("start", self._first_step + 1)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts on from the optimizer, also where training went on from a checkpoint."""
+        """Takes the number of the first step from the optimizer, which counts the steps before a checkpoint, too."""
         self._unlimit()
         self._count_from_optimizer()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Strikes at "tracing" and "step", there from a thread, while the step runs."""
+        """Injects the faults at "tracing" and "step": in a thread while the step runs, or before the step."""
         self._unlimit()
         self._end = self._first_step + batch + self.model.steps_per_execution
         if not self._has_stepped:
@@ -73,15 +73,15 @@ class Injector(keras.callbacks.Callback):
         self._strike("step", self._end)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Ends the limit of files that a fault in a save has set."""
+        """Removes the limit on file sizes that a fault at "save" has set."""
         self._unlimit()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Strikes at "epoch_end"."""
+        """Injects the faults at "epoch_end"."""
         self._strike("epoch_end", self._end)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends the limit of files that a fault in a save has set."""
+        """Removes the limit on file sizes that a fault at "save" has set."""
         self._unlimit()
 
     def _count_from_optimizer(self) -> None:

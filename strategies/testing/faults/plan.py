@@ -1,4 +1,4 @@
-"""Faults as plain data: what happens to which rank at which moment. Standard library only."""
+"""Faults as plain data: their kind, rank and moment. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-#: The deeds of faults.
+#: The kinds of faults.
 Kind = Literal["kill", "terminate", "stop", "slow", "raise", "leave", "full_disk"]
-#: The moments of faults, once `step` is reached.
+#: The moments at which faults happen, once `step` is reached.
 Moment = Literal["start", "tracing", "step", "epoch_end", "save"]
 
-#: The variable in which faults travel to a program.
+#: The environment variable that passes faults to a program.
 VARIABLE = "STRATEGIES_FAULTS"
 
 # These leave the process by an exception, which only its main thread can do.
@@ -28,29 +28,29 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: "kill" (SIGKILL) and "terminate" (SIGTERM) to itself; "stop" (SIGSTOP), for `seconds` or for good;
-            "slow": sleeps `seconds` before each step; "raise": a RuntimeError in a callback; "leave":
-            ``sys.exit(0)``; "full_disk": what the process writes fails, at the moment "save" only.
-        step: the step, counted over all epochs from 0, from which on the moment is waited for. A run that goes on from
-            a checkpoint counts on.
+        kind: "kill", "terminate": the process sends SIGKILL or SIGTERM to itself; "stop": SIGSTOP, for `seconds` or for
+            ever; "slow": it sleeps `seconds` before each step; "raise": a RuntimeError in a callback; "leave":
+            ``sys.exit(0)``; "full_disk": a write of the process fails, at the moment "save" only.
+        step: the first step, counted over all epochs from 0, at which the fault can happen. A run that resumes from a
+            checkpoint continues the count.
         rank: the process that it happens to; None for all.
         at: "start": at the beginning of `fit`; "tracing": in the first step of the process, while Keras traces it;
-            "step": in the midst of a step, for "raise", "leave" and "slow" before it; "epoch_end"; "save": while a
-            file is written whose path contains "checkpoint".
-        seconds: how long "stop" and "slow" take; for other kinds, how long after the beginning of the step "tracing"
-            and "step" strike.
-        write: of "save", the change to the folder in whose place it happens, from 1: a folder made, a file opened for
-            writing, renamed or removed, by Python. What HDF5 opens by itself, as without a strategy of this package, is
-            not counted: see `byte`.
-        byte: of "save", the size that no file exceeds any more: the process dies, or gets an error, at the write that
-            would. For "kill" and "full_disk".
+            "step": during a step, or before it for "raise", "leave" and "slow"; "epoch_end"; "save": while a file is
+            written whose path contains "checkpoint".
+        seconds: the duration of "stop" and "slow"; for other kinds at "tracing" and "step", the delay after the
+            beginning of the step.
+        write: at "save", the number, from 1, of the change that the fault replaces: Python makes a folder, or opens a
+            file for writing, renames or removes it. Files that HDF5 opens by itself, as it does without a strategy of
+            this package, are not counted: see `byte`.
+        byte: at "save", the size that no file may exceed from then on: the process dies, or gets an error, at the write
+            that would exceed it. For "kill" and "full_disk".
 
-    Example, rank 0 dies in the midst of writing the weights of a checkpoint:
+    Example, rank 0 dies while it writes the weights of a checkpoint:
 
         fault = faults.Fault("kill", step=100, rank=0, at="save", byte=50_000)
 
     Raises:
-        ValueError: a kind, a moment or a number that does not exist or does not fit the others.
+        ValueError: a kind, a moment or a number is invalid, or does not fit the others.
     """
 
     kind: Kind
@@ -87,7 +87,7 @@ class Fault:
 
     @property
     def in_the_midst(self) -> bool:
-        """True if it strikes while the step runs, not before it."""
+        """True if it happens while the step runs, not before it."""
         return self.at in _IN_THE_MIDST and self.kind not in (*_BY_EXCEPTION, "slow")
 
     def __str__(self) -> str:
@@ -98,10 +98,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Faults:
-    """Faults of one run, as an immutable builder.
+    """The faults of one run, as an immutable builder.
 
     Attributes:
-        faults: in any order; each happens once, but "slow" until the process ends.
+        faults: in any order; each happens once, except "slow", which happens at every step until the process ends.
         record: a folder in which each fault that happened leaves an empty file, so that it does not happen again when
             the same command is run again. None: each happens once per process.
 
@@ -124,11 +124,11 @@ class Faults:
         return dataclasses.replace(self, record=os.fspath(folder))
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment variable that carries them to a program."""
+        """Returns the environment variable that passes the faults to a program."""
         return {VARIABLE: self.to_json()}
 
     def to_json(self) -> str:
-        """Returns them as text."""
+        """Returns the faults as JSON text."""
         faults = [
             {f.name: value for f in dataclasses.fields(Fault) if (value := getattr(fault, f.name)) != f.default}
             for fault in self.faults
@@ -137,10 +137,10 @@ class Faults:
 
     @classmethod
     def from_json(cls, text: str) -> Faults:
-        """Returns the faults that `to_json` wrote.
+        """Returns the faults of a text that `to_json` returned.
 
         Raises:
-            ValueError: text that it did not write.
+            ValueError: the text is not of that form.
         """
         try:
             found = json.loads(text)
@@ -153,17 +153,17 @@ class Faults:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Faults:
-        """Returns the faults in the environment variable; none without it."""
+        """Returns the faults in the environment variable; `Faults()` without it."""
         text = (os.environ if environment is None else environment).get(VARIABLE, "")
         return cls.from_json(text) if text.strip() else cls()
 
     def happened(self) -> dict[int, float]:
-        """Returns when faults happened, in seconds since the epoch, by their index; only those of a record."""
+        """Returns the times of the recorded faults, in seconds since the epoch, by index; {} without a record."""
         if self.record is None:
             return {}
         return {int(path.name.split("-")[1]): path.stat().st_mtime for path in Path(self.record).glob("fault-*")}
 
 
 def fail_at(*, kind: Kind, step: int = 0, rank: int | None = None, **details: Any) -> Faults:
-    """Returns one fault, to which others are added by `Faults.fail_at`; the arguments are the attributes of `Fault`."""
+    """Returns `Faults` with one fault; `Faults.fail_at` adds more. The arguments are the attributes of `Fault`."""
     return Faults().fail_at(kind=kind, step=step, rank=rank, **details)

@@ -1,4 +1,4 @@
-"""The faults that are still to happen to one process, and the record of those that did. Standard library only."""
+"""The pending faults of one process, and the record of the faults that happened. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Pending:
     """The faults of one process that have not happened yet.
 
     Args:
-        faults: of the whole run.
-        rank: of this process.
+        faults: the faults of the whole run.
+        rank: the rank of this process.
     """
 
     def __init__(self, faults: Faults, rank: int) -> None:
@@ -22,7 +22,7 @@ class Pending:
         self._lock = threading.Lock()
 
     def due(self, at: Moment, end: int) -> list[tuple[int, Fault]]:
-        """Returns the faults of a moment whose step is before `end`, with their indices."""
+        """Returns (index, fault) for the pending faults of a moment whose step is before `end`."""
         return [
             (index, fault)
             for index, fault in enumerate(self._faults.faults)
@@ -30,7 +30,7 @@ class Pending:
         ]
 
     def take(self, index: int) -> bool:
-        """Records that a fault happens now; False if it has happened before."""
+        """Records that a fault happens now; returns False if it has happened before."""
         with self._lock:
             if self._has(index):
                 return False
@@ -42,7 +42,7 @@ class Pending:
             return True
 
     def is_record(self, path: str) -> bool:
-        """True for a path in the folder of the record, or that folder."""
+        """True for the folder of the record, and for a path in it."""
         return self._faults.record is not None and Path(self._faults.record) in (Path(path), *Path(path).parents)
 
     def _has(self, index: int) -> bool:
@@ -52,5 +52,5 @@ class Pending:
         return index in self._happened
 
     def _path(self, index: int) -> Path | None:
-        # One for each rank: a fault of all ranks happens to each of them.
+        # One file for each rank: a fault of all ranks happens to each of them.
         return None if self._faults.record is None else Path(self._faults.record) / f"fault-{index}-rank-{self._rank}"

@@ -1,4 +1,4 @@
-"""The deed of a fault, in the process that it happens to. Standard library only."""
+"""Carries out a fault in this process. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stop": signal.
 
 
 def strike(fault: Fault, rank: int, where: str = "") -> None:
-    """Does to this process what the fault says. It comes back from "slow", from a "stop" that ends, and from `byte`.
+    """Carries out a fault in this process. It returns if the fault has `byte`, is "slow", or is a "stop" that ends.
 
     Raises:
-        RuntimeError: of the kind "raise".
-        SystemExit: of the kind "leave".
-        OSError: of the kind "full_disk".
+        RuntimeError: for the kind "raise".
+        SystemExit: for the kind "leave".
+        OSError: for the kind "full_disk" without `byte`.
     """
     if fault.kind != "slow":
         print(f"faults: rank {rank}, process {os.getpid()}: {fault}{where}", file=sys.stderr, flush=True)
@@ -42,13 +42,13 @@ def strike(fault: Fault, rank: int, where: str = "") -> None:
 
 
 def limit_files(num_bytes: int, *, deadly: bool) -> None:
-    """Has every write beyond that size of a file fail with EFBIG, or, if `deadly`, end the process (SIGXFSZ).
+    """Makes every write beyond that file size fail with EFBIG, or, if `deadly`, end the process (SIGXFSZ).
 
-    The kernel does it, in the midst of a write, whoever writes: also HDF5. To a library EFBIG is like ENOSPC, an error
-    of `write` (to HDF5 1.14 by h5py 3, too: the same OSError, and the same SIGSEGV when the interpreter ends).
+    The kernel enforces it during a write, whoever writes, HDF5 included. For a library EFBIG is like ENOSPC, an error
+    of `write` (for HDF5 1.14 with h5py 3, too: the same OSError, and the same SIGSEGV when the interpreter ends).
     """
     if deadly:
-        # Without the core, which would be written beside the files.
+        # No core file, which would be written beside the files.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     # Python ignores the signal from its start.
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if deadly else signal.SIG_IGN)
@@ -56,17 +56,17 @@ def limit_files(num_bytes: int, *, deadly: bool) -> None:
 
 
 def unlimit_files() -> None:
-    """Ends what `limit_files` began."""
+    """Removes the limit that `limit_files` set."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def _continue_later(seconds: float) -> None:
-    """Starts a process that continues this one. It outlives this one's end by that time at most."""
+    """Starts a process that continues this one after `seconds`. It outlives this one by that time at most."""
     command = 'sleep "$0"; kill -CONT "$1" 2> /dev/null'
     null = subprocess.DEVNULL
-    # In a session of its own, and without our pipes: a launcher waits for nobody but the program.
+    # In a session of its own and without our pipes, so that a launcher waits only for the program.
     subprocess.Popen(
         ["/bin/sh", "-c", command, str(seconds), str(os.getpid())],
         stdin=null,

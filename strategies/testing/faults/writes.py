@@ -1,4 +1,4 @@
-"""Notices, from Python's audit events, that a process changes files of checkpoints. Standard library only."""
+"""Detects, from Python's audit events, changes that a process makes to checkpoint files. Standard library only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def changed_path(event: str, arguments: tuple[Any, ...]) -> str | None:
     elif event in _CHANGES:
         path = arguments[0]
         if event == "os.mkdir" and Path(os.fsdecode(path)).is_dir():
-            # Asked for in case it is not there: nothing changes.
+            # The folder exists already: nothing changes.
             return None
     else:
         return None
@@ -34,19 +34,19 @@ def changed_path(event: str, arguments: tuple[Any, ...]) -> str | None:
 def watch_writes(told: Callable[[str], None], word: str) -> None:
     """Calls `told` before each change of a path that contains `word`, for as long as the owner of `told` lives.
 
-    An exception of `told` comes out of the operation. What `told` itself does is not watched.
+    An exception in `told` propagates out of the operation. Changes that `told` itself makes are not watched.
 
     Args:
-        told: a bound method; takes the path.
-        word: what a path contains.
+        told: a bound method that takes the path.
+        word: the text that a watched path contains.
     """
     method: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(told)
     inside = threading.local()
-    # Held here: the interpreter takes the module's own names away when it ends, while files are still closed.
+    # Local names: at its end, the interpreter clears the module's names while files are still being closed.
     watched, changed, is_ending = ("open", *_CHANGES), changed_path, sys.is_finalizing
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        # Called for everything that Python does: it is fast where nothing is to be done.
+        # Called for every audit event, so it returns fast where there is nothing to do.
         if event not in watched or is_ending():
             return
         path = changed(event, arguments)
@@ -61,5 +61,5 @@ def watch_writes(told: Callable[[str], None], word: str) -> None:
         finally:
             inside.now = False
 
-    # There is no way to remove it: it does nothing once its owner is gone.
+    # An audit hook cannot be removed: this one does nothing once its owner is gone.
     sys.addaudithook(hook)
