@@ -1,4 +1,4 @@
-"""A clock that only sleeping moves: what it measures is the same on a busy machine."""
+"""A clock that only sleeping moves: measurements are the same on a busy machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Stands in for the module `time` in a module under test; the time of day is the real one."""
+    """Replaces the module `time` in a module under test; the time of day is the real one."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

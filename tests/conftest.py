@@ -34,13 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Failures:
-    """Prints a failure when it happens: a run that is cut off before its end has no summary."""
+    """Prints a failure when it happens: a run that is cut off has no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Called where the terminal is, for each phase of each test."""
+        """Called in the process with the terminal, for each phase of each test."""
         terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
         if report.failed and terminal is not None:
             terminal.ensure_newline()
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(config))
 
 
-#: Tests that start several processes. They run one after the other: two worlds at a time would starve each other.
+#: Tests that start several processes. They run one after the other: two jobs at once would starve each other.
 SEVERAL_PROCESSES = (
     "tests/benchmarks",
     "tests/examples/test_goes_on.py",
@@ -80,7 +80,7 @@ SEVERAL_PROCESSES = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deals tests out to pytest-xdist's workers by file; those that start several processes all go to one."""
+    """Distributes tests to pytest-xdist's workers by file; all that start several processes go to one worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -92,7 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is like another test, and puts first what takes one worker longest."""
+    """Leaves out tests that resemble others, and puts first the tests that take one worker longest."""
     leave_to_parity_all(config, items, lambda item: item.get_closest_marker("parity_all") is not None)
     items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL_PROCESSES))
 
@@ -105,7 +105,7 @@ def _graphs_are_let_go() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> "Baselines":
-    """The outcomes of parity cases in plain Keras, by the name of the case."""
+    """Returns the outcomes of parity cases in plain Keras, by the name of the case."""
     from tests.strategies.parity.baselines import baselines_of
 
     return baselines_of(tmp_path_factory)
@@ -113,7 +113,7 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> "Baselines":
 
 @pytest.fixture
 def without_rewriting() -> Iterator[None]:
-    """TensorFlow runs graphs as they are. It rewrites them, and with them the order of sums, by all that is in them."""
+    """Makes TensorFlow run graphs as traced: its rewriting depends on the whole graph and changes the order of sums."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield

@@ -1,4 +1,4 @@
-"""The rooms of the code base and what each may import, and a checker that reads imports without running them.
+"""The rooms of the code base and their allowed imports, and a checker that reads imports without running them.
 
 A module belongs to the first room that names it or a package above it. Imports inside functions and under
 `if TYPE_CHECKING` count like any other.
@@ -18,9 +18,9 @@ PACKAGES = ("strategies", "keras_ext", "examples", "benchmarks")
 class Room:
     """A group of modules with the same rights.
 
-    `third_party` lists what may be imported from outside, `rooms` the rooms of ours that may be, by name (its
-    own name lets the room's modules import each other). A room with `public_only` may import the names in
-    the `__all__` of `strategies` and `keras_ext` beside that.
+    `third_party` lists the allowed packages from outside, `rooms` the allowed rooms of ours by name (a room's own name
+    allows its modules to import each other). A room with `public_only` may also import the names in the `__all__` of
+    `strategies` and `keras_ext`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Room:
 
 PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py", "PIL", "sentencepiece", "keras_hub")
 
-# In the order in which they are tried: the exceptions before the packages that contain them.
+# In the order of lookup: the exceptions before the packages that contain them.
 ROOMS = (
     Room(
         "row values",
@@ -81,11 +81,11 @@ ROOMS = (
         rooms=("files", "setup"),
     ),
     Room("control plane", 0, ("strategies.control_plane",), rooms=("port holders", "rank end", "control plane")),
-    # The launcher starts without numpy, too.
+    # The launcher also starts without numpy.
     Room("cores", 0, ("strategies.topology.cores",)),
-    # Standard library only: whoever meets a port in use may name its holder.
+    # Standard library only: any module that finds a port in use may report the process that holds it.
     Room("port holders", 0, ("strategies.topology.port_holders",)),
-    # Standard library only: a launcher and its ranks agree on it.
+    # Standard library only: the launcher and its ranks share it.
     Room("rank end", 0, ("strategies.topology.rank_end",)),
     Room(
         "launcher",
@@ -209,7 +209,7 @@ ROOMS = (
             "keras hooks",
         ),
     ),
-    # A program, which lives with the library because it is started by its name.
+    # A program; it is part of the library because it is started by its module name.
     Room(
         "doctor",
         5,
@@ -217,7 +217,7 @@ ROOMS = (
         ("numpy", "tensorflow", "keras"),
         ("control plane", "topology", "devices", "cores", "setup", "versions", "front door", "doctor"),
     ),
-    # Described without Keras; the callback that strikes is Keras'.
+    # The description needs no Keras; the callback that triggers faults does.
     Room(
         "fault plans",
         0,
@@ -256,12 +256,12 @@ ROOMS = (
         ("division", "plans", "files", "text tables", "schedule", "layer api", "elastic", "layers"),
         public_only=True,
     ),
-    # Benchmarks run what they compare with, too.
+    # Benchmarks also run the libraries that they compare with.
     Room("benchmarks", 5, ("benchmarks",), (*PROGRAM_PACKAGES, "horovod", "torch"), ("benchmarks",), public_only=True),
     Room("programs", 5, ("examples",), PROGRAM_PACKAGES, ("programs",), public_only=True),
 )
 
-# Whoever imports these must be in one of the rooms named, whatever else the table lets it do.
+# Only the rooms named here may import these, whatever else the table allows.
 RESERVED = {
     "horovod": ("horovod", "benchmarks"),
     "tensorflow.python": ("internals",),
@@ -270,7 +270,7 @@ RESERVED = {
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Every Python file of ours outside the tests, with its dotted name."""
+    """Yields every Python file of ours outside the tests, with its dotted name."""
     for package in PACKAGES:
         for path in sorted([*(ROOT / package).rglob("*.py"), *(ROOT / package).rglob("*.pyi")]):
             parts = path.relative_to(ROOT).with_suffix("").parts
@@ -278,14 +278,14 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def program_folders() -> frozenset[str]:
-    """The folders of examples and benchmarks: their programs import their own parts as `mnist.data`."""
+    """Returns the folders of examples and benchmarks: their programs import their own parts as `mnist.data`."""
     return frozenset(path.name for package in ("examples", "benchmarks") for path in (ROOT / package).glob("*/"))
 
 
 def room_of(module: str) -> Room | None:
-    """The room that `module` belongs to, None if nobody gave it one.
+    """Returns the room of `module`, None if the table has none.
 
-    The front door is `strategies/__init__.py` alone: a new file beside it has to be placed in the table.
+    The front door is `strategies/__init__.py` alone: a new file beside it needs its own entry in the table.
     """
     for room in ROOMS:
         for name in room.modules:
@@ -295,7 +295,7 @@ def room_of(module: str) -> Room | None:
 
 
 def public_names(package: str) -> frozenset[str]:
-    """The names in the package's stub, if it has one, or in `__all__` of its `__init__.py`; none if it has neither."""
+    """Returns the names in the package's stub, else in `__all__` of its `__init__.py`; none if it has neither."""
     stub = ROOT / package / "__init__.pyi"
     if stub.exists():
         return frozenset(target.rpartition(".")[2] for _, target in imports(stub.read_text(), package, is_package=True))
@@ -309,7 +309,7 @@ def public_names(package: str) -> frozenset[str]:
 
 
 def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything that `source` imports; `from a import b` counts as `a.b`."""
+    """Yields line and dotted name of everything that `source` imports; `from a import b` counts as `a.b`."""
     nodes = list(ast.walk(ast.parse(source)))
     bound = {alias.asname or alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
@@ -331,12 +331,12 @@ def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[t
             "strategies",
             "keras_ext",
         }:
-            # `import strategies` and then `strategies.topology.mesh`: the same as importing it.
+            # `strategies.topology.mesh` after `import strategies` counts as an import of it.
             yield node.lineno, ast.unparse(node)
 
 
 def arrows(sources: Mapping[str, tuple[str, bool]]) -> dict[str, set[str]]:
-    """The modules of ours that each module imports, wherever in it: at its top, in a function, for types only.
+    """Returns the modules of ours that each module imports: at its top, in functions, and for types only.
 
     Args:
         sources: by dotted name, the file's text, and whether it is the `__init__.py` of a package.
@@ -349,7 +349,7 @@ def arrows(sources: Mapping[str, tuple[str, bool]]) -> dict[str, set[str]]:
 
 
 def _origin(target: str, known: Container[str]) -> str | None:
-    """The module that `target` is, or is a name of; None if that is none of ours."""
+    """Returns the module that `target` is, or that has the name; None if it is none of ours."""
     above = target.rpartition(".")[0]
     # Programs import their own parts as `mnist.data`.
     candidates = [prefix + name for prefix in ("", "examples.", "benchmarks.") for name in (target, above)]
@@ -357,7 +357,7 @@ def _origin(target: str, known: Container[str]) -> str | None:
 
 
 def in_circles(arrows: Mapping[str, Collection[str]]) -> set[str]:
-    """The names from which arrows lead back to themselves, and those on the way from one such circle to another."""
+    """Returns the names on import cycles, and the names on paths from one cycle to another."""
     left = {name: set(targets) & arrows.keys() for name, targets in arrows.items()}
     while True:
         reached = set().union(*left.values())

@@ -1,11 +1,11 @@
 """A process that has imported TensorFlow and Keras, and forks for each program that a test starts.
 
-The imports take a process six seconds of a core, and a test run starts over a hundred. The server has run nothing of
-TensorFlow's when it forks, so that a child starts its devices, its threads and its connections as a new process would.
+The imports take a process six seconds of a core, and a test run starts over a hundred. The server has run nothing in
+TensorFlow when it forks, so that a child starts its devices, threads and connections like a new process.
 
-`tests/forked.py` stands in for ``python``: it sends its arguments, environment and standard streams, and ends as the
-program does. A program whose client is gone is killed, with all that it started. The server ends with the process that
-has started it, of whose death the end of its standard input tells.
+`tests/forked.py` replaces ``python``: it sends its arguments, environment and standard streams, and exits like the
+program. A program whose client is gone is killed, with everything that it started. The server ends with its parent
+process, whose death it notices by the end of its standard input.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-#: The longest request: environments are long.
+#: The maximum size of a request: environments are long.
 _LIMIT = 1 << 20
 
 
@@ -41,11 +41,11 @@ class _Request(NamedTuple):
 
 
 def main(path: str) -> None:
-    """Serves until standard input ends. In a child it returns, too, after it has run the child's program."""
+    """Serves until standard input ends. In a child, it also returns after it has run the child's program."""
     import keras  # noqa: F401
     import tensorflow as tf  # noqa: F401
 
-    # So that the children's collections do not write to the pages that they share with the server.
+    # So that garbage collection in children does not write to the pages that they share with the server.
     gc.collect()
     gc.freeze()
     request = _served(path)
@@ -56,14 +56,14 @@ def main(path: str) -> None:
 
 
 def _served(path: str) -> _Request | None:
-    """Forks for each client. Returns the request in a child, and None in the server, when it is to end."""
+    """Forks for each client. Returns the request in a child, and None in the server, when it should end."""
     clients: dict[int, socket.socket] = {}
     woken, wakes = socket.socketpair()
     wakes.setblocking(False)
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{path}.new")
         server.listen(64)
-        # Clients look for the path: it is there once it can be connected to.
+        # Clients look for the path: it exists only when they can connect to it.
         Path(f"{path}.new").rename(path)
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -97,7 +97,7 @@ def _served(path: str) -> _Request | None:
                     woken.recv(4096)
                     _tell_ends(clients, selector)
                 elif key.data in clients:
-                    # A signal that the client has got, or its end.
+                    # Signals that the client has received, or the end of the client.
                     numbers = clients[key.data].recv(64)
                     for number in numbers:
                         os.kill(key.data, number)
@@ -128,7 +128,7 @@ def _received(connection: socket.socket) -> _Request | None:
 
 
 def _tell_ends(clients: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
-    """Reaps children, and tells each one's client how it ended."""
+    """Reaps children, and sends each client the exit status of its child."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -153,7 +153,7 @@ def _kill(pid: int) -> None:
 
 
 def _run(request: _Request) -> None:
-    """Becomes the process that was asked for, and runs its program as ``python`` would."""
+    """Becomes the requested process, and runs its program as ``python`` would."""
     for number, stream in enumerate(request.streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -164,9 +164,9 @@ def _run(request: _Request) -> None:
     if "KERAS_HOME" in request.environment:
         from keras.src.backend import config
 
-        # Keras reads the variable when it is imported.
+        # Keras reads the variable only on import.
         config._KERAS_DIR = request.environment["KERAS_HOME"]
-    # The interpreter has looked at the server's streams when it started.
+    # The interpreter has opened the server's streams at its start.
     sys.stdin = os.fdopen(0, closefd=False)
     if request.environment.get("PYTHONUNBUFFERED"):
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
@@ -194,13 +194,13 @@ def _run(request: _Request) -> None:
 
 
 def _search(before: str, after: str) -> None:
-    """Puts the folders of one PYTHONPATH in the place of those of another, and of the folder of the server."""
+    """Replaces the folders of one PYTHONPATH, and the server's folder, by those of another."""
     left = [each for each in sys.path[1:] if each not in before.split(os.pathsep)]
     sys.path[:] = [each for each in after.split(os.pathsep) if each] + left
 
 
 def _run_file(path: str) -> None:
-    """Runs a file as the main module, which stays in its place, for whoever pickles its classes."""
+    """Runs a file as the main module, which stays registered, so that its classes can be pickled."""
     program = types.ModuleType("__main__")
     program.__file__ = path
     program.__dict__["__builtins__"] = __builtins__
@@ -212,6 +212,6 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1])
     except Exception:
-        # As the interpreter prints it, but by the streams that a child has.
+        # As the interpreter would print it, but to the streams of the child.
         traceback.print_exc()
         sys.exit(1)

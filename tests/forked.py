@@ -1,9 +1,9 @@
-"""Stands in for ``python``: runs a program in a child of `tests/fork_server.py`, which has imported TensorFlow already.
+"""Replaces ``python``: runs a program in a child of `tests/fork_server.py`, which has already imported TensorFlow.
 
     python -I -S tests/forked.py PROGRAM ARGUMENTS...
 
-Ends as the program does, and passes signals on. Without a server, or if the environment has what TensorFlow or Keras
-read when they are imported and the server was not started with it, it becomes a new interpreter instead.
+It exits like the program, and forwards signals. It becomes a new interpreter instead if there is no server, or if the
+server was started with other values of the variables that TensorFlow and Keras read on import.
 """
 
 # Few imports: each start of a program pays for them.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 
 SERVER = "KERAS_STRATEGIES_TESTS_FORK_SERVER"
-#: With these names variables begin that are read at imports; the second ones are read later, or set by the server.
+#: Prefixes of variables that are read on import; those in the second list are read later, or set by the server.
 _AT_IMPORT = ("TF_", "KERAS_", "CUDA_", "XLA_", "PYTHON", "LD_", "GRPC_", "OMP_", "MALLOC_")
 _LATER = (
     *("TF_CONFIG", "TF_NUM_", "TF_CPP_", "OMP_NUM_"),
@@ -24,12 +24,12 @@ _LATER = (
 
 
 def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the part of an environment of which the server has to have the same."""
+    """Returns the part of an environment that must equal the server's."""
     return {k: v for k, v in environment.items() if k.startswith(_AT_IMPORT) and not k.startswith(_LATER)}
 
 
 def main() -> None:
-    """Runs what the arguments name, and ends as it does."""
+    """Runs the program that the arguments name, and exits like it."""
     arguments = sys.argv[1:]
     path = os.environ.get(SERVER)
     if path is None or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")):
@@ -47,7 +47,7 @@ def main() -> None:
     said = b""
     while part := server.recv(64):
         said += part
-    # Without a word the server is gone, and the program with it.
+    # If the server sent nothing, it is gone, and the program with it.
     code = int(said or -signal.SIGKILL)
     if code < 0:
         if -code != signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Kernels for GPUs, from TensorFlow's registry, which lists them on any machine: for which ops, in whose memory."""
+"""GPU kernels in TensorFlow's registry, which any machine can read: for which ops, with which arguments on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorflow.python.framework import kernels
 @functools.cache
 def _registered(op_type: str) -> tuple[Any, ...]:
     found = list(kernels.get_registered_kernels_for_op(op_type).kernel)
-    # What is registered for devices of any kind serves GPUs where nothing is registered for them.
+    # Kernels registered for any device serve GPUs where none are registered for GPUs.
     return tuple(k for k in found if k.device_type == "GPU") + tuple(k for k in found if k.device_type == "DEFAULT")
 
 
@@ -32,7 +32,7 @@ def _takes(kernel: Any, op: tf.Operation) -> bool:
 
 
 def on_host(op: tf.Operation, kernel: Any | None, *, inputs: bool) -> list[bool]:
-    """Tells for each input, or output, of an op on a GPU if it is in the host's memory."""
+    """Returns for each input, or output, of an op on a GPU whether it is in host memory."""
     tensors = list(op.inputs) if inputs else list(op.outputs)
     names = set(kernel.host_memory_arg) if kernel is not None else set()
     found: list[bool] = []
@@ -44,5 +44,5 @@ def on_host(op: tf.Operation, kernel: Any | None, *, inputs: bool) -> list[bool]
             count = len(op.get_attr(arg.type_list_attr))
         found += [arg.name in names] * count
     always = (tf.resource, tf.string, tf.variant)
-    # A constant of int32 is in host memory, though its kernel does not say so of its one output.
+    # An int32 constant is in host memory, although its kernel does not declare that for its output.
     return [host or t.dtype in always for host, t in zip(found, tensors, strict=True)]

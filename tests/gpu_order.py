@@ -1,4 +1,4 @@
-"""The order of collectives in a function and those it calls, as its control edges and data give it."""
+"""The order of collectives in a function and in those that it calls, given by control edges and data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def functions_of(op: Any, graph: Any) -> Iterator[tuple[str, Any]]:
 
 def _graph_of(name: str, graph: Any) -> Any:
     while graph is not None:
-        # No public name: a graph's library.
+        # No public API gives a graph's function library.
         found = graph._get_function(name)
         if found is not None:
             return found.graph
@@ -60,9 +60,9 @@ def control_outputs(graph: Any) -> list[Any]:
 
 
 def disorders_in(graph: Any, path: str, default: str) -> list[str]:
-    """Returns what is out of order among the collectives of each device, in one function.
+    """Returns the unordered collectives of each device in one function.
 
-    A call, branch or loop that contains some counts as one. It is ordered by control edges only: its data may be there
+    A call, branch or loop that contains collectives counts as one. Only control edges order it: its data may be ready
     before its collectives are done.
     """
     users: dict[str, list[Any]] = collections.defaultdict(list)
@@ -77,7 +77,7 @@ def disorders_in(graph: Any, path: str, default: str) -> list[str]:
                     f"{device}: {path}{second.name} ({second.type}) does not wait for {first.name} ({first.type})"
                 )
         must_run = control_outputs(graph)
-        # What follows the function waits for the last, and the next iteration of a loop for all of this one.
+        # Ops after the function wait for the last collective, and the next iteration of a loop for the whole one.
         last = ops[-1]
         if path and not any(each.name == last.name or _waits_for(each, last) for each in must_run):
             found.append(f"{device}: nothing behind {path} waits for {last.name} ({last.type})")
@@ -99,7 +99,7 @@ def _devices_with_collectives(op: Any, graph: Any, default: str) -> set[str]:
 
 
 def _waits_for(op: Any, earlier: Any) -> bool:
-    """True if `op` starts only after `earlier` is done."""
+    """Returns True if `op` starts only after `earlier` is done."""
     is_call = is_functional(op)
     seen: set[str] = set()
     pending = [*op.control_inputs, *([] if is_call else (t.op for t in op.inputs))]
@@ -111,6 +111,6 @@ def _waits_for(op: Any, earlier: Any) -> bool:
             continue
         seen.add(each.name)
         pending += each.control_inputs
-        # The data of a call that contains the earlier collective may be there before: followed, but not into it.
+        # Data of a call that contains the earlier collective may be ready before it: such an edge does not count.
         pending += [t.op for t in each.inputs if t.op.name != earlier.name or not is_functional(earlier)]
     return False

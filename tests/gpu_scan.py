@@ -1,10 +1,9 @@
 """A scan of the graphs of a step as they would be placed on GPUs, op by op.
 
-It flattens the functions that a function calls, with the branches of conditionals and the bodies of loops, and gives
-each op the device that it would have where logical devices CPU:1, CPU:2 .. are GPU:0, GPU:1 ..
-(``tests/would_be_gpus.py``), ops without a device are on GPU:0, and those with a resource where the resource is.
-TensorFlow's placer and its rewriting of graphs decide more than that: the counts are those of the graph as it was
-traced, each edge counted once for each device that it leads to.
+It flattens the functions that a function calls, the branches of conditionals and the bodies of loops, and gives each op
+the device that it would have if logical devices CPU:1, CPU:2 .. were GPU:0, GPU:1 .. (``tests/would_be_gpus.py``). Ops
+without a device are on GPU:0, and ops with a resource are on its device. TensorFlow's placer and graph rewriting decide
+more than that: the counts are of the graph as traced, with each edge counted once for each device that it leads to.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from tests.gpu_order import (
 
 @dataclass(eq=False)
 class Node:
-    """An op of a step, once for each call of the function it is in.
+    """An op of a step, once for each call of the function that contains it.
 
     Args:
         path: the names of the calls and of the op.
-        type: of the op.
+        type: type of the op.
         device: "GPU:1" or "host".
-        op: None for what stands for the begin and the end of a call.
+        op: None for a node that marks the beginning or the end of a call.
     """
 
     path: str
@@ -53,14 +52,14 @@ class Node:
 
 @dataclass
 class Scan:
-    """The ops of a graph, and what passes between devices.
+    """The ops of a graph, and the edges between devices.
 
     Attributes:
         nodes: all ops.
-        control_edges: from one device to another.
-        copies: of a tensor, from the memory of one device to that of another, or between a GPU's and the host's. An
-            argument is where it is read first; if it is read anywhere else, it is copied.
-        disorders: pairs of collectives of one device of which neither waits for the other.
+        control_edges: control edges from one device to another.
+        copies: copies of tensors between the memories of two devices, or of a GPU and the host. An argument is in the
+            memory where it is read first; reading it elsewhere is a copy.
+        disorders: pairs of collectives of one device, neither of which waits for the other.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -69,7 +68,7 @@ class Scan:
     disorders: list[str] = field(default_factory=list)
 
     def without_kernel(self) -> list[Node]:
-        """Returns the ops on GPUs for which TensorFlow has no kernel there."""
+        """Returns the ops on GPUs for which TensorFlow has no GPU kernel."""
         return [
             node
             for node in self.nodes
@@ -80,7 +79,7 @@ class Scan:
         ]
 
     def refused(self) -> list[Node]:
-        """Returns the collectives on GPUs whose dtype TensorFlow refuses when they run."""
+        """Returns the collectives on GPUs whose dtype TensorFlow rejects at run time."""
         return [
             node
             for node in self.collectives()
@@ -93,19 +92,19 @@ class Scan:
         return [node for node in self.nodes if node.type in COLLECTIVES and node.device != HOST]
 
     def with_host(self) -> list[tuple[Node, Node]]:
-        """Returns the control edges between a GPU and the host, each once for a source and a device."""
+        """Returns the control edges between a GPU and the host, one for each source and device."""
         return _once(edge for edge in self.control_edges if HOST in (edge[0].device, edge[1].device))
 
     def between_gpus(self) -> list[tuple[Node, Node]]:
-        """Returns the control edges between GPUs; those of one GPU that lead to the same op count as one.
+        """Returns the control edges between GPUs; edges from one GPU to the same op count as one.
 
-        TensorFlow joins these when it rewrites the graph. Between a GPU and the host it is not relied on.
+        TensorFlow merges these when it rewrites the graph. The scan does not rely on that between a GPU and the host.
         """
         between = _once(edge for edge in self.control_edges if HOST not in (edge[0].device, edge[1].device))
         return list({(source.device, id(target)): (source, target) for source, target in between}.values())
 
     def beside_collectives(self) -> list[tuple[Node, Node]]:
-        """Returns the control edges from the host to a GPU's collective or its inputs, and from it or its results."""
+        """Returns the control edges between the host and a GPU's collectives, their inputs or results."""
         crossing = [edge for edge in self.control_edges if HOST in (edge[0].device, edge[1].device)]
         return _once(edge for edge in crossing if _feeds_collective(edge[1]) or _follows_collective(edge[0]))
 
@@ -140,7 +139,7 @@ def _follows_collective(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class _Value:
-    """A tensor: the op that makes it, which output it is, and for a handle where its variable is."""
+    """A tensor: its op, the index of the output, and for a handle the device of its variable."""
 
     node: Node
     index: int
@@ -153,7 +152,7 @@ class _Scanner:
         self._copied: set[tuple[int, int, str, bool]] = set()
         # The device on which each argument is read first.
         self._read: dict[int, str] = {}
-        # What TensorFlow computes before it runs anything.
+        # Ops that TensorFlow folds into constants.
         self._folded: set[int] = set()
 
     def run(self, graph: Any) -> Scan:
@@ -178,7 +177,7 @@ class _Scanner:
     def _graph(
         self, graph: Any, path: str, default: str, arguments: Sequence[_Value], entered: Node | None
     ) -> tuple[list[_Value], list[Node]]:
-        """Adds a function's ops; returns its outputs, and the ops that must have run when it is done."""
+        """Adds a function's ops; returns its outputs, and the ops that must have run before it is done."""
         values = {tensor.name: value for tensor, value in zip(graph.inputs, arguments, strict=True)}
         done: dict[str, Node] = {}
         for op in graph.get_operations():
@@ -232,13 +231,13 @@ class _Scanner:
             if op.type in CALLS:
                 outputs = made
             elif op.type in BRANCHES:
-                # What a branch makes is handed over on the device of the conditional; what it takes stays where it is.
+                # A branch returns its results on the conditional's device; its inputs stay where they are.
                 merged = self._add(name, op.type, device, op)
                 for value in made:
                     self._data([value], merged, is_gate=True)
                 outputs = [v if v.home is not None else _Value(merged, i) for i, v in enumerate(made)]
             elif attribute == "body":
-                # The next iteration finds its values where the first one has found them.
+                # The next iteration expects its values on the devices of the first one's values.
                 for value, first in zip(made, inputs, strict=True):
                     self._data([value], first.node if first.node.op is not None else end, is_gate=True)
                 outputs = [new if old.node.op is None else old for new, old in zip(made, inputs, strict=True)]
@@ -263,7 +262,7 @@ class _Scanner:
                 self._scan.copies.append((value.node, node))
 
     def _memory(self, value: _Value) -> str | None:
-        """Returns where a tensor is; None for arguments and constants, which are wherever they are needed."""
+        """Returns the memory of a tensor; None for arguments and constants, which are wherever they are needed."""
         node = value.node
         if node.type in ("Argument", "Const", "Placeholder") or id(node) in self._folded:
             return None
@@ -275,7 +274,7 @@ class _Scanner:
 
 
 def _is_large(op: Any, index: int) -> bool:
-    """True if an input of an op may be large: it is no number, and no integers of 32 bit, of which shapes consist."""
+    """Returns True if an input of an op may be large: no scalar, and no int32, which is used for shapes."""
     tensor = None if op is None else op.inputs[index]
     return tensor is not None and tensor.shape.rank != 0 and not _is_hosted(tensor.dtype)
 

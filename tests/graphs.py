@@ -1,9 +1,9 @@
-"""Garbage: graphs of plain Keras that TensorFlow would keep as long as a process lives, and how often Python collects.
+"""Garbage: plain Keras' graphs, which TensorFlow would keep as long as the process lives, and Python's collections.
 
-`tf.custom_gradient` in a graph, as Keras' crossentropies use it, puts a function into TensorFlow's registry of
-gradients, under a name of its own, and nothing ever takes it out. It holds the graph: all operations of every step that
-was ever traced stay. A thousand models in one process are 10 GB, and the more objects there are, the longer each of
-Python's collections takes. Under the strategies graphs go with their models; what they are compared with would stay.
+`tf.custom_gradient` in a graph, which Keras' crossentropies use, registers a function in TensorFlow's gradient
+registry, under a unique name, and nothing ever removes it. It holds the graph: all operations of every traced step
+stay. A thousand models in one process take 10 GB, and the more objects exist, the longer each of Python's collections
+takes. Under the strategies, graphs are freed with their models; the plain graphs of comparisons would stay.
 """
 
 import gc
@@ -15,18 +15,18 @@ _OF_ONE_GRAPH = re.compile(r"CustomGradient-\d+")
 
 
 def forget_gradients() -> None:
-    """Lets go of them. Gradients of functions that were traced before cannot be traced afterwards."""
-    # A public way does not exist: a registry of TensorFlow's only grows.
+    """Removes their gradients from the registry. Functions traced before cannot be differentiated in a trace later."""
+    # There is no public way: TensorFlow's registry only grows.
     registered = gradient_registry._registry
     for name in [name for name in registered if _OF_ONE_GRAPH.fullmatch(name)]:
         del registered[name]
 
 
 def collect_seldom() -> None:
-    """Makes Python's garbage collector look at new objects only, and not at every 700th of them.
+    """Makes Python's garbage collector consider new objects only, and less often than after every 700th.
 
-    Tracing makes millions of objects, nearly all of which stay as long as their graph: a fifth of the time that traces
-    take was spent in looking for garbage among them. Called once, when everything has been imported.
+    Tracing makes millions of objects, nearly all of which live as long as their graph: looking for garbage among them
+    took a fifth of the tracing time. Call it once, when everything has been imported.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Starts programs of several processes, and ends what it started."""
+"""Starts programs of several processes, and ends them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ import psutil
 from tests import forked
 
 ROOT = Path(__file__).parents[1]
-#: What programs of tests inherit beside this process' own variables.
+#: Variables that tests' programs get besides this process' own.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def python(*arguments: str) -> list[str]:
-    """The command that runs ``python`` with arguments, by a process that need not import TensorFlow and Keras.
+    """Returns the command that runs ``python`` with arguments, in a process that need not import TensorFlow and Keras.
 
-    For programs that end by themselves, and whose process nobody looks for: it is a child of the server.
+    For programs that end by themselves, and whose process id is not needed: the process is a child of the server.
     """
     return [sys.executable, "-I", "-S", *_forked(arguments)]
 
 
 def launcher(num_processes: int, program: Sequence[str]) -> list[str]:
-    """The command that runs `program` (a Python file and its arguments) by `num_processes` under our launcher."""
+    """Returns the command that runs `program` (a Python file and its arguments) in `num_processes` by our launcher."""
     return [sys.executable, "-m", "strategies.launch", "--nproc-per-node", str(num_processes), *_forked(program)]
 
 
@@ -44,7 +44,7 @@ def _forked(program: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _start_fork_server() -> subprocess.Popen[bytes]:
-    """Starts the server that forks, which ends with this process; returns once it can be connected to."""
+    """Starts the fork server, which ends with this process; returns once it accepts connections."""
     path = str(Path(tempfile.mkdtemp(prefix="forks"), "socket"))
     environment = {**os.environ, **ENVIRONMENT}
     Path(path + ".environment").write_text(json.dumps(forked.read_at_import(environment)))
@@ -59,10 +59,10 @@ def _start_fork_server() -> subprocess.Popen[bytes]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened on a moment ago, and that nothing else in the test run will take.
+    """Returns ports on which nobody listened a moment ago, and that nothing else in the test run will take.
 
-    Below the ephemeral ports, which go to outgoing connections, and above those that the launcher draws from; each of
-    pytest's workers has a range of its own.
+    They are below the ephemeral ports, used for outgoing connections, and above the launcher's; each of pytest's
+    workers has its own range.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
     mine = range(29000 + 300 * worker, 29300 + 300 * worker)
@@ -78,20 +78,20 @@ def free_ports(count: int) -> list[int]:
 
 
 def cluster_environments(num_processes: int) -> list[dict[str, str]]:
-    """TF_CONFIG for each of `num_processes` on this machine."""
+    """Returns TF_CONFIG for each of `num_processes` on this machine."""
     workers = [f"127.0.0.1:{port}" for port in free_ports(num_processes)]
     configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": r}} for r in range(num_processes)]
     return [{"TF_CONFIG": json.dumps(config)} for config in configs]
 
 
 def horovodrun(num_processes: int, program: Sequence[str]) -> list[str]:
-    """The command that runs `program` (a Python file and its arguments) by `num_processes` on this machine."""
+    """Returns the command that runs `program` (a Python file and its arguments) in `num_processes` by horovodrun."""
     command = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(num_processes), "--disable-cache"]
     return [*command, "--network-interfaces", "lo", *python(*program)]
 
 
 def marked(variable: str, mark: str) -> list[psutil.Process]:
-    """Returns the processes in whose environment a variable has a value, as those of a job that was started with it."""
+    """Returns the processes in whose environment `variable` is `mark`, such as those of a job started with it."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -101,7 +101,7 @@ def marked(variable: str, mark: str) -> list[psutil.Process]:
 
 
 def marked_after(variable: str, mark: str, seconds: float) -> list[psutil.Process]:
-    """Returns those that are still there after some seconds, or, at once, that there are none."""
+    """Returns the marked processes that still exist after `seconds`; returns at once when there are none."""
     deadline = time.monotonic() + seconds
     while (found := marked(variable, mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -109,12 +109,12 @@ def marked_after(variable: str, mark: str, seconds: float) -> list[psutil.Proces
 
 
 class Programs:
-    """Programs that run at the same time; leaving the context ends them and all that they started.
+    """Programs that run at the same time; leaving the context kills them and everything that they started.
 
     Args:
         folder: gets one log file per program.
-        commands: what to run.
-        environments: per program, variables beside this process' own.
+        commands: one command per program.
+        environments: per program, variables besides this process' own.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Programs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Found before any is ended: who has lost its parent is not found any more.
+        # Collected before any is killed: orphans can no longer be found.
         family = []
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -153,15 +153,15 @@ class Programs:
 
     @property
     def pids(self) -> list[int]:
-        """Their process ids."""
+        """The process ids of the programs."""
         return [process.pid for process in self._processes]
 
     def running(self) -> bool:
-        """True if all programs still run."""
+        """Returns True if all programs still run."""
         return all(process.poll() is None for process in self._processes)
 
     def wait(self, timeout_seconds: float) -> list[int | None]:
-        """Waits until all have ended, or one has failed; returns exit codes, None for those that run on."""
+        """Waits until all have ended or one has failed; returns exit codes, None for programs that still run."""
         end = time.monotonic() + timeout_seconds
         while time.monotonic() < end:
             codes = [process.poll() for process in self._processes]

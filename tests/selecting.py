@@ -1,4 +1,4 @@
-"""Selection of the tests that run with `--parity-all` only."""
+"""Selection of the tests that run only with `--parity-all`."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ import pytest
 def leave_to_parity_all(
     config: pytest.Config, items: list[pytest.Item], is_left_out: Callable[[pytest.Item], bool]
 ) -> None:
-    """Takes some of the tests out, unless the flag is given; they are asked for one after the other."""
+    """Deselects the tests for which `is_left_out` is true, unless the flag is given."""
     if config.getoption("--parity-all"):
         return
     kept: list[pytest.Item] = []

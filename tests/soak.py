@@ -1,10 +1,10 @@
-"""Hurts a small training job again and again, and checks that it ends as if nothing had happened.
+"""Injects faults into a small training job, and checks that it ends as if nothing had happened.
 
     python -m tests.soak --faults=200 --engine=both --seed=7
 
-Faults are drawn from kinds, moments, ranks and steps. After each that ends the job, the same command is run again,
-until the job has finished. Its weights must be those of an undisturbed run, bit for bit; no run may hang, and none may
-leave a process behind. Starting Python and TensorFlow takes most of the time, so each job takes many faults.
+Faults are drawn from kinds, moments, ranks and steps. After each fault that ends the job, the same command is run
+again, until the job has finished. Its weights must be those of an undisturbed run, bit for bit; no run may hang or
+leave a process behind. Starting Python and TensorFlow takes most of the time, so each job gets many faults.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ENGINES = ("launcher", "horovod")
 NUM_RANKS, NUM_STEPS = 2, 120
 FAULTS_PER_JOB = 20
 HANGS_AFTER_SECONDS = 120.0
-# Of a checkpoint of the program: some are a little larger, so that a limit is not always met.
+# The size of a checkpoint; some are a little larger, so that a limit is not always reached.
 CHECKPOINT_BYTES = 30_000
 _PROGRAM = str(ROOT / "tests" / "programs" / "soaked.py")
-# The variable that all processes of a run inherit, by which those are found that outlive it.
+# All processes of a run inherit this variable, which identifies those that outlive it.
 _MARK = "KERAS_STRATEGIES_SOAK"
 
-#: What can happen when.
+#: The kinds of faults at each moment.
 CHOICES: tuple[tuple[Moment, tuple[Kind, ...]], ...] = (
     ("start", ("kill", "terminate", "stop", "raise", "leave")),
     ("tracing", ("kill", "terminate", "stop")),
@@ -49,9 +49,9 @@ CHOICES: tuple[tuple[Moment, tuple[Kind, ...]], ...] = (
 
 
 def draw(chance: random.Random, count: int) -> Faults:
-    """Returns that many faults.
+    """Returns `count` faults.
 
-    One rank at most is stopped for good: where all ranks are, `horovodrun` waits for ever.
+    At most one rank is stopped for good: if all ranks are, `horovodrun` waits forever.
     """
     may_stop = chance.randrange(NUM_RANKS)
     return Faults(tuple(_draw_one(chance, may_stop) for _ in range(count)))
@@ -60,7 +60,7 @@ def draw(chance: random.Random, count: int) -> Faults:
 def _draw_one(chance: random.Random, may_stop: int) -> Fault:
     at, kinds = chance.choice(CHOICES)
     kind = chance.choice(kinds)
-    # A process starts again only as long as faults end it: those of a start come early.
+    # A process restarts only while faults end it: faults at a start have early steps.
     step = chance.randrange(NUM_STEPS // 4 if at in ("start", "tracing") else NUM_STEPS)
     # Only rank 0 writes.
     rank = 0 if at == "save" else chance.randrange(NUM_RANKS)
@@ -68,10 +68,10 @@ def _draw_one(chance: random.Random, may_stop: int) -> Fault:
     if kind == "slow":
         seconds = 0.02
     elif kind == "stop":
-        # Soon over, or for good.
+        # For a short time, or for good.
         seconds = chance.choice((1.0, None)) if rank == may_stop else 1.0
     elif at == "step":
-        # Somewhere in the step: its computation, its exchange.
+        # At any time in the step: during computation or communication.
         seconds = chance.uniform(0.0, 0.01)
     elif at == "tracing":
         seconds = chance.uniform(0.0, 1.0)
@@ -82,7 +82,7 @@ def _draw_one(chance: random.Random, may_stop: int) -> Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one fault: exit code and seconds until the job ended; None where the job went on."""
+    """The outcome of one fault: exit code and seconds until the job ended; None where the job continued."""
 
     fault: Fault
     code: int | None = None
@@ -92,7 +92,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a command: its exit code, when it ended, and how many processes outlived it."""
+    """One run of a command: its exit code, its end, and the number of processes that outlived it."""
 
     code: int | None
     end: float
@@ -100,7 +100,7 @@ class Run:
 
 
 def command(engine: str, folder: Path, max_restarts: int) -> list[str]:
-    """Returns the command that starts the job, or goes on with it."""
+    """Returns the command that starts or resumes the job."""
     if engine == "horovod":
         return horovodrun(NUM_RANKS, [_PROGRAM, str(folder), engine])
     restarts = ["--max-restarts", str(max_restarts)] if max_restarts else []
@@ -109,7 +109,7 @@ def command(engine: str, folder: Path, max_restarts: int) -> list[str]:
 
 
 def run(words: Sequence[str], log: Path, environment: dict[str, str]) -> Run:
-    """Runs a command to its end, or ends it and what it started when it hangs."""
+    """Runs a command to its end; if it hangs, kills it and everything that it started."""
     mark = uuid.uuid4().hex
     quiet = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", _MARK: mark}
     with log.open("ab") as output:
@@ -131,7 +131,7 @@ def run(words: Sequence[str], log: Path, environment: dict[str, str]) -> Run:
             if code is None:
                 process.kill()
                 process.wait()
-            # Who continues a stopped process sleeps for some seconds.
+            # A process that continues a stopped one sleeps for some seconds.
             orphans = marked_after(_MARK, mark, 0.0 if code is None else 4.0)
             for orphan in orphans:
                 output.write(f"outlived the run: {orphan.pid}\n".encode())
@@ -141,12 +141,12 @@ def run(words: Sequence[str], log: Path, environment: dict[str, str]) -> Run:
 
 
 class Job:
-    """One training job in a folder of its own.
+    """One training job in its own folder.
 
     Args:
         engine: one of `ENGINES`.
-        folder: for checkpoints, the record of faults, and the log.
-        max_restarts: of the launcher, before the command itself is run again.
+        folder: folder for checkpoints, the record of faults, and the log.
+        max_restarts: the launcher's restarts, before the command itself is run again.
     """
 
     def __init__(self, engine: str, folder: Path, max_restarts: int = 0) -> None:
@@ -157,11 +157,11 @@ class Job:
         folder.mkdir(parents=True)
 
     def finish(self, faults: Faults) -> list[Outcome]:
-        """Runs the command until the job has finished, or has failed for no reason; returns what came of each fault."""
+        """Runs the command until the job has finished, or has failed without a fault; returns each fault's outcome."""
         hurt = faults.recorded_in(self._folder / "record")
         found: dict[int, Outcome] = {}
         words = command(self._engine, self._folder, self._max_restarts)
-        # Each run but the last takes a fault or more.
+        # Each run but the last ends with at least one fault.
         for _ in range(len(faults.faults) + 1):
             before = hurt.happened()
             ended = run(words, self.log, hurt.environment())
@@ -186,7 +186,7 @@ class Job:
 
 
 def same_bits(one: Path, other: Path) -> bool:
-    """True if both files are there and hold the same weights."""
+    """Returns True if both files exist and have the same weights, bit for bit."""
     if not (one.exists() and other.exists()):
         return False
     with np.load(one) as first, np.load(other) as second:
@@ -195,7 +195,7 @@ def same_bits(one: Path, other: Path) -> bool:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """Returns the outcomes by kind and moment."""
+    """Returns a table of the outcomes by kind and moment."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         how = "" if outcome.fault.byte is None else " (byte)"
@@ -216,7 +216,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 def soak(
     engine: str, num_faults: int, chance: random.Random, folder: Path, max_restarts: int
 ) -> tuple[list[Outcome], list[str]]:
-    """Hurts jobs of one engine; returns what came of the faults that happened, and what went wrong."""
+    """Runs jobs of one engine with faults; returns the outcomes of the faults that occurred, and the errors."""
     calm = Job(engine, folder / f"{engine}-calm")
     calm.finish(Faults())
     if not calm.weights.exists():
@@ -244,7 +244,7 @@ def soak(
 
 
 def main() -> None:
-    """Draws, hurts, checks, and prints the tables; ends non-zero if anything was wrong."""
+    """Draws and injects faults, checks, and prints the tables; exits non-zero if anything was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Hurts a training job again and again.")
     parser.add_argument("--faults", type=int, default=20, help="how many for each engine")
     parser.add_argument("--engine", choices=[*ENGINES, "both"], default="both")

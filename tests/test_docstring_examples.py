@@ -17,7 +17,7 @@ import keras_ext
 import strategies
 from strategies.testing import faults
 
-#: Their programs run in several processes, or change the process; they are read by Python only.
+#: Their programs run in several processes, or change the process; they are only parsed here.
 NOT_IN_THIS_PROCESS = frozenset(
     {"strategies.HorovodStrategy", "strategies.MultiWorkerMirroredStrategy", "strategies.exact"}
 )
@@ -31,7 +31,7 @@ CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(valu
 
 
 def examples_of(documented: Any) -> list[str]:
-    """The code of each section "Example" of a docstring."""
+    """Returns the code of each section "Example" of a docstring."""
     found = re.findall(r"^Example[^\n]*:\n\n((?:    .*\n|\n)+)", f"{inspect.getdoc(documented)}\n", flags=re.MULTILINE)
     return [textwrap.dedent(code) for code in found]
 

@@ -155,7 +155,7 @@ def test_strategies_never_import_each_other() -> None:
 
 
 def repository_files() -> Iterator[Path]:
-    """The files that are or would be committed: no environments, caches, build outputs or git's own."""
+    """Yields the files that are or would be committed: no environments, caches, build outputs or git's own files."""
     skipped = {".git", "__pycache__", "build", "dist", "runs", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
     for folder, subfolders, names in os.walk(ROOT):
         here = Path(folder)
@@ -167,7 +167,7 @@ def repository_files() -> Iterator[Path]:
         yield from (here / name for name in names)
 
 
-# Written in two halves, so that this file is not its own first finding.
+# Split in two, so that this file does not match itself.
 HOSTS = ["pypi" + ".org", "python" + "hosted.org", "anaconda" + ".org", "test" + ".pypi"]
 MACHINE_PATH = re.compile(rb"(?<![\w.])/" + rb"work/")
 

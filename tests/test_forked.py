@@ -1,4 +1,4 @@
-"""Programs that are forked begin and end as those of ``python`` do."""
+"""Forked programs start and end like those of ``python``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.exit(7)
 
 
 def told(command: list[str], folder: Path) -> tuple[int, list[object], str]:
-    """Exit code, what the program told, and its last line on stderr."""
+    """Returns the exit code, the program's output, and its last line on stderr."""
     done = subprocess.run(
         command,
         cwd=folder,

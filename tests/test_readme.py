@@ -1,4 +1,4 @@
-"""The pages run: every Python snippet in a process of its own, every `make` target and every link is there."""
+"""The pages run: every Python snippet in its own process; every `make` target and every link exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = sorted(
     for page in ROOT.rglob("*.md")
     if not any(part.startswith(".") or part == "node_modules" for part in page.relative_to(ROOT).parts)
 )
-#: Those whose snippets are whole programs.
+#: Pages whose snippets are complete programs.
 WITH_PROGRAMS = (
     "README.md",
     "docs/central_storage.md",
@@ -50,7 +50,7 @@ def test_snippet_runs_and_prints_what_it_says(snippet: tuple[str, str], tmp_path
 
 
 def _without_megabytes(printed: str) -> str:
-    """Processes take what TensorFlow's build and the machine take, and systems other than Linux do not tell."""
+    """Removes the line about memory: it depends on TensorFlow's build and the machine, and exists only on Linux."""
     return re.sub(r"^Resident memory of .*\n", "", printed, flags=re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The soak's parts without processes: what it draws, what it prints, what it compares."""
+"""The soak's parts without processes: what it draws, prints and compares."""
 
 from __future__ import annotations
 

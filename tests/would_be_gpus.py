@@ -1,7 +1,7 @@
-"""CPU devices that pass for GPUs, so that what would run on GPUs can be built and looked at on any machine.
+"""CPU devices that pass for GPUs, so that graphs for GPUs can be built and inspected on any machine.
 
-Logical device CPU:0 stays the host; those from CPU:1 on are taken for GPUs. What TensorFlow itself decides by the kind
-of a device stays as it is on CPUs: only this package's decisions change.
+Logical device CPU:0 stays the host; CPU:1 and higher pass for GPUs. TensorFlow's own decisions by kind of device stay
+those for CPUs: only the decisions of our packages change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strategies.topology import devices
 
 
 def is_would_be_gpu(device: str) -> bool:
-    """True if a device, by its name, passes for a GPU."""
+    """Returns True if a device, by its name, passes for a GPU."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.device_type == "GPU" or (spec.device_type == "CPU" and (spec.device_index or 0) > 0)
 

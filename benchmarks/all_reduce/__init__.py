@@ -1,1 +1,1 @@
-"""Gigabytes per second of one float32 all-reduce between processes, beside other libraries."""
+"""Gigabytes per second of one float32 all-reduce between processes, against other libraries."""

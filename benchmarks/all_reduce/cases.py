@@ -1,4 +1,4 @@
-"""The cases that are reduced, and their turns. Pure: standard library only."""
+"""The reduced cases, and their turns. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 FLOAT_BYTES = 4
-# Each case is measured so often in a row: once going forwards through the contenders and once backwards.
+# The number of measurements of a case in a row: one while rounds go forwards through the contenders, one backwards.
 _IN_A_ROW = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to reduce.
+    """One all-reduce.
 
     Attributes:
-        megabytes: its size, of 10^6 bytes.
-        as_list: whether it is many tensors, as gradients are, or one.
-        of_processor: whether the seconds that count are those in which the process ran on its core.
+        megabytes: size, in 10^6 bytes.
+        as_list: whether it is a list of many tensors, like gradients, or one tensor.
+        of_processor: whether CPU seconds of the process are measured, instead of elapsed seconds.
     """
 
     megabytes: float
@@ -32,7 +32,7 @@ class Case:
     def tensor_sizes(self) -> list[int]:
         """The number of elements of each tensor.
 
-        A list has 32: big ones, of a tenth of the bytes, among small ones, of a third of a percent.
+        A list has 32: large ones, of a tenth of the bytes each, among small ones, of a third of a percent.
         """
         total = max(32, round(self.megabytes * 1e6 / FLOAT_BYTES))
         if not self.as_list:
@@ -43,34 +43,34 @@ class Case:
 
     @property
     def gigabytes(self) -> float:
-        """The size as measured, of 10^9 bytes."""
+        """The size, in 10^9 bytes."""
         return sum(self.tensor_sizes) * FLOAT_BYTES / 1e9
 
     @property
     def num_calls(self) -> int:
-        """The number of all-reduces of which one measurement is the median."""
+        """The number of all-reduces per measurement, which is their median."""
         return max(5, min(50, int(50 / max(self.megabytes, 0.01) ** 0.5)))
 
 
 def make_cases(megabytes: Sequence[float], of_processor: bool = False) -> list[Case]:
-    """Every size as one tensor and as a list."""
+    """Returns every size as one tensor and as a list."""
     return [Case(size, as_list, of_processor) for size in megabytes for as_list in (False, True)]
 
 
 def turns(all_cases: Sequence[Case]) -> Iterator[Case]:
-    """Yields the case that each turn of a contender measures, without end."""
+    """Yields the case of each turn of a contender, without end."""
     while True:
         for case in all_cases:
             yield from [case] * _IN_A_ROW
 
 
 def num_turns(all_cases: Sequence[Case], num_rounds: int) -> int:
-    """After how many turns every case has been measured twice in each of the rounds."""
+    """Returns the number of turns in which every case is measured twice per round."""
     return len(all_cases) * num_rounds * _IN_A_ROW
 
 
 def by_case(measured: Mapping[str, Sequence[float]], all_cases: Sequence[Case]) -> dict[str, list[float]]:
-    """The measurements of all turns, put under the names of contender and case."""
+    """Groups the measurements of all turns by contender and case."""
     result: dict[str, list[float]] = {row_of(row, case): [] for case in all_cases for row in measured}
     for row, values in measured.items():
         for case, value in zip(turns(all_cases), values, strict=False):
@@ -79,5 +79,5 @@ def by_case(measured: Mapping[str, Sequence[float]], all_cases: Sequence[Case]) 
 
 
 def row_of(row: str, case: Case) -> str:
-    """The name of a contender's measurements of one case."""
+    """Returns the row of a contender's measurements of one case."""
     return f"{row}, {case}"

@@ -1,4 +1,4 @@
-"""Measures one case per turn, whatever it is that reduces. Standard library only."""
+"""Measures one case per turn, for any library. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NUM_SKIPPED = 2
 
 
 def measure(all_cases: Sequence[Case], make_call: Callable[[Case], Callable[[], object]], report: Report) -> None:
-    """Reports GB/s of one case per turn, until nobody asks any more.
+    """Reports GB/s of one case per turn, until the benchmark ends.
 
     Args:
         all_cases: the cases, in the order of their turns.
-        make_call: makes of a case what reduces it once, and returns when the result is there.
-        report: takes GB/s, the bytes reduced per median time of a call; returns when it is this process' turn again.
+        make_call: makes a function that reduces a case once, and returns when the result is available.
+        report: takes GB/s, the bytes reduced per median time of a call; returns at the next turn of this process.
     """
     calls = {case: make_call(case) for case in all_cases}
     for call in calls.values():
         call()
-    # The first report of all is thrown away.
+    # The first report is discarded.
     report(0.0)
     for case in turns(all_cases):
         now = time.process_time if case.of_processor else time.perf_counter

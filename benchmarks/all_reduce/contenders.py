@@ -12,7 +12,7 @@ from harness.workers import Contender, Report
 
 from all_reduce.cases import Case, row_of
 
-# Of this size are the all-reduces for which there are targets, as conditions of a release.
+# The size of the all-reduces that have targets, which are release criteria.
 TARGET_MEGABYTES = 100.0
 TARGET_OF_STOCK = 2.3
 TARGET_OF_RAW_HOROVOD = 0.95
@@ -23,9 +23,9 @@ class Kind:
     """One way to reduce.
 
     Attributes:
-        row: its row in the tables.
-        cluster: how its processes are joined: "tensorflow", "horovod" or "torch".
-        requires: the distribution that has to be installed beside ours.
+        row: row in the tables.
+        cluster: how its processes are connected: "tensorflow", "horovod" or "torch".
+        requires: the distribution to be installed besides ours.
     """
 
     row: str
@@ -48,13 +48,13 @@ def contenders(
     num_processes: int,
     horovod_slots: clusters.Slots,
 ) -> list[Contender]:
-    """The contenders of those names, in that order.
+    """Returns the contenders of those names, in that order.
 
     Args:
         names: keys of `KINDS`.
-        all_cases: what each of them reduces, a case per turn.
-        num_processes: of each contender, one core and one thread for each.
-        horovod_slots: makes the environments of one Horovod job.
+        all_cases: the cases that each of them reduces, one per turn.
+        num_processes: number of processes of each contender, with one core and one thread each.
+        horovod_slots: makes the environments of a Horovod job.
     """
     return [
         clusters.contender(

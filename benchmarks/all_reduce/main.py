@@ -6,7 +6,7 @@ from pathlib import Path
 from absl import flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `all_reduce`, and what it shares is `harness`.
+    # Import the benchmark as the package `all_reduce`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, horovod_slots, program, rounds
@@ -28,7 +28,7 @@ program.define_timeout(300)
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     print(environment.describe(("tensorflow", "numpy", "horovod", "torch")), flush=True)
     names = program.installed(FLAGS.contender, contenders.KINDS)
     cases = make_cases(list(dict.fromkeys(FLAGS.megabytes)), FLAGS.processor_time)
@@ -37,7 +37,7 @@ def main() -> None:
             contenders.contenders(names, cases, FLAGS.processes, slots),
             num_turns(cases, FLAGS.rounds),
             FLAGS.timeout_seconds,
-            # An all-reduce has ended when it has ended everywhere.
+            # An all-reduce ends when its last process has finished it.
             combine=min,
         )
     program.print_tables(

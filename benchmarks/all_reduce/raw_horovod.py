@@ -1,4 +1,4 @@
-"""Horovod without a strategy, inside its process."""
+"""Horovod without a strategy, in its process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from all_reduce.cases import Case
 
 
 def run(all_cases: Sequence[Case], report: Report) -> None:
-    """Reduces until nobody asks any more."""
+    """Reduces until the benchmark ends."""
     tf.get_logger().setLevel("ERROR")
     hvd.init()
     reducing.measure(_reduce, all_cases, report)
 
 
 def _reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    # One by one, as `DistributedGradientTape` does it: Horovod puts together what arrives together.
+    # One by one, as `DistributedGradientTape` does: Horovod fuses tensors that arrive together.
     return [hvd.allreduce(tensor, op=hvd.Sum) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""A contender that is a strategy, inside its process: sums in a tf.function, as gradients are summed in a step."""
+"""A contender that is a strategy, in its process: sums in a tf.function, as gradients are summed in a step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Reduce = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 
 
 def run(name: str, all_cases: Sequence[Case], report: Report) -> None:
-    """Reduces in a process that has not used TensorFlow yet, until nobody asks any more."""
+    """Reduces until the benchmark ends; call it before TensorFlow has started in this process."""
     tf.get_logger().setLevel("ERROR")
     measure(make_reduce(name), all_cases, report)
 
 
 def measure(reduce: Reduce, all_cases: Sequence[Case], report: Report) -> None:
-    """Reports what `reduce`, called in a tf.function, reaches."""
+    """Reports the rates of `reduce`, called in a tf.function."""
 
     def make_call(case: Case) -> Callable[[], object]:
         values = [tf.random.uniform([size]) for size in case.tensor_sizes]
@@ -32,7 +32,7 @@ def measure(reduce: Reduce, all_cases: Sequence[Case], report: Report) -> None:
 
 
 def make_reduce(name: str) -> Reduce:
-    """Returns the function that sums tensors over the processes of the contender of that name."""
+    """Returns the function that sums tensors over the processes of a contender."""
     match name:
         case "multi_worker" | "horovod":
             make = strategies.MultiWorkerMirroredStrategy if name == "multi_worker" else strategies.HorovodStrategy
@@ -46,8 +46,8 @@ def _stock() -> Reduce:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
     def in_replica(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        # The way of gradients, and of `Strategy.reduce` as well: both end in the same collective ops. They ask for
-        # tensors with a device, which a function's arguments have not.
+        # The path of gradients; `Strategy.reduce` ends in the same collective ops. It needs tensors with a device,
+        # which a function's arguments do not have.
         placed = [tf.identity(tensor) for tensor in tensors]
         return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed))
 

@@ -1,4 +1,4 @@
-"""torch.distributed over gloo, inside its process."""
+"""torch.distributed over gloo, in its process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from all_reduce.cases import Case
 
 
 def run(all_cases: Sequence[Case], report: Report) -> None:
-    """Reduces until nobody asks any more."""
+    """Reduces until the benchmark ends."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     clock.measure(all_cases, _make_call, report)
 
 
 def _make_call(case: Case) -> Callable[[], object]:
-    # Zeros, because it reduces in place: other numbers would grow to infinity.
+    # Zeros, because the reduction is in place: other numbers would grow to infinity.
     tensors = [torch.empty(size).zero_() for size in case.tensor_sizes]
 
     def call() -> None:

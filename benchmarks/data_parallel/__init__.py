@@ -1,1 +1,1 @@
-"""Images per second of data parallelism over processes, beside what the machine could do."""
+"""Images per second of data parallelism over processes, compared with the throughput of independent processes."""

@@ -18,10 +18,10 @@ class Kind:
     """One way to train on several processes.
 
     Attributes:
-        row: its row in the tables.
+        row: row in the tables.
         program: the module of this package that runs it.
-        cluster: how its processes are joined: "none", "tensorflow", "horovod" or "torch".
-        requires: the distribution that has to be installed beside ours.
+        cluster: how its processes are connected: "none", "tensorflow", "horovod" or "torch".
+        requires: the distribution to be installed besides ours.
     """
 
     row: str
@@ -43,10 +43,10 @@ KINDS: Mapping[str, Kind] = {
     "torch_ddp": Kind("torch DistributedDataParallel, gloo", "torch_training", "torch", "torch"),
 }
 
-#: At the end of the names of contenders whose strategies come from another checkout.
+#: The end of the names of contenders whose strategies come from another checkout.
 BEFORE = "_before"
 
-# As conditions of a release: by model, of a strategy's name, against independent processes.
+# Release criteria: the least ratio to independent processes, by model and contender.
 TARGETS_OF_INDEPENDENT: Mapping[str, Mapping[str, float]] = {
     "small_cnn": {"horovod": 0.85, "multi_worker": 0.75},
     "resnet50": {"horovod": 0.93, "multi_worker": 0.85},
@@ -64,15 +64,15 @@ def contenders(
     horovod_slots: clusters.Slots,
     before: str = "",
 ) -> list[Contender]:
-    """The contenders of those names, in that order.
+    """Returns the contenders of those names, in that order.
 
     Args:
         names: keys of `KINDS`.
-        workload: its batch size is that of one process.
-        num_processes: of each contender, one core and one thread for each.
-        autotune: whether tf.data may choose its threads and buffers, which is what it does if not told.
-        horovod_slots: makes the environments of one Horovod job.
-        before: the checkout from which contenders that end in `BEFORE` import our packages.
+        workload: its batch size is per process.
+        num_processes: number of processes of each contender, with one core and one thread each.
+        autotune: whether tf.data may tune its threads and buffers, which is its default.
+        horovod_slots: makes the environments of a Horovod job.
+        before: the checkout from which contenders whose names end in `BEFORE` import our packages.
     """
     return [
         clusters.contender(
@@ -121,12 +121,12 @@ def comparisons(model: str, names: Collection[str]) -> list[Comparison]:
 
 
 def efficiency(name: str) -> str:
-    """The name of a contender's share of what its independent processes do."""
+    """Returns the row of a contender's throughput relative to its library's independent processes."""
     return f"{KINDS[name].row}, efficiency"
 
 
 def efficiencies(measured: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The part that each contender reached, round by round, of its library's independent processes."""
+    """Returns each contender's throughput relative to its library's independent processes, round by round."""
     result = {}
     for name, kind in KINDS.items():
         limit = KINDS["torch_independent" if name.startswith("torch") else "independent"].row
@@ -138,7 +138,7 @@ def efficiencies(measured: Mapping[str, Sequence[float]]) -> dict[str, list[floa
 
 def _run(name: str, workload: Workload, autotune: bool, before: str, report: Report) -> None:
     if name.endswith(BEFORE):
-        # Nothing of ours is imported yet.
+        # None of our packages has been imported yet.
         sys.path.insert(0, before)
     match KINDS[name].program:
         case "training":

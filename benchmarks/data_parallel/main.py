@@ -6,7 +6,7 @@ from pathlib import Path
 from absl import flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `data_parallel`, and what it shares is beside it.
+    # Import the benchmark as the package `data_parallel`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, horovod_slots, program, rounds
@@ -27,7 +27,7 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     print(environment.describe(("tensorflow", "keras", "numpy", "horovod", "torch")), flush=True)
     names = program.installed(FLAGS.contender, contenders.KINDS)
     names = [name for name in names if FLAGS.before or not name.endswith(contenders.BEFORE)]

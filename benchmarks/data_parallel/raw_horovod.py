@@ -1,4 +1,4 @@
-"""Training over Horovod without a strategy, as Horovod's own examples do it: a step in one tf.function."""
+"""Training over Horovod without a strategy, as in Horovod's own examples: a step in one tf.function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from data_parallel import training
 
 
 def run(workload: Workload, autotune: bool, report: Report) -> None:
-    """Trains, as many steps per turn as the others, until nobody asks any more. It computes no metrics but the loss."""
+    """Trains the same number of steps per turn as the others, until the benchmark ends. The loss is its only metric."""
     tf.get_logger().setLevel("ERROR")
     hvd.init()
     keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""The models of `mirrored.models` in torch, layer by layer; images are channels first, as torch has them."""
+"""The models of `mirrored.models` in torch, layer by layer; images are channels first, as usual in torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# As in `mirrored.models`, which cannot be asked: it imports TensorFlow.
+# Equal to that of `mirrored.models`, which cannot be imported here, because it imports TensorFlow.
 NUM_CLASSES = 10
 BATCHES_IN_MEMORY = 8
 
@@ -18,10 +18,10 @@ _BATCH_NORM = {"eps": 1.001e-5, "momentum": 0.01}
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and what belongs to it.
+    """A model with its input shape and optimizer.
 
     Attributes:
-        image_shape: of one input; of an image channels, height and width.
+        image_shape: shape of one input; for an image channels, height and width.
         make_model: makes the model, whose outputs are logits.
         make_optimizer: makes the optimizer of parameters.
     """

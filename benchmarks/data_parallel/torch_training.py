@@ -1,4 +1,4 @@
-"""A torch contender inside its process: a training loop, alone or under DistributedDataParallel over gloo."""
+"""A torch contender in its process: a training loop, alone or under DistributedDataParallel over gloo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from data_parallel import torch_models
 
 
 def run(name: str, workload: Workload, report: Report) -> None:
-    """Trains, as many steps per turn as the others, until nobody asks any more. It computes no metrics but the loss."""
+    """Trains the same number of steps per turn as the others, until the benchmark ends. The loss is its only metric."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     subject = torch_models.MODELS[workload.model]

@@ -1,4 +1,4 @@
-"""A Keras contender inside its process: `model.fit` under its strategy, or without one."""
+"""A Keras contender in its process: `model.fit` under its strategy, or without one."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import strategies
 
 
 class MendedMultiWorker(tf.distribute.MultiWorkerMirroredStrategy):
-    """TensorFlow's strategy with the least that lets it run in Keras 3's `fit`: another `reduce`."""
+    """TensorFlow's strategy with the least change that makes it run in Keras 3's `fit`: another `reduce`."""
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Returns the reduced value; of a nest of values, which Keras only asks for shapes, the local ones."""
+        """Returns the reduced value; of a nest of values, of which Keras needs only the shapes, the local ones."""
         if not isinstance(value, tf.distribute.DistributedValues) and tf.nest.is_nested(value):
             return tf.nest.map_structure(lambda v: self.experimental_local_results(v)[0], value)
-        # Keras asks for scalars to be reduced along their dimension 0, which they do not have.
+        # Keras requests a reduction of scalars along dimension 0, which they do not have.
         is_scalar = getattr(self.experimental_local_results(value)[0], "shape", tf.TensorShape(None)).rank == 0
         return tf.distribute.Strategy.reduce(self, reduce_op, value, None if is_scalar else axis)
 
 
 def make_strategy(name: str) -> tf.distribute.Strategy | None:
-    """The strategy of the contender of that name; None is plain Keras."""
+    """Returns the strategy of a contender; None for plain Keras."""
     match name:
         case "independent" | "independent_again":
             return None
@@ -43,7 +43,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy | None:
 
 
 def dataset(workload: Workload, num_processes: int, autotune: bool) -> tf.data.Dataset:
-    """Batches for so many processes together, without end."""
+    """Returns an endless dataset of global batches for `num_processes` processes."""
     batches = models.dataset(models.MODELS[workload.model], workload.batch_size * num_processes)
     options = tf.data.Options()
     options.autotune.enabled = autotune
@@ -51,9 +51,9 @@ def dataset(workload: Workload, num_processes: int, autotune: bool) -> tf.data.D
 
 
 def run(name: str, workload: Workload, autotune: bool, report: Report) -> None:
-    """Trains in a process that has not used TensorFlow yet, one epoch per turn, until nobody asks any more."""
+    """Trains one epoch per turn until the benchmark ends; call it before TensorFlow has started in this process."""
     tf.get_logger().setLevel("ERROR")
-    # First of all: processes can be joined only before TensorFlow has run anything.
+    # First of all: processes can be connected only before TensorFlow has run anything.
     strategy = make_strategy(name)
     keras.utils.set_random_seed(0)
     with contextlib.nullcontext() if strategy is None else strategy.scope():

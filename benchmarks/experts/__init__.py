@@ -1,1 +1,1 @@
-"""Mixtures of experts that compute their own tokens only, beside dense banks, in training steps per second."""
+"""Mixtures of experts that compute only the routed tokens, against dense banks, in training steps per second."""

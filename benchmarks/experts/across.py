@@ -11,7 +11,7 @@ from typing import Any, Literal
 from absl import flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `experts`, and what it shares is beside it.
+    # Import the benchmark as the package `experts`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import clusters, environment, horovod_slots, program, rounds
@@ -23,12 +23,12 @@ from sharded.tables import medians
 
 from experts.workload import Table, Workload
 
-#: A step of two processes takes at most so much of the time of a step of one process with the same global batch.
+#: The greatest time of a step of two processes, relative to one process with the same global batch.
 TARGET_OF_EXPERTS = 1 / 1.7
-#: A step of a table on two processes takes at most so much of the time of one with the table on each.
+#: The greatest time of a step with a table sharded over two processes, relative to a whole table on each.
 TARGET_OF_TABLES = 1 / 10
 NUM_SKIPPED = 2
-#: The row of two processes that train by themselves.
+#: The row of two processes that train independently.
 HALVES = "two processes, half of the batch each, nothing between them"
 
 Kind = Literal["experts", "table"]
@@ -52,12 +52,13 @@ program.define_timeout()
 
 
 def run_experts(cluster: str, num_parts: int, workload: Workload, report: Report) -> None:
-    """Reports what steps of a block take until nobody asks any more.
+    """Reports measurements of steps of a block until the benchmark ends.
 
     Args:
-        cluster: as of `clusters.contender`.
-        num_parts: a process by itself has such a part of the global batch.
-        workload: of the global batch.
+        cluster: see `clusters.contender`.
+        num_parts: divisor of the global batch, for a process that trains alone.
+        workload: its batch is global.
+        report: takes a measurement.
         report: takes a measurement.
     """
     import keras
@@ -82,7 +83,7 @@ def run_experts(cluster: str, num_parts: int, workload: Workload, report: Report
 
 
 def run_table(is_sharded: bool, table: Table, report: Report) -> None:
-    """Reports what steps of an embedding take until nobody asks any more."""
+    """Reports measurements of steps of an embedding until the benchmark ends."""
     import keras
     import numpy as np
 
@@ -101,12 +102,12 @@ def run_table(is_sharded: bool, table: Table, report: Report) -> None:
 
 
 def _train(model: Any, x: Any, y: Any, num_steps: int, report: Report) -> None:
-    """Trains in one `fit`, an epoch per turn, on batches that are all the same."""
+    """Trains in one `fit`, an epoch per turn; all batches are the same."""
     import tensorflow as tf
     from sharded.keras_training import StepClock
 
     options = tf.data.Options()
-    # It has a core of its own in mind, and a process here has one in all.
+    # Autotuning assumes a core of its own, and each process here has only one.
     options.autotune.enabled = False
     batches = tf.data.Dataset.from_tensors((x, y)).repeat().with_options(options)
     model.fit(
@@ -120,13 +121,13 @@ def _train(model: Any, x: Any, y: Any, num_steps: int, report: Report) -> None:
 
 
 def contenders(kind: Kind, workload: Workload, table: Table, horovod_slots: clusters.Slots) -> list[Contender]:
-    """All contenders of one kind.
+    """Returns all contenders of one kind.
 
     Args:
-        kind: of what is measured.
-        workload: of experts.
-        table: of tables.
-        horovod_slots: makes the environments of one Horovod job.
+        kind: the kind of measurement.
+        workload: the sizes for "experts".
+        table: the sizes for "table".
+        horovod_slots: makes the environments of a Horovod job.
     """
     if kind == "experts":
         rows = [("one process", "none", 1, 1), (HALVES, "none", 2, 2)]
@@ -157,7 +158,7 @@ def comparisons(kind: Kind) -> list[Comparison]:
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     print(environment.describe(("tensorflow", "keras", "numpy", "horovod")), flush=True)
     kind, steps = FLAGS.kind, FLAGS.steps
     workload = Workload(8, 2, FLAGS.features, FLAGS.hidden_dim, 8, FLAGS.tokens // 8, steps)
@@ -167,7 +168,7 @@ def main() -> None:
             contenders(kind, workload, table, slots),
             FLAGS.rounds * len(MEASURES),
             FLAGS.timeout_seconds,
-            # A step has ended when it has ended everywhere.
+            # A step ends when its last process has finished it.
             combine=max,
         )
     measured = by_case(turns, MEASURES)

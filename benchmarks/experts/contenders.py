@@ -9,7 +9,7 @@ from harness.workers import Contender, Report
 
 from experts.workload import Workload
 
-# Of times, as condition of a release: a quarter of the products, and what sorting costs.
+# Release criterion, a ratio of times: a quarter of the matrix products, plus the cost of sorting.
 TARGET = 0.4
 
 HUB = "keras_hub MixtralSparseMoeBlock"
@@ -21,12 +21,12 @@ PLAIN = f"{OURS}, as plain Keras opens it"
 #: By name: the program in `experts.training`.
 _PROGRAMS = {HUB: "hub", REPLACED: "replaced", OURS: "ours", PLAIN: "plain", HUB_AGAIN: "hub"}
 
-#: One core, and one thread on it: what is compared is the work.
+#: One core and one thread: the comparison is of the work.
 _ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def contenders(workload: Workload, core: int) -> list[Contender]:
-    """All contenders, each on one core, the same one."""
+    """Returns all contenders, each on the same single core."""
     return [
         Contender(name, functools.partial(_run, program, workload), (_ONE_THREAD,), ((core,),))
         for name, program in _PROGRAMS.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 from absl import flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `experts`, and what it shares is `harness`.
+    # Import the benchmark as the package `experts`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, program, rounds
@@ -28,7 +28,7 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     workload = Workload(
         FLAGS.experts, FLAGS.top_k, FLAGS.features, FLAGS.hidden_dim, FLAGS.rows, FLAGS.length, FLAGS.steps
     )

@@ -26,14 +26,14 @@ def make_model(program: str, workload: Workload) -> Any:
     if program == "replaced":
         model = keras_ext.replace_experts(model)
     if program == "plain":
-        # As from a file.
+        # As if loaded from a file.
         model = keras.Model.from_config(model.get_config())
     model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=False)
     return model
 
 
 def hub_block(workload: Workload) -> Any:
-    """KerasHub's dense block, which has no public name."""
+    """Returns KerasHub's dense block, which has no public name."""
     backbone = keras_hub.models.MixtralBackbone(
         vocabulary_size=8,
         num_layers=1,
@@ -50,14 +50,14 @@ def hub_block(workload: Workload) -> Any:
 
 
 def run(program: str, workload: Workload, report: Report) -> None:
-    """Reports milliseconds of a step until nobody asks any more."""
+    """Reports milliseconds per step until the benchmark ends."""
     model = make_model(program, workload)
     generator = np.random.default_rng(0)
     x = keras.ops.convert_to_tensor(
         generator.normal(size=(workload.rows, workload.length, workload.features)).astype("float32")
     )
     while True:
-        # Warms up what has cooled down while waiting.
+        # Warms up caches that went cold while waiting.
         model.train_on_batch(x, x)
         start = time.perf_counter()
         for _ in range(workload.num_steps):

@@ -1,4 +1,4 @@
-"""The sizes of what is measured. Pure: standard library only."""
+"""The sizes of the measured blocks and tables. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class Workload:
 
     Attributes:
         num_experts: number of experts.
-        top_k: number of experts that each token takes.
-        features: of each token.
-        hidden_dim: of each expert.
-        rows: of a batch.
-        length: tokens in a row.
-        num_steps: measured in each round.
+        top_k: number of experts per token.
+        features: size of each token.
+        hidden_dim: hidden units of each expert.
+        rows: rows of a batch.
+        length: number of tokens in a row.
+        num_steps: number of measured steps in each round.
     """
 
     num_experts: int
@@ -34,9 +34,9 @@ class Workload:
         return f"{self.num_experts} experts, top {self.top_k}, {self.features} x {self.hidden_dim}, {tokens} tokens"
 
     def sent(self, num_processes: int) -> float:
-        """Bytes that each of so many processes sends in a step by the all-to-alls of its experts, in float32.
+        """Returns the bytes that each process sends in a step by the all-to-alls of its experts, in float32.
 
-        There and back, forward and backward, of the choices whose experts are elsewhere, loads being even.
+        Choices of experts on other ranks are sent and returned, forward and backward; assumes even loads.
         """
         choices = self.rows * self.length * self.top_k / num_processes
         return 4 * choices * (num_processes - 1) / num_processes * self.features * 4
@@ -47,11 +47,11 @@ class Table:
     """One embedding and its batch.
 
     Attributes:
-        rows: of the table.
-        columns: of the table.
-        lookups: of a global batch, in rows that are drawn evenly.
-        optimizer: by Keras' name.
-        num_steps: measured in each round.
+        rows: number of rows of the table.
+        columns: number of columns of the table.
+        lookups: number of lookups of a global batch, in uniformly drawn rows.
+        optimizer: Keras' name of the optimizer.
+        num_steps: number of measured steps in each round.
     """
 
     rows: int
@@ -66,9 +66,9 @@ class Table:
         return f"{self.rows:,} x {self.columns}, {self.lookups} lookups, {self.optimizer}"
 
     def sent(self, num_processes: int) -> float:
-        """Bytes that each of so many processes sends in a step, if it looks up no row twice.
+        """Returns the bytes that each process sends in a step, if it looks up no row twice.
 
-        Indices forward and backward, rows and gradients, of the rows that are elsewhere.
+        For rows on other ranks: indices forward and backward, rows, and gradients.
         """
         elsewhere = self.lookups / num_processes * (num_processes - 1) / num_processes
         return elsewhere * (2 * 4 + 2 * 4 * self.columns)

@@ -1,1 +1,1 @@
-"""Common parts of the benchmarks: contenders in processes of their own, measured in turn, compared by ratios."""
+"""Common parts of the benchmarks: contenders in separate processes, measured in turn, compared by ratios."""

@@ -1,4 +1,4 @@
-"""Contenders whose processes work together on this machine: environments and cores. Standard library only."""
+"""Contenders with several processes on this machine: environments and cores. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 from harness.workers import Contender, Run
 
 Environments = tuple[Mapping[str, str], ...]
-#: Makes the environments of one job of Horovod with so many processes.
+#: Makes the environments of one Horovod job with the given number of processes.
 Slots = Callable[[int], Environments]
 
 _LOOPBACK = "127.0.0.1"
 
 
 def contender(row: str, run: Run, cluster: str, num_processes: int, horovod_slots: Slots) -> Contender:
-    """A contender with one core and one thread for each of its processes.
+    """Returns a contender with one core and one thread for each of its processes.
 
     Args:
-        row: its row in the tables.
+        row: row in the tables.
         run: see `Contender`.
-        cluster: how its processes are joined: "none", "tensorflow", "horovod" or "torch".
-        num_processes: their number.
+        cluster: how its processes are connected: "none", "tensorflow", "horovod" or "torch".
+        num_processes: number of processes.
         horovod_slots: makes the environments of "horovod".
     """
     environments: Mapping[str, Slots] = {
@@ -40,34 +40,34 @@ def contender(row: str, run: Run, cluster: str, num_processes: int, horovod_slot
         run,
         environments[cluster](num_processes),
         cores=one_core_each(num_processes),
-        # Waiting processes of Horovod ask each other a thousand times a second whether there is work.
+        # Waiting processes of Horovod poll each other for work a thousand times a second.
         freezes=cluster == "horovod",
     )
 
 
 def one_core_each(num_processes: int) -> tuple[tuple[int, ...], ...]:
-    """The core of each process; where there are fewer cores than processes they come around again."""
+    """Returns the core of each process; with fewer cores than processes, cores are reused in turn."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return tuple((cores[index % len(cores)],) for index in range(num_processes))
 
 
 def one_thread_each() -> dict[str, str]:
-    """The variables with which `strategies.launch` starts a process that has one core."""
+    """Returns the variables with which `strategies.launch` starts a process that has one core."""
     return {
         "TF_NUM_INTRAOP_THREADS": "1",
-        # With one, a collective that waits for the others would keep the computation waiting too.
+        # With one thread, a collective that waits for its peers would block the computation, too.
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": "1",
     }
 
 
 def independent(num_processes: int) -> Environments:
-    """Processes that know nothing of each other."""
+    """Returns the environments of processes that are not connected."""
     return tuple(one_thread_each() for _ in range(num_processes))
 
 
 def of_tensorflow(num_processes: int) -> Environments:
-    """The processes of one `TF_CONFIG` cluster, on new ports."""
+    """Returns the environments of one `TF_CONFIG` cluster, on new ports."""
     workers = [f"{_LOOPBACK}:{port}" for port in free_ports(num_processes)]
     configs = [
         {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}} for rank in range(num_processes)
@@ -76,7 +76,7 @@ def of_tensorflow(num_processes: int) -> Environments:
 
 
 def of_torch(num_processes: int) -> Environments:
-    """The processes of one `torch.distributed` group that is made with `init_method="env://"`, on a new port."""
+    """Returns the environments of one `torch.distributed` group with `init_method="env://"`, on a new port."""
     [port] = free_ports(1)
     return tuple(
         {
@@ -92,13 +92,13 @@ def of_torch(num_processes: int) -> Environments:
 
 
 def free_ports(num_ports: int) -> list[int]:
-    """As many different TCP ports that nobody listens on.
+    """Returns `num_ports` distinct TCP ports on which nobody listens.
 
     Raises:
-        OSError: there are none.
+        OSError: there are not enough.
     """
-    # Below the ports that the system gives to outgoing connections: a contender starts minutes later, and one of
-    # those could have taken its port by then.
+    # Below the range of ports of outgoing connections: a contender starts minutes later, and by then such a connection
+    # could have taken its port.
     try:
         first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):

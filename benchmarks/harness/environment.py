@@ -1,4 +1,4 @@
-"""The machine and the software of a measurement, in one line for the page it is printed on."""
+"""A one-line description of the machine and the software of a measurement."""
 
 import importlib.metadata
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def describe(packages: Iterable[str] = ("tensorflow", "keras", "numpy")) -> str:
-    """Processor, cores, load at this moment, and the versions of Python and of `packages`."""
+    """Returns processor, cores, current load, and the versions of Python and of `packages`."""
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (

@@ -1,4 +1,4 @@
-"""Places for processes of Horovod over Gloo on this machine, as horovodrun would hand them out."""
+"""Environments for processes of Horovod over Gloo on this machine, as horovodrun would set them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from harness.clusters import Environments, Slots, one_thread_each
 
 @contextlib.contextmanager
 def rendezvous_of_each() -> Iterator[Slots]:
-    """Yields what makes the environments of one job after the other; all can meet until the context ends."""
+    """Context manager: yields a function that makes the environments of a job; rendezvous stay open until the end."""
     with contextlib.ExitStack() as stack:
         yield lambda num_processes: stack.enter_context(rendezvous(num_processes))
 
 
 @contextlib.contextmanager
 def rendezvous(num_processes: int) -> Iterator[Environments]:
-    """The environments of the processes of one job, which can find each other until the context ends.
+    """Context manager: yields the environments of one job's processes, which can connect until the block ends.
 
-    horovodrun itself cannot start them: the benchmark's processes talk to the one that started them. So this one
-    serves the meeting point, as horovodrun would.
+    horovodrun itself cannot start them: the benchmark's processes communicate with the process that started them. So
+    this process runs the rendezvous server, as horovodrun would.
     """
-    # Only where Horovod is measured: the other contenders work without it.
+    # Imported only where Horovod is measured: the other contenders work without it.
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
@@ -34,7 +34,7 @@ def rendezvous(num_processes: int) -> Iterator[Environments]:
     shared = {
         **one_thread_each(),
         **{name: str(value) for name, value in create_run_env_vars("127.0.0.1", ["lo"], port).items()},
-        # Frozen between their turns, the processes must not take each other for lost.
+        # Frozen between their turns, the processes must not time out on each other.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(24 * 60 * 60),
         "HOROVOD_STALL_CHECK_DISABLE": "1",
     }

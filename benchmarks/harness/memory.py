@@ -1,4 +1,4 @@
-"""The peak of a process' resident memory while it does something. Linux only, standard library only."""
+"""The peak of a process' resident memory during a call. Linux only, standard library only."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-#: With these, blocks of memory that are freed go back to the system at once, and are not counted any more.
+#: With these variables, freed blocks of memory are returned to the system at once, and are no longer counted.
 FREES_AT_ONCE = {
-    # oneDNN's allocator keeps what it has had.
+    # oneDNN's allocator keeps freed memory.
     "TF_ENABLE_ONEDNN_OPTS": "0",
-    # glibc raises its threshold, above which blocks are pages of their own, unless it is told one.
+    # By default glibc raises the threshold above which blocks are mapped separately; an explicit value disables that.
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
 }
 
 
 def peak(call: Callable[[], object]) -> tuple[int, int]:
-    """Returns the bytes that are resident before the call, and at their highest during it."""
+    """Returns the resident bytes before the call, and their maximum during it."""
     gc.collect()
     with contextlib.suppress(AttributeError):
-        # Of glibc: what is free goes back to the system.
+        # A function of glibc: returns free memory to the system.
         ctypes.CDLL(None).malloc_trim(0)
     forget_highest()
     before = _status("VmRSS")
@@ -32,12 +32,12 @@ def peak(call: Callable[[], object]) -> tuple[int, int]:
 
 
 def forget_highest() -> None:
-    """Lets the kernel forget the highest value that this process' resident memory has had."""
+    """Resets the kernel's record of this process' peak resident memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def highest() -> int:
-    """Returns the most bytes that were resident since the kernel forgot."""
+    """Returns the peak of resident bytes since `forget_highest`."""
     return _status("VmHWM")
 
 

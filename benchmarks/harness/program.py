@@ -1,6 +1,6 @@
-"""The parts that the benchmarks' programs have in common: flags, start, who can be measured, the tables.
+"""The common parts of the benchmarks' programs: flags, start, available contenders, tables.
 
-A program's own process starts no TensorFlow: what it imports here is the standard library and absl.
+A program's own process does not start TensorFlow: this module imports the standard library and absl only.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from harness import ratios
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
-# The flags below belong to the program that asks for them, so that its --helpshort shows them.
+# The flags below count as key flags of the calling program, so that its --helpshort shows them.
 flags.disclaim_key_flags()
 
 
 class Kind(Protocol):
-    """One way to do what is measured."""
+    """One kind of contender."""
 
     @property
     def requires(self) -> str:
-        """The distribution that has to be installed beside ours."""
+        """The distribution to be installed besides ours."""
 
 
 def define_contenders(names: Iterable[str], help_text: str = "What to measure; repeatable.") -> None:
-    """Defines --contender, which may be any of `names`, and is all of them if left out."""
+    """Defines --contender, which takes any of `names`, by default all."""
     flags.DEFINE_multi_enum("contender", list(names), list(names), help_text)
 
 
@@ -48,7 +48,7 @@ def define_timeout(seconds: float = 600) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs `main` with the flags parsed, in the environment that all processes of a benchmark have; then exits."""
+    """Runs `main` with parsed flags, in the common environment of all processes of a benchmark; then exits."""
 
     def start(argv: Sequence[str]) -> None:
         if len(argv) > 1:
@@ -57,10 +57,10 @@ def run(main: Callable[[], None]) -> None:
             logging.set_verbosity(logging.INFO)
         os.environ.setdefault("KERAS_BACKEND", "tensorflow")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        # Cores are what is measured; a GPU, if there is one, would change what is compiled.
+        # Benchmarks measure cores; a GPU would change what is compiled.
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-        # In a clone with nothing installed, the library is the clone's own. An installed one comes first:
-        # it is what the user means to run, and the clone's may be of another version.
+        # In a clone with nothing installed, use the clone's library. An installed one takes precedence: it is the one
+        # that the user means to run, and the clone may be of another version.
         if importlib.util.find_spec("strategies") is None:
             sys.path.append(str(_REPOSITORY))
         main()
@@ -69,7 +69,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def installed(names: Iterable[str], kinds: Mapping[str, Kind]) -> list[str]:
-    """The names, each once, of the contenders whose libraries are here; prints a line for each of the others."""
+    """Returns the contenders whose libraries are installed, each once; prints a line for each of the others."""
     found = []
     for name in dict.fromkeys(names):
         if importlib.util.find_spec(kinds[name].requires) is None:
@@ -89,11 +89,11 @@ def print_tables(
     """Prints a section: the table of the ratios, then that of the measurements.
 
     Args:
-        title: of the section.
+        title: title of the section.
         comparisons: the rows of the first table.
-        measured: the measurements by row, all those of the second table.
-        unit: of these.
-        derived: more values by row, computed from the measurements, which comparisons may name.
+        measured: the measurements by row; all of them are in the second table.
+        unit: unit of the measurements.
+        derived: more values by row, computed from the measurements, to which comparisons may refer.
     """
     print(
         f"\n## {title}\n\n"

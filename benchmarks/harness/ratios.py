@@ -1,4 +1,4 @@
-"""From measurements to ratios, and from ratios to tables. Pure: standard library only."""
+"""Ratios of measurements, and tables of them. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Comparison:
 
     Args:
         name: its row in the table.
-        contender: name of the one above the line.
-        baseline: name of the one below.
-        target: the least ratio that is good enough, None where the ratio is for information.
-        at_most: whether the target is the largest ratio that is, as of times and of memory.
+        contender: name of the numerator.
+        baseline: name of the denominator.
+        target: the least acceptable ratio; None if the ratio is only for information.
+        at_most: whether the target is the largest acceptable ratio instead, as for times and memory.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A comparison's outcome: the ratio of medians, and the quartiles of the ratios of each round."""
+    """The outcome of a comparison: the ratio of medians, and the quartiles of the ratios of each round."""
 
     of_medians: float
     lower_quartile: float
@@ -46,7 +46,7 @@ def ratio_of(measured: Sequence[float], baseline: Sequence[float]) -> Ratio:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The lower and the upper quartile, interpolated; of one value, that value twice."""
+    """Returns the lower and the upper quartile, interpolated; for one value, that value twice."""
     if len(values) == 1:
         return values[0], values[0]
     lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -54,13 +54,13 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ratio_table(comparisons: Iterable[Comparison], measured: Mapping[str, Sequence[float]]) -> str:
-    """One row for each comparison."""
+    """Returns a Markdown table with one row per comparison."""
     rows = []
     for comparison in comparisons:
         ratio = ratio_of(measured[comparison.contender], measured[comparison.baseline])
         target, met = "", ""
         if comparison.target is not None:
-            # Compared as printed: a target of 1.00 is not missed by what nobody can see.
+            # Compared as printed: 0.996, printed as 1.00, meets a target of 1.00.
             target = f"{'<=' if comparison.at_most else '>='} {comparison.target:.2f}"
             over = round(ratio.of_medians, 3) - comparison.target
             met = "yes" if (over <= 0 if comparison.at_most else over >= 0) else "no"
@@ -70,7 +70,7 @@ def ratio_table(comparisons: Iterable[Comparison], measured: Mapping[str, Sequen
 
 
 def value_table(measured: Mapping[str, Sequence[float]], unit: str) -> str:
-    """One row for each contender."""
+    """Returns a Markdown table with one row per contender."""
     rows = []
     for name, values in measured.items():
         lower, upper = quartiles(values)
@@ -79,6 +79,6 @@ def value_table(measured: Mapping[str, Sequence[float]], unit: str) -> str:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""Measuring contenders in turn, so that what the machine does meanwhile hits all of them alike."""
+"""Measures contenders in turn, so that changes of the machine affect all of them alike."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def measure_in_turn(
 ) -> dict[str, list[float]]:
     """Measures every contender once in every round; returns the measurements by name, in the order of the rounds.
 
-    Every other round goes backwards: a machine that gets steadily slower then disadvantages nobody.
+    Every other round goes backwards: a machine that gets steadily slower then puts nobody at a disadvantage.
 
     Args:
-        contenders: with different names. All of them are started before the first round and live until the last.
-        num_rounds: measurements of each.
-        timeout_seconds: how long starting a contender, and each measurement, may take.
-        combine: makes one number of what the processes of a contender measured at the same time.
+        contenders: with distinct names. All of them are started before the first round and live until the last.
+        num_rounds: number of measurements of each.
+        timeout_seconds: timeout of a contender's start, and of each measurement.
+        combine: combines the simultaneous measurements of a contender's processes into one number.
 
     Raises:
-        WorkerError: if a contender fails, dies or takes too long. All processes are ended then.
+        WorkerError: a contender fails, dies or takes too long. All processes are ended then.
     """
     measured: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     if len(measured) != len(contenders):
@@ -36,7 +36,7 @@ def measure_in_turn(
     with contextlib.ExitStack() as stack:
         running = {}
         for contender in contenders:
-            # One after the other: starting takes processor time, and two at once would only take turns.
+            # One after the other: starting takes CPU time, so two at once would only slow each other down.
             workers = running[contender.name] = Workers(contender, timeout_seconds)
             stack.callback(workers.stop)
             _log.info("started %s", contender.name)

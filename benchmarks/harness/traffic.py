@@ -1,4 +1,4 @@
-"""The bytes that a process has sent over its TCP connections. Linux only, standard library only."""
+"""The number of bytes that a process has sent over its TCP connections. Linux only, standard library only."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import stat
 import struct
 from pathlib import Path
 
-# Of struct tcp_info in linux/tcp.h, since Linux 4.19: tcpi_bytes_sent, tcpi_bytes_retrans.
+# Fields of struct tcp_info in linux/tcp.h, since Linux 4.19: tcpi_bytes_sent, tcpi_bytes_retrans.
 _COUNTS = struct.Struct("=QQ")
 _OFFSET = 200
 
 
 def sent_bytes() -> int:
-    """Returns the bytes that were sent over the TCP connections that this process has open, each byte once.
+    """Returns the bytes sent over the TCP connections that this process has open; retransmissions are not counted.
 
-    The kernel counts them by connection: neither headers nor what other processes send is in it.
+    The kernel counts per connection: headers and bytes sent by other processes are not included.
 
     Raises:
-        OSError: if the kernel has no such counts.
+        OSError: the kernel has no such counts.
     """
     return sum(_sent(int(path.name)) for path in Path("/proc/self/fd").iterdir())
 
@@ -31,7 +31,7 @@ def _sent(descriptor: int) -> int:
         # A copy: closing it leaves the original open.
         connection = socket.socket(fileno=os.dup(descriptor))
     except OSError:
-        # It was the listing's own, or another thread has just closed it.
+        # It was the directory listing's own descriptor, or another thread has just closed it.
         return 0
     with connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:

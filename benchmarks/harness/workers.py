@@ -1,8 +1,8 @@
-"""A contender in processes of its own, which live as long as the benchmark and measure when it is their turn.
+"""A contender in its own processes, which live as long as the benchmark and measure when it is their turn.
 
-A process each, because what one contender does to TensorFlow, Keras or the memory of a process must not be felt by
-another. Processes that live on, because contenders are measured in turn, many times, and start up only once. A
-process that is not measuring waits for a message and takes no processor time.
+Each contender has separate processes, so that its effects on TensorFlow, Keras or memory do not reach the others. The
+processes stay alive, because contenders are measured in turn, many times, and should start up only once. A process that
+is not measuring waits for a message and takes no CPU time.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Contender:
 
     Args:
         name: its row in the tables.
-        run: called once in each process with `report`. It measures and reports for ever: `report(value)` hands
-            a measurement over, waits for the next turn, and ends the process when there is none. So it can sit
-            in a callback of one long training. Picklable. What it needs of TensorFlow it imports when it is
-            called, so that the benchmark's own process stays small.
-        environments: variables to add to the environment, one mapping for each process; they are there before
-            the process imports anything. The processes measure at the same time.
-        cores: for each process the cores that it may use; None for all that the benchmark may.
-        freezes: whether its processes are stopped (SIGSTOP) while others are measured. For those that take
-            processor time while they wait, as Horovod's do; nothing of theirs may expire meanwhile.
+        run: called once in each process with `report`. It measures and reports in an endless loop: `report(value)`
+            sends a measurement, waits for the next turn, and ends the process when there is none. So it can sit in a
+            callback of one long training. Picklable. It imports TensorFlow only when called, so that the benchmark's
+            own process stays small.
+        environments: variables to add to the environment, one mapping for each process; they are set before the
+            process imports anything. The processes measure at the same time.
+        cores: for each process the cores that it may use; None for all cores of the benchmark.
+        freezes: whether its processes are stopped (SIGSTOP) while others are measured. For processes that take CPU
+            time while they wait, such as Horovod's; they must not have timeouts that expire meanwhile.
     """
 
     name: str
@@ -57,14 +57,14 @@ class Contender:
 class Workers:
     """The running processes of one contender.
 
-    Their first measurement is made at once and thrown away: it holds building, tracing and cold caches.
+    Their first measurement is made at once and discarded: it includes building, tracing and cold caches.
 
     Args:
-        contender: what they measure.
-        timeout_seconds: how long each measurement may take, the first one with all that comes before it.
+        contender: the contender to run.
+        timeout_seconds: timeout of each measurement; the first one includes the start of the processes.
 
     Raises:
-        WorkerError: if a process fails, dies or takes too long in its first measurement.
+        WorkerError: a process fails, dies or takes too long in its first measurement.
     """
 
     def __init__(self, contender: Contender, timeout_seconds: float) -> None:
@@ -92,14 +92,14 @@ class Workers:
             raise
 
     def measure(self) -> tuple[float, ...]:
-        """Measures once, in all processes at the same time; returns what each found.
+        """Measures once, in all processes at the same time; returns the measurement of each.
 
         Raises:
-            WorkerError: if a process fails, dies or takes too long.
+            WorkerError: a process fails, dies or takes too long.
         """
         self._signal(signal.SIGCONT)
         for connection in self._connections:
-            # A process that is gone is noticed where its answer is missing, which names the reason.
+            # A dead process is reported when its answer is missing, which gives the reason.
             with contextlib.suppress(BrokenPipeError):
                 connection.send("measure")
         values = self._receive()
@@ -107,7 +107,7 @@ class Workers:
         return values
 
     def stop(self) -> None:
-        """Ends the processes, by force: they have nothing to save, and some take long to put everything away."""
+        """Kills the processes: they have nothing to save, and some take long to shut down."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -141,12 +141,12 @@ class Workers:
 
 
 def _serve(run: Run, connection: Connection, cores: Sequence[int] | None) -> None:
-    """A process' life: `run`, until the other end of the connection closes."""
+    """Runs `run` in a process of a contender, until the other end of the connection closes."""
     if sys.platform == "linux":
-        # A frozen process would not notice that the benchmark is gone, and stay for ever.
+        # A frozen process would not notice the end of the benchmark, and stay forever.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
         if cores is not None:
-            # Before TensorFlow is there: threads that exist already would keep the cores they have.
+            # Before TensorFlow starts: existing threads would keep their cores.
             os.sched_setaffinity(0, cores)
 
     def report(value: float) -> None:
@@ -157,7 +157,7 @@ def _serve(run: Run, connection: Connection, cores: Sequence[int] | None) -> Non
         run(report)
         connection.send("It returned, instead of measuring again.")
     except (EOFError, ConnectionError, KeyboardInterrupt):
-        # The benchmark is over, was interrupted, or has failed: nobody is left to tell.
+        # The benchmark is over, was interrupted, or has failed: nobody is left to report to.
         return
     except Exception:
         connection.send(traceback.format_exc())
@@ -165,7 +165,7 @@ def _serve(run: Run, connection: Connection, cores: Sequence[int] | None) -> Non
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside, `variables` are in this process' environment, which a process started there inherits."""
+    """Context manager: adds `variables` to this process' environment, which processes started in the block inherit."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:

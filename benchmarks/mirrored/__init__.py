@@ -1,1 +1,1 @@
-"""`strategies.MirroredStrategy` beside TensorFlow's and beside plain Keras, in images per second."""
+"""`strategies.MirroredStrategy` against TensorFlow's and against plain Keras, in images per second."""

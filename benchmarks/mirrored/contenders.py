@@ -11,28 +11,28 @@ from harness.workers import Contender, Report, Run
 
 from mirrored.workload import Workload
 
-# Of MirroredStrategy, as condition of a release: with several devices against TensorFlow's, with one against none.
+# Release criteria of MirroredStrategy: several devices against TensorFlow's, one device against plain Keras.
 TARGET_OF_STOCK = 1.0
 TARGET_OF_PLAIN = 0.97
 
 
 def ours(num_devices: int) -> str:
-    """The name of our strategy's row."""
+    """Returns the row of our strategy."""
     return f"strategies.MirroredStrategy, {num_devices} device{'s' * (num_devices > 1)}"
 
 
 def ours_without_xla(num_devices: int) -> str:
-    """The name of our strategy's row where the others are compiled."""
+    """Returns the row of our strategy without XLA, where the others are compiled."""
     return f"{ours(num_devices)}, without XLA"
 
 
 def stock(num_devices: int) -> str:
-    """The name of TensorFlow's row, as it comes."""
+    """Returns the row of TensorFlow's strategy with its defaults."""
     return f"tf.distribute.MirroredStrategy, {num_devices} devices"
 
 
 def stock_one_device(num_devices: int) -> str:
-    """The name of TensorFlow's row with the reduction that ours uses on CPU devices."""
+    """Returns the row of TensorFlow's strategy with the reduction that ours uses on CPU devices."""
     return f"{stock(num_devices)}, ReductionToOneDevice"
 
 
@@ -41,10 +41,10 @@ PLAIN_AGAIN = "plain Keras, 1 device, a second process"
 
 
 def contenders(workload: Workload, device_counts: Sequence[int]) -> list[Contender]:
-    """All contenders; ours with one device and with each of `device_counts`, TensorFlow's with each of these.
+    """Returns all contenders: ours with 1 and `device_counts` devices, TensorFlow's with `device_counts`.
 
-    Plain Keras is there twice: how far its two processes are apart is what a ratio can be off by. With XLA, ours is
-    there without it, too, in place of TensorFlow's, which has none.
+    Plain Keras is measured twice: the difference of its two processes is the noise of a ratio. With XLA, ours is also
+    measured without it, in place of TensorFlow's, which does not support it.
     """
     found = [
         Contender(PLAIN, _runner("plain", workload, 1)),
@@ -65,7 +65,7 @@ def contenders(workload: Workload, device_counts: Sequence[int]) -> list[Contend
 
 
 def comparisons(device_counts: Sequence[int], *, jit_compile: bool = False) -> list[Comparison]:
-    """Returns the comparisons for those numbers of devices."""
+    """Returns the comparisons for the given numbers of devices."""
     if jit_compile:
         return [
             *(Comparison(f"with XLA / without, {n} devices", ours(n), ours_without_xla(n)) for n in device_counts),

@@ -7,7 +7,7 @@ from pathlib import Path
 from absl import app, flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `mirrored`, and what it shares is `harness`.
+    # Import the benchmark as the package `mirrored`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, program, rounds
@@ -25,12 +25,12 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     workloads = [replace(each, jit_compile=FLAGS.jit) for each in options.workloads(_DEFAULTS)]
     device_counts = list(dict.fromkeys(FLAGS.devices))
     for workload in workloads:
         if any(workload.batch_size % count for count in device_counts):
-            # Stock fails in `fit` when its first batch does not divide; ours has no such limit.
+            # TensorFlow's fails in `fit` when its first batch does not divide; ours has no such limit.
             raise app.UsageError(
                 f"TensorFlow's strategy needs batches that divide by the number of devices. Received: "
                 f"{workload.batch_size} images for {workload.model}, devices {device_counts}."

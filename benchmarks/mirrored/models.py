@@ -1,4 +1,4 @@
-"""The models that are trained, and the images they are trained on: random ones, in memory."""
+"""The trained models, and random images in memory to train them on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PREFETCH_BATCHES = 2
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and what belongs to it.
+    """A model with its input shape and optimizer.
 
     Attributes:
-        image_shape: of one input; of an image height, width and channels.
+        image_shape: shape of one input; for an image height, width and channels.
         make_model: makes the model, whose outputs are probabilities.
-        make_optimizer: makes the optimizer that such a model is usually trained with.
+        make_optimizer: makes an optimizer that is usual for such a model.
     """
 
     image_shape: tuple[int, ...]
@@ -62,7 +62,7 @@ MODELS: Mapping[str, Subject] = {
 
 
 def compiled_model(subject: Subject, *, jit_compile: bool | str = "auto") -> keras.Model:
-    """The subject's model, ready for `fit`; `jit_compile` as `compile` takes it."""
+    """Returns the subject's model, ready for `fit`; `jit_compile` is passed to `compile`."""
     model = subject.make_model()
     model.compile(
         optimizer=subject.make_optimizer(),
@@ -74,10 +74,9 @@ def compiled_model(subject: Subject, *, jit_compile: bool | str = "auto") -> ker
 
 
 def dataset(subject: Subject, batch_size: int) -> tf.data.Dataset:
-    """Global batches of (images, labels), without end.
+    """Returns an endless dataset of global batches of (images, labels).
 
-    As most programs write it: the size of the batches is not known to TensorFlow beforehand, since a last one could
-    be smaller.
+    As in most programs, TensorFlow does not know the batch size statically, since a last batch could be smaller.
     """
     random = np.random.default_rng(0)
     num_images = batch_size * BATCHES_IN_MEMORY

@@ -9,10 +9,10 @@ from absl import flags
 
 from mirrored.workload import Workload
 
-#: By model: how its flags begin, and what it is called in their help.
+#: By model: the prefix of its flags, and its name in their help.
 _NAMES = {"small_cnn": ("cnn", "the small CNN"), "resnet50": ("resnet", "ResNet50")}
 
-# The flags below belong to the program that asks for them, so that its --helpshort shows them.
+# The flags below count as key flags of the calling program, so that its --helpshort shows them.
 flags.disclaim_key_flags()
 
 
@@ -21,7 +21,7 @@ def define_flags(defaults: Iterable[Workload], of_batch: str) -> None:
 
     Args:
         defaults: a workload of each model.
-        of_batch: on what its batch is trained, as the help says it.
+        of_batch: what a batch is trained on, as in the help text.
     """
     models = [default.model for default in defaults]
     flags.DEFINE_multi_enum("model", models, models, "What to train; repeatable.")
@@ -36,7 +36,7 @@ def define_flags(defaults: Iterable[Workload], of_batch: str) -> None:
 
 
 def workloads(defaults: Iterable[Workload]) -> list[Workload]:
-    """The workloads that the flags ask for."""
+    """Returns the workloads that the flags select."""
     by_model = {default.model: default for default in defaults}
     found = []
     for model in dict.fromkeys(flags.FLAGS.model):

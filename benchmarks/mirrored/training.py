@@ -1,4 +1,4 @@
-"""One contender inside its process: `model.fit` under its strategy, with a clock at the steady part."""
+"""One contender in its process: `model.fit` under its strategy, timed in its steady state."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mirrored.workload import Workload
 class StepClock(keras.callbacks.Callback):
     """Reports for each epoch the images per second from the end of one of its steps to the end of its last.
 
-    What every epoch costs once (callbacks, fetching the logs) is outside, and so is waiting for one's turn.
+    Costs once per epoch (callbacks, fetching the logs) are excluded, and so is waiting for a turn.
 
     Args:
-        workload: gives `num_skipped`, the steps before the clock starts, at least 1.
-        report: takes images/s; returns when it is this process' turn again.
+        workload: gives `num_skipped`, the number of steps before the clock starts, at least 1.
+        report: takes images/s; returns at the next turn of this process.
     """
 
     def __init__(self, workload: Workload, report: Report) -> None:
@@ -39,13 +39,13 @@ class StepClock(keras.callbacks.Callback):
             self._start = self._end
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reports and waits."""
+        """Reports, and waits for the next turn."""
         num_images = self._workload.num_steps * self._workload.batch_size
         self._report(num_images / (self._end - self._start))
 
 
 def make_strategy(name: str, devices: list[str]) -> tf.distribute.Strategy | None:
-    """The strategy called `name` over `devices`; None is plain Keras."""
+    """Returns the strategy called `name` over `devices`; None for plain Keras."""
     match name:
         case "plain":
             return None
@@ -59,10 +59,10 @@ def make_strategy(name: str, devices: list[str]) -> tf.distribute.Strategy | Non
 
 
 def run(name: str, workload: Workload, num_devices: int, report: Report) -> None:
-    """Trains in a process that has not used TensorFlow yet, one epoch per turn, until nobody asks any more.
+    """Trains one epoch per turn until the benchmark ends; call it before TensorFlow has started in this process.
 
-    One `fit` for all turns: under TensorFlow's strategy every `fit` takes seconds to start.
-    The threads stay as TensorFlow sets them: all logical devices of a process share them, however many there are.
+    One `fit` serves all turns: under TensorFlow's strategy every `fit` takes seconds to start.
+    The threads stay at TensorFlow's defaults: all logical devices of a process share them, however many there are.
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)

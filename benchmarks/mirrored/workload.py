@@ -1,4 +1,4 @@
-"""The value that says what is measured. Standard library only."""
+"""The definition of a measurement. Standard library only."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ class Workload:
     Attributes:
         model: a name in `models.MODELS`.
         batch_size: images in one step on all devices together.
-        num_steps: steps that are measured in a row, in one epoch.
-        num_skipped: steps before them in the same epoch, which are not: they use up what the pipeline prepared
-            while others were measured.
-        num_rounds: measurements of each contender.
-        jit_compile: whether XLA compiles the steps of plain Keras, and ours.
+        num_steps: number of measured steps, in one epoch.
+        num_skipped: number of steps before them in the same epoch, not measured: they use up the batches that the
+            pipeline prefetched while others were measured.
+        num_rounds: number of measurements of each contender.
+        jit_compile: whether XLA compiles the steps of plain Keras and of ours.
     """
 
     model: str

@@ -1,1 +1,1 @@
-"""One model over two processes, stage by stage and shard by shard, beside torch and one process of two devices."""
+"""One model over two processes, as stages and as shards, against torch and against one process of two devices."""

@@ -1,4 +1,4 @@
-"""The cases that are measured, and what each of their turns measures. Pure: standard library only."""
+"""The measured cases, and the measures of their turns. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pipeline.cases
 import tensor_parallel.workload
 
 FLOAT_BYTES = 4
-#: Stages, and shards: devices over which a model is spread.
+#: The number of stages or shards: devices over which a model is distributed.
 NUM_PARTS = 2
-#: The measures of a turn, all of them in milliseconds: a step; the core's time for a step; a message of one number; the
-#: core's time for a message of the size that the steps of the case send.
+#: The measures of a turn, in milliseconds: a step; the core's time for a step; a message of one number; the core's time
+#: for a message of the size that the steps of the case send.
 Measure = Literal["step", "busy", "latency", "core"]
 MEASURES: tuple[Measure, ...] = ("step", "busy", "latency", "core")
 
@@ -23,11 +23,11 @@ class Case:
     """One training step.
 
     Attributes:
-        model: "dense" in stages; "mlp" or "block" in shards.
+        model: "dense", in stages; "mlp" or "block", split into shards.
         width: units between layers.
         batch_size: rows of the step.
-        num_microbatches: of a pipeline.
-        schedule: of our pipelines, "1f1b" or "eager_1f1b"; torch's is 1F1B.
+        num_microbatches: number of micro-batches of a pipeline.
+        schedule: schedule of our pipelines, "1f1b" or "eager_1f1b"; torch's is 1F1B.
     """
 
     model: str
@@ -38,21 +38,21 @@ class Case:
 
     @property
     def axis(self) -> str:
-        """The mesh axis over which the model is spread."""
+        """The mesh axis over which the model is distributed."""
         return "pipe" if self.model == "dense" else "tensor"
 
     @property
     def in_shards(self) -> tensor_parallel.workload.Workload:
-        """The same for the benchmark of split layers, whose models and batches these are."""
+        """The corresponding workload of the benchmark of split layers, whose models and batches are used."""
         return tensor_parallel.workload.Workload(self.model, self.width, self.batch_size, 1, 1)
 
     def in_stages(self, num_stages: int) -> pipeline.cases.Case:
-        """The same for the benchmark of pipelines, whose models and batches these are."""
+        """Returns the corresponding case of the benchmark of pipelines, whose models and batches are used."""
         return pipeline.cases.Case(self.label, num_stages, self.num_microbatches, self.batch_size, self.width)
 
     @property
     def label(self) -> str:
-        """Names it in the tables."""
+        """The name in the tables."""
         microbatches = f", m={self.num_microbatches}, {self.schedule}" if self.axis == "pipe" else ""
         return f"{self.model}, width {self.width}, batch {self.batch_size}{microbatches}"
 
@@ -66,7 +66,7 @@ class Turn:
 
     @property
     def label(self) -> str:
-        """Names it among all turns."""
+        """The name among all turns."""
         return f"{self.case.label}, {self.measure}"
 
 
@@ -75,9 +75,9 @@ class Workload:
     """One part of the benchmark, the same for all contenders.
 
     Attributes:
-        cases: of one axis, measured in turn by the same processes.
-        num_steps: measured in a row.
-        num_rounds: measurements of each turn.
+        cases: cases of one axis, measured in turn by the same processes.
+        num_steps: number of steps per measurement.
+        num_rounds: number of measurements of each turn.
     """
 
     cases: tuple[Case, ...]
@@ -86,7 +86,7 @@ class Workload:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The measurements of a contender's turns, one after the other."""
+        """The measurements of a contender's turns, in order."""
         return tuple(Turn(case, measure) for case in self.cases for measure in MEASURES)
 
 

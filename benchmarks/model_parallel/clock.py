@@ -1,4 +1,4 @@
-"""Measures steps and messages in turn, whoever makes them. Standard library only."""
+"""Measures steps and messages in turn, for any library. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harness.workers import Report
 from model_parallel.bounds import traffic
 from model_parallel.cases import FLOAT_BYTES, Case, Workload
 
-#: Trains once, or exchanges `NUM_IN_A_ROW` messages, and returns when that is done.
+#: Trains one step, or exchanges `NUM_IN_A_ROW` messages, and returns when that is done.
 Call = Callable[[], object]
-#: Messages one after the other in one call: each waits for the one before it.
+#: The number of messages in one call, one after the other: each waits for the previous one.
 NUM_IN_A_ROW = 16
 _NUM_WARM = 2
 _NUM_CALLS = 4
@@ -25,15 +25,15 @@ def measure(
     make_exchange: Callable[[Case, int], Call] | None,
     report: Report,
 ) -> None:
-    """Reports one measurement in milliseconds per turn, until nobody asks any more.
+    """Reports one measurement in milliseconds per turn, until the benchmark ends.
 
     Args:
-        workload: whose turns are measured.
-        make_step: makes what trains once.
-        make_exchange: makes what exchanges messages between the processes: as often each way along a pipeline, or sums
-            over shards; takes the case and the number of float32 values of a message. None where no message is sent:
-            then its turns report 0.
-        report: takes a measurement; returns when it is this process' turn again.
+        workload: its turns are measured.
+        make_step: makes a function that trains one step.
+        make_exchange: makes a function that exchanges messages between the processes: along a pipeline the same number
+            in each direction, or sums over shards; takes the case and the number of float32 values of a message. None
+            where no messages are sent: then their turns report 0.
+        report: takes a measurement; returns at the next turn of this process.
     """
     calls: dict[tuple[Case, str], Call] = {}
     for case in workload.cases:
@@ -43,7 +43,7 @@ def measure(
             calls[case, "core"] = make_exchange(case, traffic(case).message_bytes // FLOAT_BYTES)
     for call in calls.values():
         call()
-    # The first report of all is thrown away.
+    # The first report is discarded.
     report(0.0)
     for turn in turns(workload.turns):
         if turn.measure in ("latency", "core"):
@@ -51,13 +51,13 @@ def measure(
             both = (0.0, 0.0) if exchange is None else _milliseconds(exchange, _NUM_WARM, _NUM_CALLS)
             report(both[turn.measure == "core"] / NUM_IN_A_ROW)
         else:
-            # The first step warms up what has cooled down while waiting.
+            # The first step warms up caches that went cold while waiting.
             both = _milliseconds(calls[turn.case, "step"], 1, workload.num_steps)
             report(both[turn.measure == "busy"])
 
 
 def _milliseconds(call: Call, num_skipped: int, count: int) -> tuple[float, float]:
-    """Returns the means of so many calls after a few others: of time, and of this process' core."""
+    """Returns the means of `count` calls, after `num_skipped` others: elapsed time, and CPU time of this process."""
     for _ in range(num_skipped):
         call()
     start, start_of_core = time.perf_counter(), time.process_time()

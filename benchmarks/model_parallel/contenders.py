@@ -17,11 +17,11 @@ class Kind:
     """One way to train.
 
     Attributes:
-        row: its row in the tables.
-        alone: the name of its own library on one device; empty for that itself.
-        cluster: how its processes are joined: "none" if it has one, "tensorflow", "horovod" or "torch".
-        requires: the distribution that has to be installed beside ours.
-        axes: the mesh axes along which it spreads models.
+        row: row in the tables.
+        alone: the name of the contender with the same library on one device; empty for that contender itself.
+        cluster: how its processes are connected: "none" if it has one, "tensorflow", "horovod" or "torch".
+        requires: the distribution to be installed besides ours.
+        axes: the mesh axes over which it can distribute models.
     """
 
     row: str
@@ -32,7 +32,7 @@ class Kind:
 
     @property
     def num_processes(self) -> int:
-        """One, or one for each stage or shard."""
+        """The number of processes: one, or one for each stage or shard."""
         return 1 if self.cluster == "none" else NUM_PARTS
 
 
@@ -48,12 +48,12 @@ KINDS: Mapping[str, Kind] = {
 
 
 def contenders(names: Sequence[str], workload: Workload, horovod_slots: clusters.Slots) -> list[Contender]:
-    """The contenders of those names, in that order: one core and one thread for each device.
+    """Returns the contenders of those names, in that order: one core and one thread for each device.
 
     Args:
         names: keys of `KINDS`.
-        workload: what each of them measures, a turn after the other.
-        horovod_slots: makes the environments of one Horovod job.
+        workload: the cases that each of them measures, one per turn.
+        horovod_slots: makes the environments of a Horovod job.
     """
     found = []
     for name in names:

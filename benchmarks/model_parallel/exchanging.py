@@ -1,4 +1,4 @@
-"""Messages between the processes of a strategy, as its stages and shards send them: in one tf.function."""
+"""Messages between the processes of a strategy in one tf.function, sent as its stages and shards send them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from model_parallel.cases import NUM_PARTS, Case
 
 
 def make_exchange(strategy: Any, case: Case, num_values: int) -> clock.Call:
-    """Returns what exchanges `clock.NUM_IN_A_ROW` messages between the two processes of `strategy`.
+    """Returns a function that exchanges `clock.NUM_IN_A_ROW` messages between the two processes of `strategy`.
 
     Args:
-        strategy: whose mesh crosses processes along the axis of `case`.
-        case: whose shards sum, or whose stages send there and back.
-        num_values: of a message, float32.
+        strategy: a strategy whose mesh crosses processes along the axis of `case`.
+        case: its shards sum, or its stages send back and forth.
+        num_values: number of float32 values of a message.
     """
     groups = strategy.extended.parts.groups
     collectives, axis = groups.collectives, case.axis
     if collectives is None:
         raise ValueError(f"Expected processes joined along {axis!r}. Received: one process.")
     rank = groups.model[axis].rank
-    # Zeros: what is summed over and over must not grow. A variable: what is constant may be computed beforehand.
+    # Zeros, because repeated sums must not grow. A variable, because constants may be folded.
     own = tf.Variable(tf.zeros([num_values]))
 
     @tf.function(autograph=False)
@@ -45,7 +45,7 @@ def make_exchange(strategy: Any, case: Case, num_values: int) -> clock.Call:
             if source == rank:
                 sent += channels[source].send([value], tag)
             else:
-                # It waits for its peer, who sends when it has what was sent before.
+                # Waits for its peer, which sends when it has received the previous message.
                 [value] = channels[source].recv([[num_values]], tf.float32, tag)
         with tf.control_dependencies(sent):
             return tf.identity(value[-1])

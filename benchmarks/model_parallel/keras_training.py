@@ -1,4 +1,4 @@
-"""Keras contenders inside their processes: one device, two devices of one process, or two processes."""
+"""Keras contenders in their processes: one device, two devices of one process, or two processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model_parallel.cases import NUM_PARTS, Case, Workload
 
 
 def run(name: str, workload: Workload, report: Report) -> None:
-    """Trains until nobody asks any more, in a process in which TensorFlow has not started yet."""
+    """Trains until the benchmark ends; call it before TensorFlow has started in this process."""
     tf.get_logger().setLevel("ERROR")
     strategy = _make_strategy(name, workload.cases[0].axis)
     keras.utils.set_random_seed(0)

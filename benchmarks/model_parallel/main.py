@@ -1,4 +1,4 @@
-"""Measures one model over two processes, in stages and in shards: `python benchmarks/model_parallel/main.py`."""
+"""Measures one model over two processes, as stages and as shards: `python benchmarks/model_parallel/main.py`."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from absl import app, flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `model_parallel`, and what it shares is beside it.
+    # Import the benchmark as the package `model_parallel`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, horovod_slots, program, rounds
@@ -39,7 +39,7 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     uneven = [rows for rows in FLAGS.dense_batch_size if rows % FLAGS.microbatches]
     if uneven:
         raise app.UsageError(
@@ -69,7 +69,7 @@ def main() -> None:
                 contenders.contenders(names, workload, slots),
                 workload.num_rounds * len(workload.turns),
                 FLAGS.timeout_seconds,
-                # Work that processes do together has ended when the last one has.
+                # Joint work of several processes ends when the last one has finished.
                 combine=max,
             )
         measured = by_case(turns, workload.turns)

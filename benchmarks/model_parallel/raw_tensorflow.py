@@ -1,7 +1,7 @@
-"""The pipeline on TensorFlow's operations alone, without Keras and without us, inside its two processes.
+"""The pipeline with TensorFlow's operations alone, without Keras and our packages, in its two processes.
 
-It shows how fast TensorFlow's collectives and its executor let a pipeline be: the same layers, schedules and messages,
-written by hand, with the shapes known and nothing checked.
+It shows how fast TensorFlow's collectives and executor allow a pipeline to be: the same layers, schedules and messages,
+written by hand, with known shapes and without checks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from model_parallel.cases import NUM_PARTS, Case, Workload
 Pass = tuple[Literal["forward", "backward"], int]
 
 _LEARNING_RATE = 1e-3
-# Far from those that tf.distribute counts from 1.
+# Far from the group keys of tf.distribute, which count from 1.
 _FIRST_GROUP = 1 << 20
 
 
 def run(workload: Workload, report: Report) -> None:
-    """Trains until nobody asks any more, in a process in which TensorFlow has not started yet."""
+    """Trains until the benchmark ends; call it before TensorFlow has started in this process."""
     tf.get_logger().setLevel("ERROR")
-    # It starts TensorFlow's servers.
+    # The constructor starts TensorFlow's servers.
     rank = tf.distribute.MultiWorkerMirroredStrategy().cluster_resolver.task_id
-    # A group for each graph: keys of messages must not come again with another size.
+    # Each graph gets a new group: keys of messages must not be reused with another size.
     groups = itertools.count(_FIRST_GROUP)
     clock.measure(
         workload,
@@ -41,7 +41,7 @@ def run(workload: Workload, report: Report) -> None:
 
 
 def passes(rank: int, num_microbatches: int, schedule: str) -> list[Pass]:
-    """Returns the passes of one of two stages in their order, under "1f1b" or "eager_1f1b"."""
+    """Returns the passes of one of two stages in order, under "1f1b" or "eager_1f1b"."""
     num_first = min(num_microbatches, 1 if rank else (3 if schedule == "eager_1f1b" else 2))
     order: list[Pass] = [("forward", index) for index in range(num_first)]
     for index in range(num_microbatches):
@@ -52,7 +52,7 @@ def passes(rank: int, num_microbatches: int, schedule: str) -> list[Pass]:
 
 
 class _Wire:
-    """Messages of one graph between two processes, each with a number of its own."""
+    """Messages of one graph between two processes, each with its own number."""
 
     def __init__(self, group: int) -> None:
         self._options = {"group_size": NUM_PARTS, "group_key": group, "communication_hint": "auto"}
@@ -65,7 +65,7 @@ class _Wire:
 
 
 def _make_step(rank: int, wire: _Wire, case: Case) -> clock.Call:
-    """Returns what trains this process' stage once: dense layers with ReLU, mean squared error, SGD."""
+    """Returns a function that trains this process' stage once: dense layers with ReLU, mean squared error, SGD."""
     count, rows = case.num_microbatches, case.batch_size // case.num_microbatches
     start, end = bounds(NUM_DENSE, NUM_PARTS)[rank : rank + 2]
     limit = (3 / case.width) ** 0.5
@@ -77,7 +77,7 @@ def _make_step(rank: int, wire: _Wire, case: Case) -> clock.Call:
     def train() -> tf.Tensor:
         weights = [variable.read_value() for variable in variables]
         given = tf.unstack(data.read_value())
-        # Posted at once: each waits for its message only.
+        # Receives are posted at once: each waits only for its message.
         received = [wire.recv([rows, case.width], 2 * index + (rank == 0)) for index in range(count)]
         under_way: dict[int, tuple[tf.GradientTape, tf.Tensor, tf.Tensor]] = {}
         totals: list[tf.Tensor] = []
@@ -124,7 +124,7 @@ def _make_exchange(rank: int, wire: _Wire, num_values: int) -> clock.Call:
             if index % NUM_PARTS == rank:
                 sent.append(wire.send(value, index))
             else:
-                # It waits for its peer, who sends when it has what was sent before.
+                # Waits for its peer, which sends when it has received the previous message.
                 value = wire.recv([num_values], index)
         with tf.control_dependencies(sent):
             return tf.identity(value[-1])

@@ -1,4 +1,4 @@
-"""From measurements to tables: ratios with their targets, and what bounds each contender. Pure."""
+"""Tables of the measurements: ratios with their targets, and lower bounds for each contender. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model_parallel.bounds import least_ms, traffic
 from model_parallel.cases import NUM_PARTS, Case, Measure, Turn
 from model_parallel.contenders import KINDS
 
-# As conditions of a release: a pipeline's time, and a split model's speedup, relative to torch's.
+# Release criteria: a pipeline's time, and a split model's speedup, relative to torch's.
 TARGETS_OF_TIME: Mapping[str, float] = {"multi_worker": 0.85, "horovod": 1.1}
 TARGETS_OF_SPEEDUP: Mapping[str, float] = {"multi_worker": 1.0}
 
@@ -25,12 +25,12 @@ def _values(name: str, case: Case, measure: Measure, measured: Measured) -> Sequ
 
 
 def speedup(name: str, case: Case) -> str:
-    """The name of what a contender gains in a case over its own library on one device."""
+    """Returns the row of a contender's speedup in a case over its own library on one device."""
     return f"{row_of(KINDS[name].row, case)}, speedup"
 
 
 def speedups(cases: Sequence[Case], measured: Measured, names: Collection[str]) -> dict[str, list[float]]:
-    """The gain of each contender in each case, round by round, over its own library on one device."""
+    """Returns each contender's speedup in each case over its own library on one device, round by round."""
     return {
         speedup(name, case): [
             alone / own
@@ -71,7 +71,7 @@ def comparisons(cases: Sequence[Case], names: Collection[str]) -> list[Compariso
 
 
 def bounds_table(case: Case, measured: Measured, names: Sequence[str]) -> str:
-    """One row for each contender: its time, its core's, and for several devices what the time consists of at least."""
+    """Returns a table with a row per contender: its time, its core's time, its messages and the lower bound."""
     header = (
         case.label,
         "ms/step",

@@ -1,4 +1,4 @@
-"""torch contenders inside their processes: one, or one for each stage or shard over gloo."""
+"""torch contenders in their processes: one process, or one for each stage or shard over gloo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_parallel.cases import NUM_PARTS, Case, Workload
 
 
 def run(is_split: bool, workload: Workload, report: Report) -> None:
-    """Trains until nobody asks any more."""
+    """Trains until the benchmark ends."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if is_split:
@@ -42,7 +42,7 @@ def _one_device_step(case: Case) -> clock.Call:
 
 
 def _make_exchange(case: Case, num_values: int) -> clock.Call:
-    # Zeros: what is summed over and over must not grow.
+    # Zeros, because repeated sums must not grow.
     value = torch.empty(num_values).zero_()
     if case.axis == "tensor":
 

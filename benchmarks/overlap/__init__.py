@@ -1,1 +1,1 @@
-"""The share of the all-reduce that runs beside the backward pass, from traces of both engines."""
+"""The share of the all-reduce that overlaps with the backward pass, from traces of both engines."""

@@ -1,4 +1,4 @@
-"""The function that each process of this benchmark runs: TensorFlow is imported only there."""
+"""The function that each process of this benchmark runs; only there TensorFlow is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overlap in a trace, as plain intervals. Standard library only."""
+"""The overlap in a trace, from plain intervals. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Interval:
-    """From `start` to `end`, in milliseconds of one clock."""
+    """An interval from `start` to `end`, in milliseconds of one clock."""
 
     start: float
     end: float
@@ -19,9 +19,9 @@ class Step:
     """One training step.
 
     Attributes:
-        whole: the step.
-        backward: the ops of its backward pass.
-        reductions: its all-reduces, from the moment in which each is asked for to the one in which it is there.
+        whole: interval of the step.
+        backward: intervals of the ops of its backward pass.
+        reductions: intervals of its all-reduces, each from its request to its result.
     """
 
     whole: Interval
@@ -30,20 +30,20 @@ class Step:
 
     @property
     def share_started(self) -> float:
-        """The part of the all-reduces that started before the last op of the backward pass had."""
+        """The fraction of the all-reduces that started before the last op of the backward pass started."""
         last = max(op.start for op in self.backward)
         return sum(reduction.start < last for reduction in self.reductions) / len(self.reductions)
 
     @property
     def share_hidden(self) -> float:
-        """The part of the time with an all-reduce on its way in which the backward pass was still running."""
+        """The fraction of the all-reduces' time in which the backward pass was still running."""
         ends = max(op.end for op in self.backward)
         under_way = union(self.reductions)
         return sum(max(0.0, min(part.end, ends) - part.start) for part in under_way) / length(under_way)
 
 
 def steps(wholes: Iterable[Interval], backward: Sequence[Interval], reductions: Sequence[Interval]) -> tuple[Step, ...]:
-    """Each step with what began in it; those with nothing of one kind, which the trace holds in part, are left out."""
+    """Returns each step with the ops and all-reduces that began in it; skips steps without either (cut-off traces)."""
     found = []
     for whole in sorted(wholes):
         ops, sums = (
@@ -56,7 +56,7 @@ def steps(wholes: Iterable[Interval], backward: Sequence[Interval], reductions: 
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time, as intervals that do not touch."""
+    """Returns the union of the intervals, as disjoint intervals."""
     merged: list[Interval] = []
     for interval in sorted(intervals):
         if merged and interval.start <= merged[-1].end:
@@ -72,7 +72,7 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def chart(step: Step, width: int = 72) -> str:
-    """The step from left to right, a column for each part of it: what ran in more than half of the column."""
+    """Draws a step from left to right; `#` marks columns that are busy for more than half of their time."""
     unit = (step.whole.end - step.whole.start) / width
 
     def row(name: str, intervals: Iterable[Interval]) -> str:

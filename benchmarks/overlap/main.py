@@ -1,4 +1,4 @@
-"""Shows how much of the all-reduce runs beside the backward pass: `python benchmarks/overlap/main.py`."""
+"""Shows how much of the all-reduce overlaps with the backward pass: `python benchmarks/overlap/main.py`."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ from pathlib import Path
 from absl import flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `overlap`, and what it shares is beside it.
+    # Import the benchmark as the package `overlap`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_parallel.contenders import KINDS
@@ -30,7 +30,7 @@ program.define_timeout(300)
 
 def main() -> None:
     """Traces each strategy in turn and prints the median of its traced steps."""
-    # Lets a program start and stop Horovod's timeline.
+    # Allows a program to start and stop Horovod's timeline.
     os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
     print(environment.describe(("tensorflow", "keras", "horovod")), flush=True)
     workload = Workload(FLAGS.model, FLAGS.batch_size, num_steps=1, num_skipped=3, num_rounds=1)

@@ -11,18 +11,18 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from overlap.intervals import Interval
 
 _STEP = "__inference_multi_step_on_iterator"
-# TensorFlow's name for an op in its profile is "name of the node:type of the op".
+# TensorFlow's name of an op in its profile is "name of the node:type of the op".
 _REDUCTIONS = ("CollectiveReduceV2", "CollectiveGatherV2")
 _LATER_OF_GROUP = re.compile(r"_(?!1of)\d+of\d+$")
 _NANOSECONDS_PER_MILLISECOND = 1e6
 
 
 def tensorflow_profile(folder: Path) -> tuple[list[Interval], list[Interval], list[Interval]]:
-    """Steps, ops of the backward pass and collectives in the profile of one process, in ms since the epoch."""
+    """Returns steps, backward ops and collectives in the profile of one process, in milliseconds since the epoch."""
     [file] = folder.glob("plugins/profile/*/*.xplane.pb")
     space = xplane_pb2.XSpace.FromString(file.read_bytes())
     whole, backward, reductions = [], [], []
-    # Events are counted from the start of the profile.
+    # Times of events are relative to the start of the profile.
     [started] = [
         stat.uint64_value
         for plane in space.planes
@@ -48,11 +48,11 @@ def tensorflow_profile(folder: Path) -> tuple[list[Interval], list[Interval], li
 
 
 def horovod_timeline(file: Path) -> list[Interval]:
-    """The all-reduces in Horovod's timeline, from the start of their negotiation to their end, in ms since the epoch.
+    """Returns the all-reduces in Horovod's timeline, from start of negotiation to end, in milliseconds since the epoch.
 
-    Of tensors that travel together, the first stands for all.
+    Of tensors that are fused into one all-reduce, only the first one is returned.
     """
-    # Horovod closes the list when it ends.
+    # Horovod writes the closing bracket of the list only when it ends.
     text = file.read_text().rstrip().rstrip(",")
     events = json.loads(text if text.endswith("]") else text + "]")
     began = 0.0

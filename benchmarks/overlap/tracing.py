@@ -1,4 +1,4 @@
-"""A contender inside its process: a few traced steps of training under a strategy."""
+"""A contender in its process: traces a few training steps under a strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUM_TRACED = 4
 
 
 class _Tracer(keras.callbacks.Callback):
-    """Traces the steps after `num_skipped`."""
+    """Traces `_NUM_TRACED` steps after the first `num_skipped`."""
 
     def __init__(self, name: str, num_skipped: int, folder: Path) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Tracer(keras.callbacks.Callback):
 
 
 def run(name: str, workload: Workload, folder: Path, report: Report) -> None:
-    """Trains some steps; the first process leaves what it saw in `folder`, as text."""
+    """Trains some steps; rank 0 writes its trace's overlap to `folder`, as text."""
     tf.get_logger().setLevel("ERROR")
     strategy = training.make_strategy(name)
     if strategy is None:

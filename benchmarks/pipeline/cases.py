@@ -1,4 +1,4 @@
-"""The cases that are measured. Pure: standard library only."""
+"""The measured cases. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Case:
     """One training step.
 
     Attributes:
-        label: names it in the tables, unlike all others of its part.
-        num_stages: of the pipeline.
-        num_microbatches: into which its batch is cut.
+        label: name in the tables, unique in its part.
+        num_stages: number of stages of the pipeline.
+        num_microbatches: number of micro-batches of the batch.
         batch_size: rows of the step.
-        size: what the part measures by: milliseconds of sleep, units, megabytes or blocks.
+        size: the size that the part varies: milliseconds of sleep, units, megabytes or blocks.
     """
 
     label: str
@@ -25,7 +25,7 @@ class Case:
 
     @property
     def ideal_speedup(self) -> float:
-        """Over the stages one after the other, where nothing but the pipeline's filling and emptying costs."""
+        """The speedup over running the stages sequentially, if only the pipeline's fill and drain cost time."""
         p, m = self.num_stages, self.num_microbatches
         return m * p / (m + p - 1)
 
@@ -35,10 +35,10 @@ class Workload:
     """One part of the benchmark, the same for all contenders.
 
     Attributes:
-        part: its name.
+        part: name of the part.
         cases: measured in turn by the same processes.
-        num_steps: measured in a row.
-        num_rounds: measurements of each case of each contender.
+        num_steps: number of steps per measurement.
+        num_rounds: number of measurements of each case of each contender.
     """
 
     part: str

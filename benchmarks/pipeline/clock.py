@@ -1,4 +1,4 @@
-"""Measures the cases' steps in turn, whoever makes them. Standard library only."""
+"""Measures the cases' steps in turn, for any library. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Step = Callable[[], object]
 
 
 def measure(workload: Workload, make_step: Callable[[Case], Step], report: Report) -> None:
-    """Reports one case per turn, in the part's unit, until nobody asks any more.
+    """Reports one case per turn, in the part's unit, until the benchmark ends.
 
     Args:
-        workload: whose cases are measured.
-        make_step: makes what trains once, and returns when that has been computed.
-        report: takes a measurement; returns when it is this process' turn again.
+        workload: its cases are measured.
+        make_step: makes a function that trains one step and returns when it has been computed.
+        report: takes a measurement; returns at the next turn of this process.
     """
     steps = {case: make_step(case) for case in workload.cases}
     for step in steps.values():
         step()
-    # The first report of all is thrown away.
+    # The first report is discarded.
     report(0.0)
     for case in turns(workload.cases):
         if workload.part != "sleep":
-            # Warms up what has cooled down while waiting, which does not matter to steps that sleep.
+            # Warms up caches that went cold while waiting, which does not matter to steps that sleep.
             steps[case]()
         start = time.perf_counter()
         for _ in range(workload.num_steps):
@@ -38,7 +38,7 @@ def measure(workload: Workload, make_step: Callable[[Case], Step], report: Repor
 
 
 def measure_first(workload: Workload, make_step: Callable[[Case], Step], report: Report) -> None:
-    """Reports the seconds that the first step takes, with all that is done once before it, until nobody asks."""
+    """Reports the seconds of the first step, with everything that is done once before it, until the benchmark ends."""
     report(0.0)
     for case in turns(workload.cases):
         step = make_step(case)
@@ -48,7 +48,7 @@ def measure_first(workload: Workload, make_step: Callable[[Case], Step], report:
 
 
 def value_of(seconds: float, part: str, case: Case) -> float:
-    """Returns the value reported for a step of so many seconds, in the part's unit."""
+    """Returns the value reported for a step of `seconds`, in the part's unit."""
     if part == "sleep":
         one_after_the_other = case.num_stages * case.num_microbatches * SLEEPS_OF_A_STAGE * case.size / 1e3
         return one_after_the_other / seconds

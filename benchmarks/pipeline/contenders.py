@@ -14,7 +14,7 @@ from pipeline.kinds import KINDS
 
 
 def contenders(names: Sequence[str], workload: Workload) -> list[Contender]:
-    """The contenders of those names, in that order: a core for each stage, as far as there are cores, and a thread."""
+    """Returns the contenders of those names, in that order; each stage has a core, while cores last, and a thread."""
     num_stages = max(case.num_stages for case in workload.cases)
     found = []
     for name in names:
@@ -34,7 +34,7 @@ def _environment(part: str, num_devices: int) -> Environments:
     return (
         {
             **clusters.one_thread_each(),
-            # A thread for each stage: one that sleeps holds its own.
+            # A thread for each stage: one that sleeps blocks its thread.
             "TF_NUM_INTEROP_THREADS": str(max(2, num_devices)),
             "KERAS_BACKEND": "tensorflow",
             **(memory.FREES_AT_ONCE if part == "memory" else {}),

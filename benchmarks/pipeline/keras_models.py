@@ -1,4 +1,4 @@
-"""The Keras models of all parts, with data for them. Layers called `unit_<n>` are where a stage may begin."""
+"""The Keras models of all parts, with data for them. A stage may begin at the layers called `unit_<n>`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FLOAT_BYTES = 4
 
 
 def make_model(part: str, case: Case) -> Any:
-    """The plain model, not compiled."""
+    """Returns the plain model, not compiled."""
     if part == "trace":
         return _transformer(case)
     if part == "memory":
         x = keras.Input((_positions(case), 1))
         layers = [L.Dense(NUM_CHANNELS, activation="tanh", name=f"unit_{i}") for i in range(NUM_LARGE)]
-        # The loss gets a small tensor: only activations between layers are to be measured.
+        # The loss gets a small tensor: only activations between layers should be measured.
         layers += [L.GlobalAveragePooling1D(), L.Dense(1)]
     elif part == "sleep":
         x = keras.Input((1,))
@@ -37,18 +37,18 @@ def make_model(part: str, case: Case) -> Any:
 
 
 def loss(part: str) -> Any:
-    """Returns the loss that the model is trained by."""
+    """Returns the loss that trains the model."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True) if part == "trace" else "mse"
 
 
 def cuts(part: str, case: Case) -> list[str]:
-    """The names of the layers at which stages begin, the first one's left out."""
+    """Returns the names of the layers at which stages begin, without that of the first stage."""
     counts = {"memory": NUM_LARGE, "sleep": case.num_stages, "trace": int(case.size)}
     return [f"unit_{start}" for start in bounds(counts.get(part, NUM_DENSE), case.num_stages)[1:-1]]
 
 
 def data(part: str, case: Case) -> tuple[Any, Any]:
-    """A batch: inputs, and what they are to become."""
+    """Returns a batch: inputs and targets."""
     draw = np.random.default_rng(0)
     if part == "trace":
         x, y = draw.integers(0, VOCABULARY, (2, case.batch_size, LENGTH), dtype=np.int32)
@@ -60,12 +60,12 @@ def data(part: str, case: Case) -> tuple[Any, Any]:
 
 
 def _positions(case: Case) -> int:
-    """So many that the outputs of all large layers together have the wanted size."""
+    """Returns the number of positions for which the outputs of all large layers together have `case.size` megabytes."""
     return max(1, round(case.size * 1e6 / (NUM_LARGE * case.batch_size * NUM_CHANNELS * FLOAT_BYTES)))
 
 
 def _transformer(case: Case) -> Any:
-    """Blocks that normalise first, between an embedding and logits for each position."""
+    """Returns pre-norm transformer blocks between an embedding and logits for each position."""
     tokens = keras.Input((LENGTH,), dtype="int32")
     h = L.Embedding(VOCABULARY, WIDTH, name="embedding")(tokens)
     for index in range(int(case.size)):

@@ -1,4 +1,4 @@
-"""Keras contenders inside their process: `train_on_batch` of a plain model, or of one in stages."""
+"""Keras contenders in their process: `train_on_batch` of a plain model, or of a model in stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.unrolled import Unrolled
 
 
 def run(name: str, workload: Workload, report: Report) -> None:
-    """Trains until nobody asks any more, in a process in which TensorFlow has not started yet."""
+    """Trains until the benchmark ends; call it before TensorFlow has started in this process."""
     tf.get_logger().setLevel("ERROR")
     cpu = tf.config.list_physical_devices("CPU")[0]
     num_devices = max(case.num_stages for case in workload.cases) if KINDS[name].schedule else 1

@@ -11,10 +11,10 @@ class Kind:
     """One way to train.
 
     Attributes:
-        row: its row in the tables.
-        schedule: of its pipeline; None for none.
-        processes: whether stages are processes, and not devices of one.
-        requires: the distribution that has to be installed beside ours.
+        row: row in the tables.
+        schedule: schedule of its pipeline; None without a pipeline.
+        processes: whether stages are processes, and not devices of one process.
+        requires: the distribution to be installed besides ours.
     """
 
     row: str

@@ -1,4 +1,4 @@
-"""Measures what models in stages gain: `python benchmarks/pipeline/main.py`."""
+"""Measures the gains of models in stages: `python benchmarks/pipeline/main.py`."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from absl import app, flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `pipeline`, and what it shares is `harness`.
+    # Import the benchmark as the package `pipeline`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, program
@@ -39,7 +39,7 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     if "trace" in FLAGS.part and FLAGS.blocks < max(FLAGS.stages or [4]):
         raise app.UsageError(
             f"A stage has a block of the transformer at least: raise --blocks, or lower --stages. Received: "

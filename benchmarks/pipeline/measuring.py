@@ -1,4 +1,4 @@
-"""From contenders to measurements: who lives how long."""
+"""Measurements of contenders, and the lifetime of their processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.contenders import contenders
 
 
 def measure(workload: Workload, names: Sequence[str], timeout_seconds: float) -> dict[str, list[float]]:
-    """Measures every case of every contender once in each round; adds what they are compared with.
+    """Measures every case of every contender once in each round; adds the reference values.
 
     Raises:
-        WorkerError: if a contender fails, dies or takes too long. All processes are ended then.
+        WorkerError: a contender fails, dies or takes too long. All processes are ended then.
     """
     count = len(workload.cases)
-    # A first step is the first of its process only once.
+    # A process has only one first step.
     lives = workload.num_rounds if parts.PARTS[workload.part].is_of_first_step else 1
     turns: dict[str, list[float]] = {}
     for _ in range(lives):
@@ -27,7 +27,7 @@ def measure(workload: Workload, names: Sequence[str], timeout_seconds: float) ->
             contenders(names, workload),
             workload.num_rounds * count // lives,
             timeout_seconds,
-            # Work that processes do together has ended when the last one has.
+            # Joint work of several processes ends when the last one has finished.
             combine=max,
         )
         for row, values in found.items():

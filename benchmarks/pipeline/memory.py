@@ -15,10 +15,10 @@ _NUM_SKIPPED = 3
 
 
 def measure(workload: Workload, make_step: Callable[[Case], Step], report: Report) -> None:
-    """Reports the megabytes that steps of a case take, one case per turn, until nobody asks any more."""
+    """Reports the megabytes that steps of a case take, one case per turn, until the benchmark ends."""
     steps = {case: make_step(case) for case in workload.cases}
     for step in steps.values():
-        # Memory that stays once it is allocated is no part of it: graphs, optimizers, pools of threads.
+        # Memory that stays allocated does not count: graphs, optimizers, thread pools.
         for _ in range(_NUM_SKIPPED):
             step()
     report(0.0)
@@ -27,7 +27,7 @@ def measure(workload: Workload, make_step: Callable[[Case], Step], report: Repor
 
 
 def increase(step: Step, num_steps: int) -> int:
-    """Returns the bytes by which resident memory at its highest, during the steps, exceeds what it was before."""
+    """Returns the peak of resident memory during the steps, less the resident memory before, in bytes."""
 
     def steps() -> None:
         for _ in range(num_steps):

@@ -1,4 +1,4 @@
-"""The parts of the benchmark: who is in each, at which sizes, what is compared, the targets. Pure data."""
+"""The parts of the benchmark: contenders, sizes, comparisons and targets. Pure data."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from harness.turns import row_of
 from pipeline.cases import Case, Workload
 from pipeline.kinds import KINDS
 
-#: Rows of the tables that no process measures, by the name of a contender.
+#: Rows of the tables that are not measured, by the name that comparisons use.
 REFERENCES = {"ideal": "m p / (m + p - 1)", "limit": "limit"}
 LIMIT_OF_TRACE_SECONDS = 20.0
-#: Rows of one micro-batch, for parts whose batch size no flag sets.
+#: Rows of one micro-batch, for parts whose batch size is not set by a flag.
 ROWS_OF_MICROBATCH = {"sleep": 1, "memory": 4, "trace": 2}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One thing to find out.
+    """One part of the benchmark.
 
     Attributes:
-        contenders: in the order of their turns.
-        unit: of what they measure.
+        contenders: names of the contenders, in the order of their turns.
+        unit: unit of the measurements.
         compared: contender, baseline, target (None where the ratio is for information), whether that is an upper bound.
-        stages, microbatches: the numbers measured, every one with every one.
-        num_steps, num_rounds: where nothing else is asked for.
-        is_of_first_step: whether processes measure once, and each round has its own.
+        stages, microbatches: the numbers measured, in all combinations.
+        num_steps, num_rounds: defaults.
+        is_of_first_step: whether each process measures only its first step, so that each round needs new processes.
     """
 
     contenders: tuple[str, ...]
@@ -106,15 +106,15 @@ def workload(
     num_steps: int | None = None,
     num_rounds: int | None = None,
 ) -> Workload:
-    """Returns the workload of a part; numbers left out are the part's own.
+    """Returns the workload of a part; arguments left out take the part's defaults.
 
     Args:
-        name: of the part.
-        size: of what it measures by; see `Case`.
-        batch_sizes: rows of a step, where the layers are dense; the others have a few for each micro-batch.
-        stages, microbatches: numbers of them. A model of one stage has one of each in any case.
-        num_steps: measured in a row.
-        num_rounds: measurements of each case.
+        name: name of the part.
+        size: the size that the part varies; see `Case`.
+        batch_sizes: rows of a step, for dense layers; the other parts have a few rows per micro-batch.
+        stages, microbatches: numbers of them; ignored for "one_stage".
+        num_steps: number of steps per measurement.
+        num_rounds: number of measurements of each case.
     """
     part = PARTS[name]
     if name == "one_stage":
@@ -137,7 +137,7 @@ def comparisons(name: str, names: Collection[str], case: Case) -> list[Compariso
 
 
 def references(load: Workload) -> dict[str, list[float]]:
-    """The measurements' counterparts that nobody measures, as often as there are rounds."""
+    """Returns the reference values of comparisons, which are not measured, repeated for each round."""
     wanted = {other for _, other, _, _ in PARTS[load.part].compared} & set(REFERENCES)
     return {
         _row(name, case): [case.ideal_speedup if name == "ideal" else LIMIT_OF_TRACE_SECONDS] * load.num_rounds

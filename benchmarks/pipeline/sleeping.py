@@ -1,4 +1,4 @@
-"""A layer that takes time, and no processor."""
+"""A layer that takes time, but no CPU time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Sleep(keras.layers.Layer):
     """Multiplies by one weight and sleeps; sleeps twice as long in its backward pass.
 
     Args:
-        seconds: of sleep in the forward pass.
+        seconds: seconds of sleep in the forward pass.
     """
 
     def __init__(self, seconds: float, **kwargs: Any) -> None:
@@ -26,21 +26,21 @@ class Sleep(keras.layers.Layer):
         self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
 
     def call(self, inputs: Any) -> Any:
-        """Maps any shape to the same."""
+        """Maps inputs of any shape to outputs of the same shape."""
 
         @tf.custom_gradient
         def asleep(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
             return _later(x, self.seconds), lambda upstream: _later(upstream, 2 * self.seconds)
 
-        # Both gradients, of the weight and of the inputs, come after the sleep in the backward pass.
+        # Both gradients, of the weight and of the inputs, depend on the sleep in the backward pass.
         return asleep(inputs * self.scale)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the inputs."""
+        """Returns the shape of the inputs."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make a layer like this one."""
+        """Returns the constructor's arguments."""
         return {**super().get_config(), "seconds": self.seconds}
 
 
@@ -49,7 +49,7 @@ def _later(x: tf.Tensor, seconds: float) -> tf.Tensor:
         time.sleep(seconds)
         return value
 
-    # Not stateful: such ops TensorFlow does one after the other, on whatever devices they are.
+    # Not stateful: TensorFlow runs stateful ops one after the other, even on different devices.
     result = tf.numpy_function(wait, [x], x.dtype, stateful=False)
     result.set_shape(x.shape)
     return result

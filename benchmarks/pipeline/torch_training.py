@@ -1,4 +1,4 @@
-"""torch contenders inside their processes, one for each stage, over gloo."""
+"""torch contenders in their processes, one for each stage, over gloo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 def run(name: str, workload: Workload, report: Report) -> None:
-    """Trains until nobody asks any more. Each process measures its own steps; the slowest one counts."""
+    """Trains until the benchmark ends. Each process measures its own steps; the slowest one counts."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo")
@@ -26,20 +26,20 @@ def run(name: str, workload: Workload, report: Report) -> None:
 
 
 def make_stage(rank: int, case: Case) -> nn.Module:
-    """The layers of one stage; of the only one, all."""
+    """Returns the layers of one stage; all layers if it is the only stage."""
     start, end = bounds(NUM_DENSE, case.num_stages)[rank : rank + 2]
     width = int(case.size)
     return nn.Sequential(*(layer for _ in range(start, end) for layer in (nn.Linear(width, width), nn.ReLU())))
 
 
 def make_batch(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs, and what they are to become."""
+    """Returns inputs and targets."""
     x, y = np.random.default_rng(0).standard_normal((2, case.batch_size, int(case.size)), dtype=np.float32)
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
 def make_step(schedule_name: str, case: Case) -> clock.Step:
-    """Returns what trains this process' stage once."""
+    """Returns a function that trains this process' stage once."""
     rank = torch.distributed.get_rank()
     module = make_stage(rank, case)
     optimizer = torch.optim.SGD(module.parameters(), 1e-3)
@@ -51,7 +51,7 @@ def make_step(schedule_name: str, case: Case) -> clock.Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        # The outputs of the batch, which nobody looks at, need not be put together.
+        # Nobody reads the outputs of the batch, so they need not be concatenated.
         schedule.step(*inputs, target=target, losses=None if target is None else [], return_outputs=False)
         optimizer.step()
 

@@ -1,4 +1,4 @@
-"""A plain model whose micro-batches are computed one after the other, all in line in one graph."""
+"""A plain model whose micro-batches are computed one after the other, unrolled in one graph."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import tensorflow as tf
 
 
 class Unrolled(keras.Model):
-    """A Functional model that adds up the gradients of micro-batches, as one writes it by hand.
+    """A Functional model that accumulates the gradients of micro-batches, as one would write it by hand.
 
     Args:
-        model: whose layers are trained.
-        num_microbatches: of as many rows each; they divide the batch.
+        model: its layers are trained.
+        num_microbatches: number of micro-batches, all of the same number of rows; it divides the batch size.
     """
 
     def __init__(self, model: Any, num_microbatches: int) -> None:
@@ -21,7 +21,7 @@ class Unrolled(keras.Model):
         self.num_microbatches = num_microbatches
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Forward and backward pass of each micro-batch, then one update."""
+        """Runs forward and backward pass of each micro-batch, then one update."""
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         weights = [variable.value for variable in self.trainable_variables]
         total: list[Any] = []

@@ -1,4 +1,4 @@
-"""The model that is measured, and the phases of its life. Pure: standard library only."""
+"""The measured model, and the phases of its life. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FLOAT_BYTES = 4
-#: In the order in which they are measured. The first pass draws the weights: nothing before it needs them.
+#: In the order of measurement. The first pass initializes the weights: nothing before it needs them.
 PHASES = ("build", "first pass", "save_weights", "load_weights", "train", "save")
 
 
@@ -17,9 +17,9 @@ class Case:
     """One model over the ranks of one mesh.
 
     Attributes:
-        mesh: sizes of the axes "pipe" and "tensor"; a rank for each device.
-        num_layers: layers of `width` units, without biases; a multiple of the stages.
-        width: twice a multiple of the shards.
+        mesh: sizes of the axes "pipe" and "tensor"; one rank per device.
+        num_layers: number of layers of `width` units, without biases; a multiple of the number of stages.
+        width: a multiple of twice the number of shards.
     """
 
     mesh: Mapping[str, int]
@@ -28,48 +28,48 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Names it in the tables."""
+        """The name in the tables."""
         return ",".join(f"{axis}={size}" for axis, size in self.mesh.items())
 
     @property
     def num_ranks(self) -> int:
-        """The processes."""
+        """The number of processes."""
         return math.prod(self.mesh.values())
 
     @property
     def num_stages(self) -> int:
-        """The stages of the pipeline; one without."""
+        """The number of stages of the pipeline; 1 without a pipeline."""
         return self.mesh.get("pipe", 1)
 
     @property
     def tensor_bytes(self) -> int:
-        """The size of one weight, whole."""
+        """The size of one unsharded weight, in bytes."""
         return FLOAT_BYTES * self.width**2
 
     @property
     def part_bytes(self) -> int:
-        """The size of the weights of one rank."""
+        """The size of the weights of one rank, in bytes."""
         return self.num_layers * self.tensor_bytes // self.num_ranks
 
     @property
     def smaller(self) -> Case:
-        """The same model with half the width: a quarter of the memory, beside the same base."""
+        """A copy with half the width: a quarter of the memory, with the same base."""
         return dataclasses.replace(self, width=self.width // 2)
 
     @property
     def cuts(self) -> list[str]:
-        """The first layer of each stage but the first."""
+        """The names of the first layers of all stages but the first."""
         return [layer_name(stage * self.num_layers // self.num_stages) for stage in range(1, self.num_stages)]
 
 
 def layer_name(index: int) -> str:
-    """The name of one layer."""
+    """Returns the name of one layer."""
     return f"dense_{index}"
 
 
 def parts_held(phase: str) -> int:
-    """Returns how many times the bytes of its weights a rank holds in a phase that wastes none.
+    """Returns the memory that a phase needs, as a multiple of the bytes of the rank's weights.
 
-    Training holds the gradients beside the weights; plain SGD has no slots.
+    Training holds the gradients besides the weights; plain SGD has no slots.
     """
     return {"build": 0, "train": 2}.get(phase, 1)

@@ -1,4 +1,4 @@
-"""Measures the memory of each rank of a model over processes: `python benchmarks/rank_memory/main.py`."""
+"""Measures the memory of each rank of a model over several processes: `python benchmarks/rank_memory/main.py`."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from absl import app, flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `rank_memory`, and what it shares is beside it.
+    # Import the benchmark as the package `rank_memory`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, horovod_slots, program
@@ -29,7 +29,7 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output."""
+    """Measures what the flags select; prints the tables to standard output."""
     cases = [Case(_MESHES[mesh], FLAGS.layers, FLAGS.width) for mesh in dict.fromkeys(FLAGS.mesh)]
     for case in cases:
         shards = case.mesh.get("tensor", 1)

@@ -1,4 +1,4 @@
-"""From ranks to measurements: every phase on all of them at once."""
+"""Measurements of the ranks: every phase on all of them at once."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from harness.workers import Report, Workers
 
 from rank_memory.cases import PHASES, Case
 
-#: By phase the bytes of each rank: with the smaller model, and with the large one.
+#: By phase, the bytes of each rank: with the smaller model, and with the large one.
 Measured = Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
 
 
 def measure(
     case: Case, cluster: str, slots: clusters.Slots, *, frees_at_once: bool, timeout_seconds: float
 ) -> Measured:
-    """Returns the peak of resident memory of all ranks, phase by phase, each model in processes of its own.
+    """Returns the peak of resident memory of all ranks, phase by phase; each model has its own processes.
 
     Args:
-        case: what they train.
+        case: the model to train.
         cluster: "tensorflow" or "horovod".
         slots: makes the environments of "horovod".
-        frees_at_once: whether allocators return what is freed at once, so that it is not counted.
+        frees_at_once: whether allocators return freed memory at once, so that it is not counted.
+        timeout_seconds: timeout of the start, and of each phase.
         timeout_seconds: how long the start and a phase may take.
 
     Raises:
-        WorkerError: if a process fails, dies or takes too long. All processes are ended then.
+        WorkerError: a process fails, dies or takes too long. All processes are ended then.
     """
     found = []
     for each in (case.smaller, case):
@@ -39,7 +40,7 @@ def measure(
             if frees_at_once:
                 environments = tuple({**environment, **memory.FREES_AT_ONCE} for environment in made.environments)
                 made = dataclasses.replace(made, environments=environments)
-            # All ranks are measured at once: none is ever stopped.
+            # All ranks are measured at once: none is ever frozen.
             workers = Workers(dataclasses.replace(made, freezes=False), timeout_seconds)
             try:
                 found.append([workers.measure() for _ in PHASES])

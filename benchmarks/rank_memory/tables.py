@@ -1,4 +1,4 @@
-"""From peaks to a table: what each rank holds beside a fixed base, in its own part and in tensors. Pure."""
+"""A table of the peaks: what each rank holds above a fixed base, in units of its part and of tensors. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from harness import ratios
 from rank_memory.cases import PHASES, Case, parts_held
 from rank_memory.measuring import Measured
 
-#: As conditions of a release: weights, in training also gradients, and so many tensors.
+#: Release criterion: the number of tensors that a rank may hold beyond its weights and, in training, gradients.
 TARGET_TENSORS = 1.0
 
 
 def held(case: Case, phase: str, measured: Measured) -> list[tuple[float, float]]:
-    """Returns, by rank, the tensors that it holds at most in a phase, and the bytes of its base.
+    """Returns, by rank, the peak in a phase in units of one tensor, and the bytes of the base.
 
-    Two models that differ in the size of their tensors only tell both: what grows with a tensor is held, the rest is
-    the base.
+    Two models that differ only in the size of their tensors give both: memory that grows with a tensor is held, the
+    rest is the base.
     """
     grown = case.tensor_bytes - case.smaller.tensor_bytes
     tensors = [(large - small) / grown for small, large in zip(*measured[phase], strict=True)]
@@ -25,7 +25,7 @@ def held(case: Case, phase: str, measured: Measured) -> list[tuple[float, float]
 
 
 def table(case: Case, measured: Measured) -> str:
-    """One row for each phase."""
+    """Returns a table with one row per phase."""
     part = case.part_bytes / case.tensor_bytes
     header = (
         "phase",

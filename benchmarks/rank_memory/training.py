@@ -1,4 +1,4 @@
-"""One rank: it makes a model, draws, saves, loads and trains it, and reports the peak of its memory in each phase."""
+"""One rank: makes, initializes, saves, loads and trains a model, and reports its peak of memory in each phase."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NUM_ROWS = 8
 
 
 def run(case: Case, cluster: str, folder: str, report: Report) -> None:
-    """Reports the peak of each phase in its turn, in a process in which TensorFlow has not started yet.
+    """Reports the peak of one phase per turn; call it before TensorFlow has started in this process.
 
     Args:
         case: the model.
-        cluster: how the ranks are joined.
+        cluster: how the ranks are connected.
         folder: for the model's files.
-        report: takes a measurement; returns when it is this process' turn again.
+        report: takes a measurement; returns at the next turn of this process.
     """
     tf.get_logger().setLevel("ERROR")
     make = strategies.HorovodStrategy if cluster == "horovod" else strategies.MultiWorkerMirroredStrategy
@@ -37,7 +37,7 @@ def run(case: Case, cluster: str, folder: str, report: Report) -> None:
 
 
 def _phases(case: Case, strategy: Any, path: Path) -> Mapping[str, Callable[[], object]]:
-    """Returns the phases of one model's life, to be called in their order."""
+    """Returns the phases of one model's life, to be called in order."""
     model: Any = None
     x = np.ones((_NUM_ROWS, case.width), "float32")
 
@@ -45,7 +45,7 @@ def _phases(case: Case, strategy: Any, path: Path) -> Mapping[str, Callable[[], 
         nonlocal model
         with strategy.scope():
             model = _make_model(case)
-            # No slots: what is measured are weights and gradients.
+            # SGD has no slots: weights and gradients are measured.
             model.compile(keras.optimizers.SGD(1e-3), "mse")
 
     return {

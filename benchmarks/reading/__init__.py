@@ -1,1 +1,1 @@
-"""The ImageNet example's reading beside `keras.utils.image_dataset_from_directory`, in images per second and core."""
+"""The ImageNet example's reading against `keras.utils.image_dataset_from_directory`, in images per second and core."""

@@ -9,7 +9,7 @@ from harness.workers import Contender, Report
 
 from reading.workload import Workload
 
-# Of our reading, as condition of a release: per core not slower than what everybody has.
+# Release criterion of our reading: per core, it is not slower than Keras' own.
 TARGET_OF_KERAS = 1.0
 
 KERAS = "keras.utils.image_dataset_from_directory"
@@ -20,7 +20,7 @@ TRAINING_FOLDERS = "training_batches, class folders"
 TRAINING_RECORDS = "training_batches, TFRecords"
 
 
-#: By name: the program in `reading.reading`, and whether it reads the records.
+#: By name: the program in `reading.reading`, and whether it reads TFRecords.
 _PROGRAMS = {
     KERAS: ("keras", False),
     FOLDERS: ("evaluation", False),
@@ -32,7 +32,7 @@ _PROGRAMS = {
 
 
 def contenders(workload: Workload) -> list[Contender]:
-    """All contenders. What they prepare ahead would be done in others' turns: so they are stopped meanwhile."""
+    """Returns all contenders. They freeze between turns: otherwise they would prefetch during the turns of others."""
     return [
         Contender(name, functools.partial(_run, program, in_records, workload), freezes=True)
         for name, (program, in_records) in _PROGRAMS.items()

@@ -1,4 +1,4 @@
-"""The images that are read: made once, of the size that ImageNet's have, in class folders and in TFRecord shards."""
+"""The images that are read: made once, of ImageNet's typical size, in class folders and in TFRecord shards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from imagenet import synthetic
 
 _CONVERTER = Path(__file__).resolve().parents[2] / "examples" / "imagenet" / "to_tfrecords.py"
 
-#: About 100 KB for 500 x 375 pixels, as ImageNet's files have.
+#: Gives about 100 KB for 500 x 375 pixels, as in ImageNet.
 NOISE = 15.0
 
 
 def make(folder: Path, num_images: int, min_side: int, max_side: int) -> tuple[Path, Path]:
-    """Makes what is not there yet; returns the folders of the class folders and of the shards.
+    """Makes the missing images and shards; returns the folder with class folders, and the folder with shards.
 
     Raises:
         DataError: the images cannot be made.

@@ -1,4 +1,4 @@
-"""Measures images/s and core of reading images, ours and Keras' in turn: `python benchmarks/reading/main.py`."""
+"""Measures images/s and core of reading images, with our code and Keras': `python benchmarks/reading/main.py`."""
 
 import contextlib
 import sys
@@ -8,8 +8,8 @@ from pathlib import Path
 from absl import app, flags
 
 if __name__ == "__main__":
-    # Seen from the folders above, the benchmark is the package `reading`, what it shares is `harness`, and what it
-    # measures is the example `imagenet`.
+    # Import the benchmark as the package `reading`, the shared code as `harness`, and the measured code as the example
+    # `imagenet`.
     _BENCHMARKS = Path(__file__).resolve().parents[1]
     sys.path[:0] = [str(_BENCHMARKS), str(_BENCHMARKS.parent / "examples")]
 
@@ -32,10 +32,10 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     if FLAGS.min_side > FLAGS.max_side:
         raise app.UsageError(f"--min_side is above --max_side. Received: {FLAGS.min_side}, {FLAGS.max_side}.")
-    # Not at the top, which the contenders' processes run too: they import nothing before they are told what to do.
+    # Not at module level, which the contenders' processes import, too: their environment must be set first.
     from reading import images
 
     print(environment.describe(), flush=True)

@@ -1,4 +1,4 @@
-"""One contender inside its process: batches are drawn and thrown away."""
+"""One contender in its process: draws batches and discards them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from imagenet import batches, data
 
 from reading.workload import Workload
 
-#: Rows that training goes on for: longer than anybody measures.
+#: Steps of the training data: more than any measurement takes.
 _MANY_STEPS = 10**9
 
 
 def dataset(program: str, folder: Path, workload: Workload) -> tf.data.Dataset:
-    """Batches without end, each with its images first."""
+    """Returns an endless dataset of batches, whose first component is the images."""
     size, rows = workload.image_size, workload.batch_size
     match program:
         case "keras":
@@ -28,7 +28,7 @@ def dataset(program: str, folder: Path, workload: Workload) -> tf.data.Dataset:
             return batches.evaluation_batches(data.open_split(folder, "val"), image_size=size, batch_size=rows).repeat()
         case "training":
             return batches.training_batches(
-                # The same images as the others read.
+                # The same images as the other programs read.
                 data.open_split(folder, "val"),
                 image_size=size,
                 batch_size=rows,
@@ -40,7 +40,7 @@ def dataset(program: str, folder: Path, workload: Workload) -> tf.data.Dataset:
 
 
 def run(program: str, in_records: bool, workload: Workload, report: Report) -> None:
-    """Draws `num_batches` per turn until nobody asks any more."""
+    """Draws `num_batches` batches per turn until the benchmark ends; reports images per second."""
     tf.get_logger().setLevel("ERROR")
     clock = time.process_time if workload.clock == "cpu" else time.perf_counter
     iterator = iter(dataset(program, workload.records if in_records else workload.folders, workload))

@@ -1,4 +1,4 @@
-"""The value that says what is measured. Standard library only."""
+"""The definition of a measurement. Standard library only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ class Workload:
     """One measurement, the same for all contenders.
 
     Attributes:
-        folders: the images in class folders.
-        records: the same images in TFRecord shards.
-        image_size: height and width of the images that come out, pixels.
+        folders: folder of the images in class folders.
+        records: folder of the same images in TFRecord shards.
+        image_size: height and width of the decoded images, pixels.
         batch_size: images in a batch.
-        num_batches: batches that are measured in a row.
-        clock: "cpu" for the processor seconds of the process, "wall" for those that pass.
+        num_batches: number of batches per measurement.
+        clock: "cpu" for the process' CPU seconds, "wall" for elapsed seconds.
     """
 
     folders: Path

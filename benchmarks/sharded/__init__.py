@@ -1,1 +1,1 @@
-"""Optimizers in shards over two processes, compared with whole ones and with torch's."""
+"""Sharded optimizers over two processes, compared with replicated ones and with torch's."""

@@ -1,4 +1,4 @@
-"""The values that say what is trained, and what of it is measured. Pure: standard library only."""
+"""The trainings, and the measures taken of them. Pure: standard library only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Workload:
     Attributes:
         model: "mlp" or "resnet50".
         batch_size: rows of a step in each process.
-        num_steps: measured in a row.
-        num_skipped: steps before them in each turn, which are not measured.
-        num_rounds: measurements of each contender.
-        num_layers: mlp: dense layers before the last one.
-        width: mlp: units of each of them.
-        fused: whether torch's Adam is its fused kernel, instead of what torch chooses itself.
+        num_steps: number of steps per measurement.
+        num_skipped: number of steps before them in each turn, not measured.
+        num_rounds: number of measurements of each contender.
+        num_layers: for "mlp", number of dense layers before the last one.
+        width: for "mlp", units of each of them.
+        fused: whether torch's Adam is its fused kernel, instead of torch's default.
     """
 
     model: str
@@ -31,16 +31,16 @@ class Workload:
 
     @property
     def label(self) -> str:
-        """The model, with the sizes that were chosen."""
+        """The model, with its chosen sizes."""
         return f"mlp, {self.num_layers} layers of {self.width} units" if self.model == "mlp" else self.model
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Something that is measured.
+    """A measured quantity.
 
     Attributes:
-        label: names it in the tables, with its unit.
+        label: name in the tables, with its unit.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""Measures the steps of one turn, and hands over what was found, one number per turn. Standard library only."""
+"""Measures the steps of one turn, and reports the results, one number per turn. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sharded.cases import CORE, MEASURES, PEAK, SENT, SLOTS, STEP, WEIGHTS, Meas
 
 
 class Clock:
-    """Measures some steps in a row, whoever trains.
+    """Measures consecutive steps, for any library.
 
     Args:
-        num_steps: between `start` and `stop`.
-        report: takes a measurement; returns when it is this process' turn again.
+        num_steps: number of steps between `start` and `stop`.
+        report: takes a measurement; returns at the next turn of this process.
     """
 
     def __init__(self, num_steps: int, report: Report) -> None:
@@ -29,13 +29,13 @@ class Clock:
         self._start = self._start_of_core = 0.0
 
     def start(self) -> None:
-        """The steps that count begin."""
+        """Starts the measurement."""
         memory.forget_highest()
         self._sent = traffic.sent_bytes()
         self._start, self._start_of_core = time.perf_counter(), time.process_time()
 
     def stop(self) -> None:
-        """The steps that count are done."""
+        """Ends the measurement."""
         seconds, seconds_of_core = time.perf_counter() - self._start, time.process_time() - self._start_of_core
         self._values[STEP] = 1e3 * seconds / self._num_steps
         self._values[CORE] = 1e3 * seconds_of_core / self._num_steps
@@ -43,13 +43,13 @@ class Clock:
         self._values[PEAK] = memory.highest() / 1e6
 
     def hold(self, weights: int, slots: int) -> None:
-        """Takes the bytes that this process holds between steps."""
+        """Records the bytes that this process holds between steps."""
         self._values |= {WEIGHTS: weights / 1e6, SLOTS: slots / 1e6}
 
     def hand_over(self) -> None:
-        """Reports, and returns when it is this process' turn to train again."""
+        """Reports, and returns at this process' next turn to train."""
         if not self._is_warm:
-            # The first report of all is thrown away. What comes next is a turn of steps.
+            # The first report is discarded. The next turn is a turn of steps.
             self._is_warm = True
             self._report(0.0)
             next(self._turns)

@@ -18,11 +18,11 @@ class Kind:
     """One way to train.
 
     Attributes:
-        row: its row in the tables.
-        cluster: how its processes are joined: "tensorflow", "horovod" or "torch".
-        replicated: the name of the same without shards; empty for that itself.
-        requires: the distribution that has to be installed beside ours.
-        shard: what our strategy has in shards; empty for the others.
+        row: row in the tables.
+        cluster: how its processes are connected: "tensorflow", "horovod" or "torch".
+        replicated: the name of the same contender without shards; empty for that contender itself.
+        requires: the distribution to be installed besides ours.
+        shard: what our strategy shards; empty for the other contenders.
     """
 
     row: str
@@ -33,7 +33,7 @@ class Kind:
 
 
 def _ours(strategy: str, replicated: str, shard: str, remark: str = "") -> Kind:
-    """A strategy of ours with something in shards."""
+    """Returns the kind of one of our strategies with sharding."""
     cluster, requires = ("horovod", "horovod") if replicated == "horovod" else ("tensorflow", "keras")
     return Kind(f'{strategy}(shard="{shard}"){remark}', cluster, replicated, requires, shard)
 
@@ -55,21 +55,21 @@ KINDS: Mapping[str, Kind] = {
     "torch_fsdp2_reshard": Kind("torch fully_shard(reshard_after_forward=True)", "torch", "torch_ddp", "torch"),
 }
 
-#: At the end of the names of contenders whose strategies come from another checkout.
+#: The end of the names of contenders whose strategies come from another checkout.
 BEFORE = "_before"
 
 
 def contenders(
     names: Sequence[str], workload: Workload, num_processes: int, horovod_slots: clusters.Slots, before: str = ""
 ) -> list[Contender]:
-    """The contenders of those names, in that order.
+    """Returns the contenders of those names, in that order.
 
     Args:
         names: keys of `KINDS`.
-        workload: its batch size is that of one process.
-        num_processes: of each contender, one core and one thread for each.
-        horovod_slots: makes the environments of one Horovod job.
-        before: the checkout from which contenders that end in `BEFORE` import our packages.
+        workload: its batch size is per process.
+        num_processes: number of processes of each contender, with one core and one thread each.
+        horovod_slots: makes the environments of a Horovod job.
+        before: the checkout from which contenders whose names end in `BEFORE` import our packages.
     """
     return [
         clusters.contender(
@@ -85,7 +85,7 @@ def contenders(
 
 def _run(name: str, workload: Workload, before: str, report: Report) -> None:
     if name.endswith(BEFORE):
-        # Nothing of ours is imported yet.
+        # None of our packages has been imported yet.
         sys.path.insert(0, before)
     if KINDS[name].requires == "torch":
         from sharded import torch_training

@@ -1,4 +1,4 @@
-"""A Keras contender inside its process: `model.fit` under one of our strategies, the optimizer whole or in shards."""
+"""A Keras contender in its process: `model.fit` under one of our strategies, with or without sharding."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sharded.clock import Clock
 
 
 class StepClock(keras.callbacks.Callback):
-    """Measures the last steps of each epoch: one epoch is one turn.
+    """Measures the last steps of each epoch; each turn is one epoch.
 
     Args:
-        num_skipped: steps before them, at least 1.
-        num_steps: that are measured.
-        report: takes a measurement; returns when it is this process' turn again.
+        num_skipped: number of steps before them, at least 1.
+        num_steps: number of measured steps.
+        report: takes a measurement; returns at the next turn of this process.
     """
 
     def __init__(self, num_skipped: int, num_steps: int, report: Report) -> None:
@@ -32,14 +32,14 @@ class StepClock(keras.callbacks.Callback):
         self._clock = Clock(num_steps, report)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts and stops; on CPU devices a step has been computed when this is called."""
+        """Starts and stops the clock; on CPU devices a step has been computed when this is called."""
         if batch == self._last:
             self._clock.stop()
         elif batch == self._first:
             self._clock.start()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reports and waits."""
+        """Reports, and waits for the next turn."""
         if epoch == 0:
             found = keras_ext.memory_report(self.model)
             self._clock.hold(max(found.weights.values()), max(found.slots.values()))
@@ -47,7 +47,7 @@ class StepClock(keras.callbacks.Callback):
 
 
 def subject(workload: Workload) -> models.Subject:
-    """The model of a workload, its images and its optimizer."""
+    """Returns the model of a workload with its images and its optimizer."""
     if workload.model != "mlp":
         return dataclasses.replace(models.MODELS[workload.model], make_optimizer=_adam)
 
@@ -64,17 +64,17 @@ def _adam() -> keras.Optimizer:
 
 
 def run(name: str, shard: Any, workload: Workload, report: Report) -> None:
-    """Trains in a process that has not used TensorFlow yet, one epoch per turn, until nobody asks any more.
+    """Trains one epoch per turn until the benchmark ends; call it before TensorFlow has started in this process.
 
     Args:
-        name: of the contender.
-        shard: what its strategy has in shards; empty for nothing.
-        workload: what it trains.
+        name: name of the contender.
+        shard: what its strategy shards; empty for nothing.
+        workload: the training.
         report: takes measurements.
     """
     tf.get_logger().setLevel("ERROR")
     make = strategies.HorovodStrategy if name.startswith("horovod") else strategies.MultiWorkerMirroredStrategy
-    # First of all: processes can be joined only before TensorFlow has run anything.
+    # First of all: processes can be connected only before TensorFlow has run anything.
     strategy = make(shard=shard or None)
     keras.utils.set_random_seed(0)
     trained = subject(workload)

@@ -1,4 +1,4 @@
-"""Measures steps with the optimizer in shards over processes: `python benchmarks/sharded/main.py`."""
+"""Measures steps with an optimizer sharded over processes: `python benchmarks/sharded/main.py`."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from absl import flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `sharded`, and what it shares is beside it.
+    # Import the benchmark as the package `sharded`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, horovod_slots, program, rounds
@@ -34,7 +34,7 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     print(environment.describe(("tensorflow", "keras", "numpy", "horovod", "torch")), flush=True)
     names = program.installed(FLAGS.contender, contenders.KINDS)
     names = [name for name in names if FLAGS.before or not name.endswith(contenders.BEFORE)]
@@ -45,7 +45,7 @@ def main() -> None:
                 contenders.contenders(names, workload, FLAGS.processes, slots, FLAGS.before),
                 workload.num_rounds * len(MEASURES),
                 FLAGS.timeout_seconds,
-                # A step has ended when it has ended everywhere.
+                # A step ends when its last process has finished it.
                 combine=max,
             )
         measured = by_case(turns, MEASURES)

@@ -1,6 +1,6 @@
 """Trains a model that needs 1.8 times the memory that a process may have: `python benchmarks/sharded/memory_limit.py`.
 
-One process with plain Keras and no limit shows what the losses are; one with the limit, that it cannot; two with the
+One process with plain Keras and no limit gives the reference losses; one with the limit cannot train; two with the
 limit and ``shard="weights"`` each hold half of the model.
 """
 
@@ -22,15 +22,15 @@ if __name__ == "__main__":
 from harness import clusters, environment, memory, program
 from harness.workers import Report, WorkerError, Workers
 
-#: Of a float32 weight: itself, its gradient, and Adam's two slots.
+#: Bytes of a float32 weight, its gradient, and Adam's two slots.
 _BYTES_PER_PARAMETER = 16
-#: Large blocks go back to the system when they are freed; small ones stay in few heaps.
+#: Large blocks are returned to the system when freed; small ones stay in few heaps.
 _ALLOCATORS = {
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "MALLOC_MMAP_THRESHOLD_": "1048576",
     "MALLOC_TRIM_THRESHOLD_": "1048576",
     "MALLOC_ARENA_MAX": "2",
-    # Fewer, larger pages, where the system has them: each block's are made anew.
+    # Fewer, larger pages, where the system has them: each new block needs new pages.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 _NUM_ROWS = 8
@@ -48,9 +48,9 @@ class Model:
     """A stack of dense layers without biases.
 
     Attributes:
-        layers: their number.
-        width: units of each.
-        steps: of training.
+        layers: number of layers.
+        width: units of each layer.
+        steps: number of training steps.
     """
 
     layers: int
@@ -59,17 +59,17 @@ class Model:
 
     @property
     def needs(self) -> int:
-        """The bytes of its weights, gradients and slots."""
+        """The number of bytes of its weights, gradients and slots."""
         return _BYTES_PER_PARAMETER * self.layers * self.width**2
 
 
 def train(model: Model, cluster: str, limit: int | None, report: Report) -> None:
-    """Reports the loss of each step, then the most memory that it took, in bytes beyond an idle TensorFlow.
+    """Reports the loss of each step, then the peak of memory, in bytes above an idle TensorFlow.
 
     Args:
-        model: to train.
+        model: the model to train.
         cluster: "none" for plain Keras, or "tensorflow".
-        limit: bytes that it may have beyond those; None for all that there are.
+        limit: number of bytes above an idle TensorFlow that it may allocate; None for no limit.
         report: takes a measurement.
     """
     import keras
@@ -104,7 +104,7 @@ def train(model: Model, cluster: str, limit: int | None, report: Report) -> None
 
 
 def measured(model: Model, cluster: str, limit: int | None, timeout_seconds: float) -> tuple[list[float], float] | None:
-    """Returns the losses and the most memory of a process; None if it cannot train."""
+    """Returns the losses and the peak of memory of a process; None if it cannot train."""
     made = clusters.contender(
         cluster,
         functools.partial(train, model, cluster, limit),
@@ -125,7 +125,7 @@ def measured(model: Model, cluster: str, limit: int | None, timeout_seconds: flo
 
 
 def main() -> None:
-    """Trains it three times, and prints a table."""
+    """Trains the model three times, and prints a table."""
     print(environment.describe(("tensorflow", "keras", "numpy")), flush=True)
     model = Model(FLAGS.layers, FLAGS.width, FLAGS.steps)
     limit = int(model.needs / FLAGS.times)

@@ -1,4 +1,4 @@
-"""From measurements to tables: times as ratios with their targets, and all that was measured. Pure."""
+"""Tables of the measurements: ratios of times with their targets, and all medians. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from harness.turns import row_of
 from sharded.cases import MEASURES, STEP
 from sharded.contenders import BEFORE, KINDS
 
-# As conditions of a release: the time of a sharded step relative to the replicated one of the same strategy, by what is
-# in shards, and to that of torch's FSDP2.
+# Release criteria: the time of a sharded step relative to the replicated one of the same strategy, by what is sharded,
+# and relative to torch's FSDP2.
 TARGETS_OF_REPLICATED = {"optimizer": 1.0, "weights": 1.15}
 TARGET_OF_FSDP2 = 0.9
 
@@ -21,12 +21,12 @@ Measured = Mapping[str, Sequence[float]]
 
 
 def share(name: str) -> str:
-    """The name of a contender's time as a share of its own library's replicated step."""
+    """Returns the row of a contender's time relative to its own library's replicated step."""
     return f"{KINDS[name].row}: share of replicated"
 
 
 def shares(times: Measured, names: Collection[str]) -> dict[str, list[float]]:
-    """The time of each sharded contender, round by round, as a share of its own library's replicated step."""
+    """Returns each sharded contender's time relative to its own library's replicated step, round by round."""
     return {
         share(name): [
             own / whole
@@ -38,7 +38,7 @@ def shares(times: Measured, names: Collection[str]) -> dict[str, list[float]]:
 
 
 def times_of(measured: Measured, names: Sequence[str]) -> dict[str, Sequence[float]]:
-    """The times of steps by contender."""
+    """Returns the times of steps by contender."""
     return {KINDS[name].row: measured[row_of(KINDS[name].row, STEP)] for name in names}
 
 
@@ -77,18 +77,18 @@ def comparisons(names: Collection[str]) -> list[Comparison]:
 
 
 def _target_of(name: str, peer: str) -> float | None:
-    """A stage that drops whole weights behind their use is compared with one of torch's that does."""
+    """Returns the target; weights resharded after use are compared only with an FSDP2 that reshards, too."""
     keeps = peer == "torch_fsdp2"
     is_target = peer.startswith("torch_fsdp2") and not (keeps and KINDS[name].shard == "weights")
     return TARGET_OF_FSDP2 if is_target else None
 
 
 def all_measured(measured: Measured, names: Sequence[str]) -> str:
-    """One row for each contender: the medians of all that was measured."""
+    """Returns a table with the medians of all measures, one row per contender."""
     return medians(measured, [KINDS[name].row for name in names])
 
 
 def medians(measured: Measured, rows: Iterable[str]) -> str:
-    """A table of the medians of all that was measured, with a row for each of these."""
+    """Returns a table with the medians of all measures, for the given rows."""
     found = [[row, *(f"{statistics.median(measured[row_of(row, each)]):.4g}" for each in MEASURES)] for row in rows]
     return ratios.markdown(("medians", *(each.label for each in MEASURES)), found)

@@ -1,4 +1,4 @@
-"""A torch contender inside its process, over gloo: weights and optimizer whole, or in shards as torch has them."""
+"""A torch contender in its process, over gloo: weights and optimizer replicated, or sharded by torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEARNING_RATE = 1e-3
 
 
 def subject(workload: Workload) -> torch_models.Subject:
-    """The model of a workload, its images and its optimizer."""
+    """Returns the model of a workload with its images and its optimizer."""
     adam = functools.partial(torch.optim.Adam, lr=_LEARNING_RATE, fused=workload.fused or None)
     if workload.model != "mlp":
         return dataclasses.replace(torch_models.MODELS[workload.model], make_optimizer=adam)
@@ -38,7 +38,7 @@ def subject(workload: Workload) -> torch_models.Subject:
 
 
 def run(name: str, workload: Workload, report: Report) -> None:
-    """Trains, as many steps per turn as the others, until nobody asks any more. It computes no metrics but the loss."""
+    """Trains the same number of steps per turn as the others, until the benchmark ends. The loss is its only metric."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo")
@@ -73,7 +73,7 @@ def _distributed(name: str, trained: torch_models.Subject, fused: bool) -> tuple
     if name in ("torch_fsdp2", "torch_fsdp2_reshard"):
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
         shard = functools.partial(fully_shard, mesh=mesh, reshard_after_forward=name == "torch_fsdp2_reshard")
-        # A group for each layer or block, as torch's guide does it; the model itself last.
+        # A group for each layer or block, as in torch's guide; the model itself last.
         for part in model:
             if any(True for _ in part.parameters()):
                 shard(part)

@@ -1,1 +1,1 @@
-"""The gain of layers that are split over devices."""
+"""The speedup of layers that are split over devices."""

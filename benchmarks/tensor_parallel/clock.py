@@ -1,4 +1,4 @@
-"""Measures steps in turn, whoever makes them. Standard library only."""
+"""Measures steps in turn, for any library. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tensor_parallel.workload import Workload
 
 
 def measure(step: Callable[[], object], workload: Workload, report: Report) -> None:
-    """Reports rows per second of `step`, which returns when it has been computed, until nobody asks any more."""
+    """Reports rows per second of `step`, which returns when computed, until the benchmark ends."""
     step()
     while True:
-        # Warms up what has cooled down while waiting.
+        # Warms up caches that went cold while waiting.
         step()
         start = time.perf_counter()
         for _ in range(workload.num_steps):

@@ -13,7 +13,7 @@ from harness.workers import Contender, Report
 
 from tensor_parallel.workload import Workload
 
-# As a condition of a release: what two shards gain over one device.
+# Release criterion: the speedup of two shards over one device.
 TARGET_OF_SPEEDUP = {"mlp": 1.85}
 TARGET_OF_PEERS = 1.0
 
@@ -23,12 +23,12 @@ class Kind:
     """One way to train.
 
     Attributes:
-        row: its row in the tables; `{}` is the number of shards.
+        row: row in the tables; `{}` is the number of shards.
         program: the module of this package that runs it.
-        is_split: whether over several shards.
-        processes: whether shards are processes, and not devices of one.
-        requires: the distribution that has to be installed beside ours.
-        backend: of Keras.
+        is_split: whether it uses several shards.
+        processes: whether shards are processes, and not devices of one process.
+        requires: the distribution to be installed besides ours.
+        backend: Keras' backend.
     """
 
     row: str
@@ -48,17 +48,17 @@ KINDS: Mapping[str, Kind] = {
     "jax": Kind("Keras on JAX, 1 device", "keras_training", requires="jax", backend="jax"),
     "jax_split": Kind("keras.distribution.ModelParallel, {} shards", "keras_training", True, False, "jax", "jax"),
 }
-# The baseline of each contender that is split.
+# The baseline of each split contender.
 ALONE = {"ours": "plain", "torch_split": "torch", "jax_split": "jax"}
 
 
 def row_of(name: str, num_shards: int) -> str:
-    """The row of a contender."""
+    """Returns the row of a contender."""
     return KINDS[name].row.format(num_shards)
 
 
 def contenders(names: Sequence[str], workload: Workload, num_shards: int) -> list[Contender]:
-    """The contenders of those names, in that order: one core and one thread for each shard."""
+    """Returns the contenders of those names, in that order: one core and one thread for each shard."""
     cores = [core for [core] in clusters.one_core_each(num_shards)]
     found = []
     for name in names:
@@ -102,12 +102,12 @@ def comparisons(model: str, names: Collection[str], num_shards: int) -> list[Com
 
 
 def speedup(name: str) -> str:
-    """The name of what a split contender gains over its own library on one device."""
+    """Returns the row of a split contender's speedup over its own library on one device."""
     return f"{name}, speedup"
 
 
 def speedups(measured: Mapping[str, Sequence[float]], num_shards: int) -> dict[str, list[float]]:
-    """The gain of each split contender, round by round, over its own library on one device."""
+    """Returns the speedup of each split contender over its own library on one device, round by round."""
     result = {}
     for name, alone in ALONE.items():
         row, base = row_of(name, num_shards), row_of(alone, num_shards)
@@ -119,7 +119,7 @@ def speedups(measured: Mapping[str, Sequence[float]], num_shards: int) -> dict[s
 def _environment(kind: Kind, num_devices: int) -> Environments:
     variables = {
         **clusters.one_thread_each(),
-        # A thread for each device, and for one that only hands over.
+        # A thread for each device, and one that only dispatches.
         "TF_NUM_INTEROP_THREADS": str(max(2, num_devices)),
         "KERAS_BACKEND": kind.backend,
     }

@@ -1,4 +1,4 @@
-"""Keras contenders inside their process: `train_on_batch`, on one device or split, on TensorFlow or JAX."""
+"""Keras contenders in their process: `train_on_batch`, on one device or split, on TensorFlow or JAX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensor_parallel.workload import Workload
 
 
 def make_model(workload: Workload) -> Any:
-    """The plain model, not compiled."""
+    """Returns the plain model, not compiled."""
     width, layers = workload.width, keras.layers
     if workload.model == "mlp":
         x = keras.Input((width,))
@@ -32,7 +32,7 @@ def _feed_forward(x: Any, width: int, activation: str) -> Any:
 
 
 def run(workload: Workload, num_shards: int, backend: str, report: Report) -> None:
-    """Trains until nobody asks any more, in a process that has not used its backend yet."""
+    """Trains until the benchmark ends; call it before the backend has started in this process."""
     keras.utils.set_random_seed(0)
     model = _on_jax(workload, num_shards) if backend == "jax" else _on_tensorflow(workload, num_shards)
     x, y = make_batch(workload)
@@ -40,7 +40,7 @@ def run(workload: Workload, num_shards: int, backend: str, report: Report) -> No
 
 
 def make_batch(workload: Workload) -> tuple[Any, Any]:
-    """Inputs, and what they are to become."""
+    """Returns inputs and targets."""
     rows = (workload.batch_size,) if workload.model == "mlp" else (workload.batch_size, LENGTH)
     x, y = np.random.default_rng(0).standard_normal((2, *rows, workload.width), dtype=np.float32)
     return x, y

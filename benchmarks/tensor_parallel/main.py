@@ -1,4 +1,4 @@
-"""Measures what split layers gain over one device: `python benchmarks/tensor_parallel/main.py`."""
+"""Measures the speedup of split layers over one device: `python benchmarks/tensor_parallel/main.py`."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from absl import app, flags
 
 if __name__ == "__main__":
-    # Seen from the folder above, the benchmark is the package `tensor_parallel`, and what it shares is `harness`.
+    # Import the benchmark as the package `tensor_parallel`, and the shared code as `harness`.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import environment, program, rounds
@@ -28,7 +28,7 @@ program.define_timeout()
 
 
 def main() -> None:
-    """Runs what the flags say; the tables go to standard output, a line for each measurement to the log."""
+    """Measures what the flags select; prints the tables to standard output, and logs a line per measurement."""
     if FLAGS.block_width % (64 * FLAGS.shards):
         raise app.UsageError(
             f"The block's heads of 64 units are shared by {FLAGS.shards} shards: --block_width must be a multiple of "
@@ -46,7 +46,7 @@ def main() -> None:
             contenders.contenders(names, workload, FLAGS.shards),
             workload.num_rounds,
             FLAGS.timeout_seconds,
-            # All shards make every row.
+            # Every row needs all shards.
             combine=min,
         )
         program.print_tables(

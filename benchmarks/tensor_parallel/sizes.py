@@ -1,4 +1,4 @@
-"""Sizes of the transformer block's inputs, beside their width."""
+"""Sizes of the transformer block's inputs, besides their width."""
 
 #: Tokens of a sequence.
 LENGTH = 64

@@ -1,4 +1,4 @@
-"""torch contenders inside their processes: one, or one for each shard over gloo."""
+"""torch contenders in their processes: one process, or one for each shard over gloo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block that normalises first, with causal attention."""
+    """A pre-norm transformer block with causal attention."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps ``(batch, tokens, width)`` to the same shape."""
         n = self.norm_1(x)
-        # As many heads as this shard has.
+        # The heads of this shard.
         heads = [
             layer(n).unflatten(-1, (-1, HEAD_SIZE)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         ]
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 def run(workload: Workload, num_shards: int, report: Report) -> None:
-    """Trains until nobody asks any more."""
+    """Trains until the benchmark ends."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if num_shards > 1:
@@ -66,7 +66,7 @@ def run(workload: Workload, num_shards: int, report: Report) -> None:
 
 
 def make_step(workload: Workload, num_shards: int) -> Callable[[], None]:
-    """Returns what trains once: one device, or this process' shard of a group that is there already."""
+    """Returns a function that trains once: on one device, or this process' shard of an existing process group."""
     is_mlp = workload.model == "mlp"
     model: Any = FeedForward(workload.width, nn.ReLU()) if is_mlp else Block(workload.width)
     if num_shards > 1:

@@ -1,4 +1,4 @@
-"""The value that says what is measured. Standard library only."""
+"""The definition of a measurement. Standard library only."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ class Workload:
         model: "mlp" or "block".
         width: units between layers.
         batch_size: rows of one step.
-        num_steps: measured in a row.
-        num_rounds: measurements of each contender.
+        num_steps: number of steps per measurement.
+        num_rounds: number of measurements of each contender.
     """
 
     model: str

@@ -37,8 +37,8 @@ def make_strategy(
 ) -> tf.distribute.Strategy:
     """Returns the strategy `name` over `num_devices` devices of this process, with the given mesh and shards.
 
-    Call it before TensorFlow is initialised by anything else: neither logical CPU devices nor the connection to other
-    processes can be made later.
+    Call it before anything else initialises TensorFlow: afterwards, neither logical CPU devices nor the connection to
+    other processes can be made.
 
     Raises:
         OptionError: an unknown name, or the strategy refuses the configuration, for the reason given.
@@ -67,9 +67,9 @@ def make_strategy(
 
 
 def devices_of_a_process(mesh: dict[str, int] | None, world_size: int) -> int:
-    """Returns the number of devices that each process needs: its share of the mesh, at least one.
+    """Returns the number of devices that each process needs: its part of the mesh, at least one.
 
-    With data=-1, to be inferred, it is a whole replica.
+    With data=-1, which is inferred later, it is the number of devices of one replica.
 
     Args:
         mesh: axis sizes.
@@ -81,7 +81,7 @@ def devices_of_a_process(mesh: dict[str, int] | None, world_size: int) -> int:
 
 
 def choose_devices(num_devices: int | None, num_needed: int = 1) -> list[str]:
-    """Returns the names of GPUs, or of logical CPU devices, which it creates, if there is no GPU.
+    """Returns the names of GPUs or, if there is no GPU, of logical CPU devices, which it creates.
 
     Logical devices share the machine's cores: they show that several devices give the numbers of one, but add no speed.
 

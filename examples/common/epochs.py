@@ -1,4 +1,4 @@
-"""Training whose epochs are the rows of a data set, each once, and saving: for examples whose data fit in memory."""
+"""Training in epochs that use each row of a data set once, and saving: for examples whose data fit in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def steps_per_epoch(num_rows: int, options: EpochOptions) -> int:
-    """Returns the number of batches in which all rows are, the last of which may be smaller."""
+    """Returns the number of batches in an epoch; the last one may be smaller."""
     return math.ceil(num_rows / options.batch_size)
 
 
@@ -39,18 +39,18 @@ def train_and_save(
 
     Args:
         model: a model compiled under its strategy.
-        rows: of training.
-        num_rows: their number.
+        rows: the training rows.
+        num_rows: the number of training rows.
         training_batches: takes `rows`, the batch size, and by name `seed`, `first_step` and `num_steps`; see
             `batches_from` of `common.training.train`.
         validation_data: evaluated after each epoch.
         unit: the plural name of a row, as in "images".
         folder: the run folder.
-        options: of the run.
+        options: the options of the run.
         data_digest: see `common.training.train`.
 
     Raises:
-        OptionError: as `common.training.train`.
+        OptionError: see `common.training.train`.
     """
     steps = steps_per_epoch(num_rows, options)
     outcome = train(

@@ -15,10 +15,10 @@ import strategies
 from common.files import write_whole
 from common.options import OptionError
 
-#: Options without influence on the numbers of a run: they may differ when it is resumed.
+#: Options that do not change the numbers of a run: they may differ when it is resumed.
 _FREE = ("run_dir", "checkpoint_steps", "profile", "verbose", "save", "sample_length", "prompt", "temperature")
-#: Options of placement: they may differ, too, since every mesh gives the same numbers up to rounding. (Exceptions are
-#: layers that combine rows of a batch, such as batch normalisation within a micro-batch.)
+#: Options of placement may differ, too: every mesh gives the same numbers up to rounding. (Exceptions are layers that
+#: combine rows of a batch, such as batch normalisation within a micro-batch.)
 _PLACES = ("strategy", "mesh", "devices", "microbatches", "schedule", "partition", "remat", "shard")
 
 _OPTIONS, _DATA = "options.json", "data.txt"
@@ -27,7 +27,7 @@ _OPTIONS, _DATA = "options.json", "data.txt"
 def run_folder(example: str, options: Any, runs: str = "runs") -> Path:
     """Returns the folder of a run with these options (a dataclass); equal options give the same folder.
 
-    If `run_dir` is set, it is that folder. A folder of a run with other options is refused, except for options that do
+    The folder is `run_dir`, if that is set. A folder of a run with other options is refused, except for options that do
     not change the numbers: a run may be resumed under another strategy or mesh. `keep_run` writes the record of a run.
 
     Raises:
@@ -46,7 +46,7 @@ def run_folder(example: str, options: Any, runs: str = "runs") -> Path:
 
 
 def keep_run(folder: Path, options: Any, data_digest: str, strategy: tf.distribute.Strategy) -> None:
-    """Writes the options and the digest of the data of a run into its folder. All processes call it as training begins.
+    """Writes a run's options and data digest into its folder; all processes call it when training begins.
 
     Args:
         folder: the folder from `run_folder`.

@@ -35,7 +35,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class EpochOptions(RunOptions):
-    """The options of a run whose epochs are the rows of a data set; the examples have defaults of their own."""
+    """The options of a run whose epochs use each row of a data set once; each example has its own defaults."""
 
     epochs: int = 1
     batch_size: int = 64

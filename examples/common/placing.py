@@ -13,7 +13,7 @@ from common.options import OptionError, PlacingOptions
 
 
 def place(build: Callable[[], keras.Model], strategy: Any, options: PlacingOptions) -> keras.Model:
-    """Returns the model placed on the strategy's mesh; the plain model if a replica is a single device.
+    """Returns the model placed on the strategy's mesh; the plain model if a replica has one device.
 
     Call it in the strategy's scope, before `compile`.
 

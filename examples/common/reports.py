@@ -29,17 +29,17 @@ def reports_for(
     *,
     tracks_experts: bool = False,
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that write TensorBoard logs to `folder`; only a log line, if it is not installed.
+    """Returns the callbacks that write TensorBoard logs to `folder`; without TensorBoard, it logs that and none writes.
 
-    All processes get those that take part in what all of them report; rank 0's write.
+    Every process needs its callbacks, because some reports are collective; only rank 0 writes.
 
     Args:
         model: a compiled model.
         folder: folder of the logs.
-        batches_from: as for `common.training.train`.
+        batches_from: see `common.training.train`.
         options: `profile` asks for a profile.
         num_steps: number of steps of the next `fit`, which is the one profiled.
-        tracks_experts: the model has layers of which `keras_ext.track_expert_load` keeps the load.
+        tracks_experts: whether `keras_ext.track_expert_load` records the load of layers of the model.
     """
     writes: bool = model.distribute_strategy.is_chief
     if writes and importlib.util.find_spec("tensorboard") is None:
@@ -66,7 +66,7 @@ class DeviceMemory(keras.callbacks.Callback):
     """Logs the bytes of weights and optimizer slots on each device after each epoch, and on GPUs the memory peak.
 
     Args:
-        folder: folder of the logs; None to take part only, in the report of all processes.
+        folder: folder of the logs; None for a process that only takes part in the collective report.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -91,7 +91,7 @@ class PipelinePicture(keras.callbacks.Callback):
     """Writes a pipeline's timeline once, as an image.
 
     Args:
-        folder: folder of the logs; None to take part only, in the steps that all processes measure.
+        folder: folder of the logs; None for a process that only takes part in the measured steps.
         batches: batches of the steps to measure; None to draw the schedule without measuring.
     """
 
@@ -102,7 +102,7 @@ class PipelinePicture(keras.callbacks.Callback):
         self._shown = False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Writes it after the first epoch, when the step has been traced."""
+        """Writes the image after the first epoch, when the step has been traced."""
         if self._shown:
             return
         self._shown = True

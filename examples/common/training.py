@@ -38,7 +38,7 @@ class Outcome:
         units_per_second: throughput since this start of the program, without its first step; 0.0 if too few steps were
             run to measure it.
         input_share: fraction of that time in which steps waited for their batch, 0 to 1; None if not measured.
-        communication_share: fraction of that time in which steps waited for reductions over devices and processes.
+        communication_share: fraction of that time in which steps waited for reductions; None if not measured.
         num_devices: the size of the mesh.
         is_chief: True if this process is the one that prints and writes for all.
         seconds: wall time since this start of the program, validation included.
@@ -94,7 +94,7 @@ def train(
 
     Args:
         model: a model compiled under its strategy.
-        batches_from: takes the first step and the number of steps, counted over all epochs, and returns that many
+        batches_from: takes the first step and the number of steps, counted over all epochs, and returns that number of
             batches. They must depend on these two numbers only, so that a resumed run gets the same batches.
         steps_per_epoch: number of steps of every epoch.
         epochs: number of epochs of the whole training.
@@ -102,9 +102,9 @@ def train(
         unit: the plural name of a unit, as in "images".
         folder: the run folder.
         options: checkpoint interval, profile, verbosity.
-        data_digest: a digest of the data; a run is resumed with the same data only, which all processes must have.
+        data_digest: a digest of the data; all processes must have the same data, and a resumed run those of its start.
         validation_data: evaluated after each epoch.
-        tracks_experts: the model has layers of which `keras_ext.track_expert_load` keeps the load, for TensorBoard.
+        tracks_experts: whether `keras_ext.track_expert_load` records the load of layers, for TensorBoard.
 
     Raises:
         OptionError: `folder` has a run of another model or other data, or the data of this process differ from those of
@@ -137,7 +137,7 @@ def train(
         _log.info("writing checkpoints, TensorBoard logs and the loss curve to %s", folder)
 
     while at.epoch < epochs:
-        # Keras starts at an epoch boundary: the rest of an interrupted epoch gets a `fit` of its own.
+        # Keras starts at an epoch boundary: the rest of an interrupted epoch gets its own `fit`.
         end = at.epoch + 1 if at.step else epochs
         model.fit(
             batches_from(at.epoch * steps_per_epoch + at.step, (end - at.epoch) * steps_per_epoch - at.step),

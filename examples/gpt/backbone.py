@@ -1,4 +1,4 @@
-"""Language models made of KerasHub's backbones: decoders with random weights, or a preset in a folder."""
+"""Language models from KerasHub's backbones: decoders with random weights, or a preset in a folder."""
 
 import inspect
 import math
@@ -17,18 +17,17 @@ from gpt.tokens import Tokens
 
 
 def build_model(backbone: str, sizes: Sizes) -> keras.Model:
-    """Returns a model from what `as_inputs` makes of tokens to logits (batch, length, vocabulary_size).
+    """Returns a model from the inputs of `as_inputs` to logits (batch, length, vocabulary_size).
 
-    The backbone's layers are those of the model, so that it can be split, and cut into stages.
+    The backbone's layers become layers of the model itself, so that it can be split, and partitioned into stages.
 
     Args:
         backbone: the name of a class in `keras_hub.models`, made with these sizes and random weights; or a folder that
             `save_to_preset` has written.
-        sizes: of the model; of a preset, the tokens and the sequence have to fit.
+        sizes: sizes of the model; for a preset, only the tokens and the sequence length are checked against it.
 
     Raises:
-        OptionError: KerasHub is not installed; it has no such backbone, or none that sees only what comes before; sizes
-            that do not fit.
+        OptionError: KerasHub is not installed, `backbone` is not a causal decoder of KerasHub, or the sizes do not fit.
     """
     made = _preset(backbone) if Path(backbone).is_dir() else _of_sizes(backbone, sizes)
     _check(made, backbone, sizes)
@@ -37,13 +36,13 @@ def build_model(backbone: str, sizes: Sizes) -> keras.Model:
 
 
 def of_tokens(model: keras.Model, length: int) -> keras.Model:
-    """Returns the model as one from tokens (batch, length), for sampling."""
+    """Returns the model as a model from tokens (batch, length), for sampling."""
     tokens = keras.Input((length,), dtype="int32")
     return keras.Model(tokens, model(_inputs(tokens)))
 
 
 def as_inputs(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns batches (tokens, targets) as the model takes them: no row is padded."""
+    """Returns batches (tokens, targets) in the model's input format: no row is padded."""
     return dataset.map(lambda tokens, targets: (_inputs(tokens), targets))
 
 
@@ -52,19 +51,19 @@ def _inputs(tokens: Any) -> dict[str, Any]:
 
 
 class PresetTokenizer:
-    """The tokenizer of a preset, behind the interface of `gpt.tokens.Tokenizer`.
+    """The tokenizer of a preset, with the interface of `gpt.tokens.Tokenizer`.
 
     Args:
-        folder: of the preset.
+        folder: folder of the preset.
 
     Raises:
-        OptionError: it has none, or one that cannot be read.
+        OptionError: the folder has no tokenizer, or one that cannot be read.
     """
 
     def __init__(self, folder: str) -> None:
         try:
             self._tokenizer: Any = _keras_hub().models.Tokenizer.from_preset(folder)
-        # A wrong folder shows in many ways.
+        # A wrong folder raises many kinds of errors.
         except Exception as error:
             raise OptionError(f"--tokenizer=preset: {folder} has no tokenizer that can be read. {error}") from error
         self.num_tokens = int(self._tokenizer.vocabulary_size())
@@ -126,7 +125,7 @@ def _of_sizes(name: str, sizes: Sizes) -> Any:
 
 
 def _causal(models: Any) -> list[Any]:
-    """KerasHub's language models whose backbones have one input of tokens."""
+    """Returns KerasHub's causal language models that have a backbone."""
     return [
         task
         for name, task in vars(models).items()

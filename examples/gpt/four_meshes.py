@@ -35,7 +35,7 @@ _OPTIONS = (
 )
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 360, 52, 16, 12, 62
-#: From the widest line to the narrowest: each shows beneath the next.
+#: From the widest line to the narrowest: each line stays visible beneath the next.
 _STROKES = (("#9ecae9", 13.0), ("#f58518", 8.5), ("#54a24b", 4.5), ("#111111", 1.2))
 
 
@@ -68,12 +68,12 @@ def largest_difference(curves: Mapping[str, Sequence[float]]) -> float:
 
 
 def draw(curves: Mapping[str, Sequence[float]], steps_per_point: int, caption: str) -> str:
-    """Returns the curves as SVG, each wider than the next, so that all are seen where they lie on each other.
+    """Returns the curves as SVG, each wider than the next, so that all stay visible where they coincide.
 
     Args:
         curves: values by name, at most four curves of equal length.
         steps_per_point: number of training steps between two values.
-        caption: a line below.
+        caption: a line of text below the curves.
     """
     values = [value for curve in curves.values() for value in curve]
     least, most = 0.0, max(values) * 1.05
@@ -116,7 +116,7 @@ def main(argv: list[str]) -> None:
     del argv
     num_processes = flags.FLAGS.processes
     with tempfile.TemporaryDirectory() as folder:
-        # One text for all, whatever happens to the pages meanwhile.
+        # One text for all runs, even if the pages change meanwhile.
         data_file = Path(folder) / "text"
         data_file.write_bytes(text.DOCUMENT_MARK.join(text.load().documents))
         curves = {mesh: train(mesh, num_processes, data_file, Path(folder) / mesh) for mesh in MESHES}

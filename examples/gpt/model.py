@@ -1,4 +1,4 @@
-"""A decoder as in GPT-2, of plain Keras layers or with mixtures of experts, independent of devices."""
+"""A decoder like GPT-2, of plain Keras layers or with mixtures of experts; it does not depend on the devices."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from keras import layers, ops
 
 import keras_ext
 
-# The vocabulary is padded to a multiple of this, so that logits can be sharded over as many devices.
+# The vocabulary is padded to a multiple of this, so that logits can be sharded over this number of devices.
 _VOCABULARY_MULTIPLE = 8
 
 
@@ -16,15 +16,15 @@ class Sizes:
     """The sizes of the model.
 
     Attributes:
-        num_tokens: of the tokenizer.
-        sequence_length: how many tokens the model sees.
-        num_layers: blocks of attention and feed-forward layer.
-        num_heads: of attention; it divides `units`.
-        units: of the embedding and of what goes from block to block.
-        dropout: share of the features dropped in training. Masks are drawn per replica, so that only 0 gives the
+        num_tokens: number of tokens of the tokenizer.
+        sequence_length: number of tokens in the model's context.
+        num_layers: number of blocks of attention and feed-forward layer.
+        num_heads: number of attention heads; it divides `units`.
+        units: size of the embedding and of the hidden state between blocks.
+        dropout: fraction of the features dropped in training. Masks are drawn per replica, so that only 0 gives the
             same curve on every mesh.
-        num_experts: experts of each feed-forward layer; 0 for one dense layer.
-        top_k: experts that each token takes.
+        num_experts: number of experts of each feed-forward layer; 0 for one dense layer.
+        top_k: number of experts per token.
         load_balancing_loss: factor of the loss that keeps experts evenly used.
     """
 
@@ -47,7 +47,7 @@ class Sizes:
 def build_model(sizes: Sizes) -> keras.Model:
     """Returns a model from tokens (batch, sequence_length) to logits (batch, sequence_length, vocabulary_size).
 
-    The logits at a position are for the token behind it, and see nothing of what follows. Layers normalise first
+    The logits at a position predict the next token and do not depend on later positions. Blocks are pre-norm
     (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019).
     """
     tokens = keras.Input((sizes.sequence_length,), dtype="int32", name="tokens")

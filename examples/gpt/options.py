@@ -39,7 +39,7 @@ def check(options: Options) -> None:
     """Refuses options that cannot work on any machine; it does not need TensorFlow.
 
     Raises:
-        OptionError: with the flag.
+        OptionError: the message names the flag.
     """
     try:
         options.prompt.encode()

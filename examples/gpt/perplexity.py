@@ -7,9 +7,9 @@ from keras import ops
 
 
 class Perplexity(keras.metrics.Mean):
-    """The exponential of the mean cross-entropy of all tokens so far, which is that of the loss without penalties.
+    """The exponential of the mean cross-entropy of all tokens so far, without the loss' penalties.
 
-    It adds up cross-entropies, not perplexities, so that it is the same for every batch size and on every mesh.
+    It sums cross-entropies, not perplexities, so that it is the same for every batch size and on every mesh.
     """
 
     def __init__(self, name: str = "perplexity", dtype: Any = None) -> None:
@@ -21,7 +21,7 @@ class Perplexity(keras.metrics.Mean):
         Args:
             y_true: tokens, of shape (batch, length).
             y_pred: logits, of shape (batch, length, vocabulary).
-            sample_weight: of the rows, or of the tokens.
+            sample_weight: weights of the rows or of the tokens.
         """
         logits = ops.cast(y_pred, self.dtype)
         losses = ops.sparse_categorical_crossentropy(y_true, logits, from_logits=True)

@@ -1,4 +1,4 @@
-"""Documents packed into rows of equal length, and batches of them from any step on."""
+"""Documents packed into rows of equal length, and batches of them from any step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import tensorflow as tf
 from gpt.text import DataError
 from gpt.tokens import Tokens
 
-# One of this many rows is held out, at the end of the text.
+# One row per this number of rows is held out, at the end of the text.
 _ROWS_PER_VALIDATION_ROW = 20
 
 
@@ -18,8 +18,8 @@ class Rows:
     """Rows of `length` tokens, each with the token that follows it.
 
     Attributes:
-        tokens: of shape (at least num_rows * length + 1,).
-        length: of a row.
+        tokens: int32, of shape (at least num_rows * length + 1,).
+        length: number of tokens in a row.
     """
 
     tokens: Tokens
@@ -41,10 +41,10 @@ def pack(documents: Iterable[Sequence[int] | Tokens], separator: int) -> Tokens:
 
 
 def split(tokens: Tokens, length: int) -> tuple[Rows, Rows | None]:
-    """Splits the text into training rows and rows held out at its end: one in twenty, none if there is only one row.
+    """Splits the text into training rows and held-out rows at its end: one in twenty; None if there is only one row.
 
     Raises:
-        DataError: there are fewer tokens than in one row.
+        DataError: the text is shorter than one row.
     """
     every = Rows(tokens, length)
     if every.num_rows == 0:
@@ -62,9 +62,9 @@ def batches(rows: Rows, batch_size: int, *, seed: int, first_step: int = 0, num_
     """Returns batches `first_step` to `first_step + num_steps - 1` of an infinite run, each (inputs, targets).
 
     Each pass over the text has another offset, so that a model cannot memorise the rows, and another order of the rows.
-    The text is cyclic: its end is followed by its beginning. Offset and order depend only on `seed` and the number of
-    the pass: a run can start at any step, on any machine, with the same batches. A batch may contain the end of one
-    pass and the beginning of the next, so that no row is skipped.
+    The text is cyclic: its beginning follows its end. Offset and order depend only on `seed` and the number of the
+    pass: a run can start at any step, on any machine, with the same batches. A batch may contain the end of one pass
+    and the beginning of the next, so that no row is skipped.
 
     Returns:
         A dataset of `num_steps` pairs of int32 tensors of shape (batch_size, length).

@@ -18,15 +18,15 @@ def sample(
 ) -> list[int]:
     """Samples the tokens after the prompt, with a plain model, on its device.
 
-    Each token takes one pass through the model, with as many tokens before it as the model sees: a window that slides
-    once it is full. All passes are one function of TensorFlow.
+    Each token takes one pass through the model. The model's context is a window over the preceding tokens, which slides
+    once it is full. All passes are one TensorFlow function.
 
     Args:
-        model: from tokens (batch, length) to logits (batch, length, vocabulary).
+        model: a model from tokens (batch, length) to logits (batch, length, vocabulary).
         prompt: at least one token.
-        num_tokens: how many to draw.
-        choices: tokens are below this; the logits behind belong to none.
-        temperature: by which logits are divided; 0 takes the likeliest token every time.
+        num_tokens: number of tokens to draw.
+        choices: tokens are less than this; the remaining logits are padding.
+        temperature: divides the logits; 0 always takes the most likely token.
         seed: the same model, prompt, temperature and seed give the same tokens.
     """
     length = int(model.input_shape[1])

@@ -52,10 +52,10 @@ class ByteTokenizer:
 
 
 class BpeTokenizer:
-    """A tokenizer with byte pairs (Sennrich et al., arXiv:1508.07909) of sentencepiece, for UTF-8, without loss.
+    """A byte-pair tokenizer (Sennrich et al., arXiv:1508.07909) of sentencepiece, for UTF-8, lossless.
 
     Args:
-        model: what `train_bpe` returns.
+        model: the model file that `train_bpe` returns.
 
     Raises:
         DataError: sentencepiece is not installed, or cannot read the model.
@@ -89,13 +89,13 @@ def make_tokenizer(kind: str, text: Text, num_tokens: int, folder: Path | None) 
 
     Args:
         kind: `"bytes"` or `"bpe"`.
-        text: what byte pairs are counted in, unless the folder has a tokenizer already.
-        num_tokens: of byte pairs; not looked at for bytes.
-        folder: of the run. A trained tokenizer is kept in it, so that a run that goes on has the one it began with.
+        text: the text on which a "bpe" tokenizer is trained, unless the folder has one already.
+        num_tokens: number of tokens for "bpe"; ignored for "bytes".
+        folder: the run folder. A trained tokenizer is kept in it, so that a resumed run uses the same one.
 
     Raises:
-        DataError: for byte pairs: sentencepiece is not installed, the text is not UTF-8 or too small for as many
-            tokens, the tokenizer in the folder is damaged or of another size.
+        DataError: for "bpe": sentencepiece is not installed, the text is not UTF-8 or too small for `num_tokens`, or
+            the tokenizer in the folder is damaged or of another size.
     """
     if kind == "bytes":
         return ByteTokenizer()
@@ -120,7 +120,7 @@ def train_bpe(text: Text, num_tokens: int) -> bytes:
     """Trains a tokenizer with `num_tokens` tokens, and returns the model file of sentencepiece; deterministic.
 
     Raises:
-        DataError: sentencepiece is not installed, or the text has not enough in it for as many tokens.
+        DataError: sentencepiece is not installed, or the text is too small for `num_tokens`.
     """
     package = _sentencepiece()
     model = io.BytesIO()

@@ -30,7 +30,7 @@ _NOT_DECAYED = ["bias", "gamma", "beta", "scale", "embeddings"]
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run; `str` is a sample, and one line of `key=value` for a log parser.
+    """The result of a run; `str` is a sample and then one line of `key=value` for a log parser.
 
     Attributes:
         bytes_per_token: mean bytes per token of the text; perplexities are per token.
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def val_perplexity(self) -> float:
-        """The perplexity of the rows held out, at the end; NaN if the text has one row only."""
+        """The perplexity of the held-out rows after the last epoch; NaN if the text has one row only."""
         return self.outcome.history.get("val_perplexity", [math.nan])[-1]
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def run(options: Options, text: Text) -> Result:
     _check_experts(sizes, strategy)
     with strategy.scope():
         model = compiled(place(lambda: _plain_model(sizes, options), strategy, options), options)
-        # Stages of several processes keep no metrics.
+        # Stages in several processes keep no metrics.
         tracks_experts = bool(sizes.num_experts) and (
             options.strategy == "mirrored" or strategy.mesh.axis_size("pipe") == 1
         )
@@ -168,9 +168,9 @@ def compiled(model: Any, options: Options) -> Any:
 
 
 def sample_text(model: Any, sizes: Sizes, tokenizer: Tokenizer, options: Options) -> str:
-    """Returns the prompt and its continuation, sampled from a plain model with the weights of this one.
+    """Returns the prompt and its continuation, sampled from a plain model with the weights of `model`.
 
-    All processes call it: where a replica spans processes, they read the weights together. Each computes the same
+    All processes call it, since reading weights is collective where a replica spans processes; each computes the same
     sample. The plain model has to fit on one device.
     """
     plain = _plain_model(sizes, options)

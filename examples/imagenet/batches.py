@@ -1,8 +1,8 @@
 """Batches of images for training and evaluation, as `tf.data` pipelines that can start at any step.
 
-Each is `range(...).map(row).batch(...).prefetch(...)`, of known length, and a row depends on its number and the seed
-only. So each process can decode only its own rows of the batches, a run can start at any step, and the batches are the
-same for any number of processes.
+Each pipeline is `range(...).map(row).batch(...).prefetch(...)`, of known length, and a row depends only on its number
+and the seed. So each process can decode only its own rows of the batches, a run can start at any step, and the batches
+are the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Returns the batches of `num_steps` training steps from `first_step` on, counted from 0 over all epochs.
 
-    Every epoch has another order of all rows; what is left over at its end is not used. Images are cropped at random
-    (8 to 100 % of the area, aspect 3/4 to 4/3) and every other one is flipped.
+    Every epoch uses another order of all rows; the rows left over at its end are not used. Images are cropped at random
+    (8 to 100 % of the area, aspect 3/4 to 4/3) and flipped with probability 1/2.
 
     Args:
-        split: where the images are.
+        split: the images.
         image_size: height and width of the images, pixels.
         batch_size: rows in a global batch.
-        seed: decides about order, crops and flips, together with epoch and place in it.
+        seed: determines order, crops and flips, together with the epoch and the position in it.
         first_step: the first step.
-        num_steps: how many.
+        num_steps: the number of steps.
 
     Returns:
         A dataset of (images uint8 `[rows, image_size, image_size, 3]`, labels int32 `[rows]`, weights float32
-        `[rows]`); the weight of what is skipped is 0, and its image blank.
+        `[rows]`); a skipped image is blank and has weight 0.
     """
     num_rows = split.num_rows
     batch_size = min(batch_size, num_rows)
@@ -75,13 +75,13 @@ def evaluation_batches(
     """Returns all rows once, in order, as centre crops; the last batch may be smaller.
 
     Args:
-        split: where the images are.
+        split: the images.
         image_size: height and width of the images, pixels.
         batch_size: rows in a global batch.
-        skipped: gets the images that cannot be used.
+        skipped: records the images that cannot be used.
 
     Returns:
-        A dataset as that of `training_batches`.
+        A dataset like that of `training_batches`.
     """
 
     def choose(number: tf.Tensor) -> list[tf.Tensor]:

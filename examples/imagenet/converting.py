@@ -1,7 +1,7 @@
 """Converts image files to TFRecord shards, in several processes in parallel.
 
-A shard is written under a temporary name and renamed when it is whole, so that a second run makes only what is
-missing.
+A shard is written under a temporary name and renamed when it is complete, so that a second run makes only the missing
+shards.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Shard:
     """The contents of one shard; picklable.
 
     Attributes:
-        path: of the shard.
+        path: path of the shard.
         files: paths of the images.
-        labels: of the images, from 0.
+        labels: labels of the images, from 0.
         classes: names of the classes.
-        texts: descriptions in words, of the classes that have one.
+        texts: descriptions in words, for the classes that have one.
     """
 
     path: Path
@@ -61,9 +61,9 @@ class Outcome:
     """The outcome of writing one or several shards.
 
     Attributes:
-        num_images: images in them.
-        num_encoded: of these, how many are encoded anew, because they were no RGB or greyscale JPEG, or truncated.
-        skipped: paths of images that could not be used, and why.
+        num_images: number of images in them.
+        num_encoded: number of these that were re-encoded, because they were not RGB or greyscale JPEGs, or truncated.
+        skipped: paths of images that could not be used, each with the reason.
     """
 
     num_images: int
@@ -75,7 +75,7 @@ def plan(split: Split, output_dir: Path, num_shards: int, seed: int) -> list[Sha
     """Assigns the images of a split to shards; a function of the images and the seed.
 
     Raises:
-        DataError: the split is in TFRecords already, or has fewer images than there would be shards.
+        DataError: the split is in TFRecords already, or has fewer images than `num_shards`.
     """
     if split.in_records:
         raise DataError(f"{split.root}: {split.name} is in TFRecord shards already. Name a folder of image files.")
@@ -99,12 +99,12 @@ def plan(split: Split, output_dir: Path, num_shards: int, seed: int) -> list[Sha
 
 
 def claim(output_dir: Path, splits: Sequence[Split], num_shards: Mapping[str, int], seed: int) -> None:
-    """Makes the folder, writes the request and the class list, and removes temporary files of killed runs.
+    """Makes the folder, writes the requests and the class list, and removes temporary files of killed runs.
 
-    Each split has a file of its own for that, so that splits can be converted one by one, on several machines, too.
+    Each split has its own request file, so that splits can be converted one by one, also on several machines.
 
     Raises:
-        DataError: it is for something else, or cannot be written.
+        DataError: the folder belongs to another request, or cannot be written.
     """
     requests = {
         output_dir / _REQUEST.format(split=split.name): {
@@ -117,7 +117,7 @@ def claim(output_dir: Path, splits: Sequence[Split], num_shards: Mapping[str, in
         for split in splits
     }
     contents = {file: json.dumps(request, indent=1).encode() for file, request in requests.items()}
-    # Encoded like the names of their folders.
+    # The same encoding as the names of the class folders.
     contents[output_dir / _CLASSES] = b"".join(os.fsencode(name) + b"\n" for name in splits[0].classes)
     if len(contents[output_dir / _CLASSES].splitlines()) != splits[0].num_classes:
         raise DataError(
@@ -126,7 +126,7 @@ def claim(output_dir: Path, splits: Sequence[Split], num_shards: Mapping[str, in
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         for name, prefix in SPLIT_NAMES.items():
-            # In this order: a writer of shards has written the request before.
+            # In this order: a process that writes shards has written its request first.
             if any(output_dir.glob(f"{prefix}-*-of-*")) and not (output_dir / _REQUEST.format(split=name)).exists():
                 raise DataError(f"{output_dir}: holds shards that this program has not made. Name another folder.")
         for file, content in contents.items():
@@ -143,10 +143,10 @@ def claim(output_dir: Path, splits: Sequence[Split], num_shards: Mapping[str, in
 
 
 def _remove_left_overs(output_dir: Path) -> None:
-    """Removes incomplete shards whose writers have ended; those being written are locked."""
+    """Removes incomplete shards whose writers have ended; shards that are being written are locked."""
     for prefix in SPLIT_NAMES.values():
         for left_over in output_dir.glob(f".{prefix}-*-of-*"):
-            # Removed by another process, locked, or on a file system without locks: leave it.
+            # If it cannot be locked (removed by another process, in use, no locks on this file system), leave it.
             with contextlib.suppress(OSError), left_over.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left_over.unlink()
@@ -170,9 +170,9 @@ def convert(shards: Sequence[Shard], workers: int, progress: Callable[[int], Non
     """Writes the shards, in `workers` processes.
 
     Args:
-        shards: those that are to be made.
+        shards: the shards to make.
         workers: number of processes.
-        progress: called now and then with the number of images done, skipped ones included.
+        progress: called about three times a second with the number of images done, skipped ones included.
 
     Raises:
         DataError: a shard could not be written, or a process died.
@@ -214,12 +214,12 @@ def convert(shards: Sequence[Shard], workers: int, progress: Callable[[int], Non
 
 
 def _counts(file: str, count: int) -> npt.NDArray[np.int64]:
-    """Returns the counters of finished images, one per shard, mapped from a file of that size."""
+    """Returns the counters of finished images, one per shard, mapped from a file."""
     return np.memmap(file, np.int64, "r+", shape=(count,))
 
 
 def _end_with_parent() -> None:
-    """Initialises a process of the pool."""
+    """Initialises a process of the pool, which ends when its parent does."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     parent = multiprocessing.parent_process()
 
@@ -238,7 +238,7 @@ def _write_shard(shard: Shard, counts_file: str, number: int) -> Outcome:
 
     from imagenet.decoding import UnusableImageError
 
-    # By process and time, so that two programs at the same time, on two machines, do not write into one file.
+    # The name has process id and time, so that two programs on two machines do not write to the same file.
     temporary = shard.path.with_name(f".{shard.path.name}.{os.getpid()}.{time.monotonic_ns()}")
     num_encoded, skipped = 0, []
     counts = _counts(counts_file, number + 1)
@@ -305,7 +305,7 @@ def _shuffled(split: Split, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _texts(root: Path) -> dict[str, str]:
-    """Returns the classes in words, from a list beside the images with lines such as `n01440764 tench, Tinca tinca`."""
+    """Returns the descriptions of the classes, from a list beside the images with lines such as `n01440764 tench`."""
     for name in ("LOC_synset_mapping.txt", "synset_words.txt"):
         file = root / name
         if file.is_file():

@@ -1,4 +1,4 @@
-"""Crops of an image, and their resizing to a square of pixels; as pure functions of tensors."""
+"""Crops of an image and their resizing to a square of pixels, as pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def drawn(draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the part of a random box that does not depend on the image's size, for `random_box`.
 
     Args:
-        draws: float32 `[NUM_DRAWS]`, from 0 to below 1.
+        draws: float32 `[NUM_DRAWS]`, in [0, 1).
 
     Returns:
-        float32 `[NUM_TRIES, 2]`, heights and widths of boxes in an image of area 1, and `[2]`, the place.
+        float32 `[NUM_TRIES, 2]`, heights and widths of boxes in an image of area 1, and `[2]`, the relative position.
     """
     area = MIN_AREA + (MAX_AREA - MIN_AREA) * draws[:NUM_TRIES]
     low, high = math.log(MIN_ASPECT), math.log(MAX_ASPECT)
@@ -39,11 +39,11 @@ def drawn(draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def random_box(shape: tf.Tensor, sides: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
     """Returns a box of random area, aspect ratio and position inside an image.
 
-    Of `NUM_TRIES` boxes the first that fits. If none does, as in a very long image, the first one cut down to where it
-    fits and its aspect is allowed.
+    It is the first of `NUM_TRIES` boxes that fits. If none fits, as in a very long image, the first one is cut down
+    until it fits and its aspect ratio is allowed.
 
-    In few operations, constants included: where this is called, each is prepared anew for every image, and costs more
-    than a microsecond.
+    The function uses few operations, constants included: its caller prepares each of them again for every image, which
+    costs more than a microsecond.
 
     Args:
         shape: int32, height, width and channels of the image.
@@ -61,14 +61,13 @@ def random_box(shape: tf.Tensor, sides: tf.Tensor, place: tf.Tensor) -> tf.Tenso
     # Width to height and height to width have the same bound.
     box = tf.maximum(tf.minimum(box, tf.minimum(height_width, width_height * MAX_ASPECT)), 1.0)
     free = height_width - box
-    # The place is below 1, so that each is equally likely; rounding must not step outside all the same.
+    # `place` is below 1, so that each position is equally likely; rounding may still step outside, hence the minimum.
     begin = tf.minimum(place * (free + 1.0), free)
-    # Truncated to integers.
     return tf.cast(tf.concat([begin, box], 0), tf.int32)
 
 
 def central_box(shape: tf.Tensor) -> tf.Tensor:
-    """Returns the centred square with `EVALUATION_SHARE` of the shorter side, like `random_box`."""
+    """Returns the centred square with side `EVALUATION_SHARE` of the shorter side, in the form of `random_box`."""
     size = tf.cast(tf.raw_ops.Gather(params=shape, indices=[0, 1]), tf.float32)
     side = tf.maximum(tf.round(EVALUATION_SHARE * tf.reduce_min(size)), 1.0)
     begin = (size - side + 1.0) * 0.5

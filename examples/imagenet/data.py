@@ -1,6 +1,6 @@
 """Finds the images: class folders, TFRecord shards, or a flat folder of named files. No TensorFlow, no network.
 
-Whatever is wrong with the data folder ends in a `DataError` that names the folder, the reason and the way out.
+Every problem with the data folder ends in a `DataError` that names the folder, the reason and the fix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOLD_OUT_EVERY = 25
 #: The number of classes of records without a class list: that of ImageNet.
 DEFAULT_NUM_CLASSES = 1000
 
-#: Files with class names next to shards, one per line: ours, and TFDS'.
+#: Files with class names next to shards, one per line: written by `to_tfrecords.py`, and by TFDS.
 CLASS_LISTS = ("classes.txt", "label.labels.txt")
 
 _FOLDERS = {"train": ("train",), "val": ("val", "validation")}
@@ -41,19 +41,19 @@ _log = logging.getLogger(__name__)
 def open_split(data_dir: str | os.PathLike[str], name: str) -> Split:
     """Opens the images for training ("train") or validation ("val"); one log line reports what was found.
 
-    The first of these that is there:
+    It takes the first of these forms that exists:
 
-    1. TFRecord shards, `train-00000-of-01024` and `validation-00000-of-00128`, in the folder itself or in `train` and
-       `validation` (or `val`) in it; also as TFDS names them.
-    2. Class folders, `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`. Labels are the places of the sorted folders of
-       `train`.
+    1. TFRecord shards, `train-00000-of-01024` and `validation-00000-of-00128`, in the folder itself or in its
+       subfolders `train` and `validation` (or `val`); names as TFDS writes them are found, too.
+    2. Class folders, `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`. Labels are positions in the sorted list of the
+       folders of `train`.
     3. Files called `<wnid>_*.JPEG`, flat in `train` and `val`, or all in the folder itself: then every 25th of each
        class, by name, is for validation.
 
-    Where the images are is kept in `.imagenet_index` in the data folder, or else in the user's cache folder.
+    The index of the images is cached in `.imagenet_index` in the data folder, or else in the user's cache folder.
 
     Raises:
-        DataError: no images in any of these forms, shards are missing or damaged, classes do not agree.
+        DataError: no images in any of these forms, missing or damaged shards, or classes that do not agree.
     """
     if name not in _FOLDERS:
         raise DataError(f"Expected the split train or val, received {name!r}.")

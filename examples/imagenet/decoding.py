@@ -1,8 +1,8 @@
-"""Decoding: from a row of a split to a cropped and resized image; handles corrupt and unusual files.
+"""Decodes a row of a split to a cropped and resized image; handles corrupt and unusual files.
 
-Nearly every file is a sound JPEG. Those are read and decoded in TensorFlow's own code, only as far as the crop goes.
-What fails there is looked at once more in Python (`rescued`): an image of another format or a JPEG of which at least
-`MIN_DECODED_SHARE` is there is decoded whole; everything else is skipped.
+Nearly every file is a valid JPEG. It is read and decoded by TensorFlow's own kernels, only as far as the crop reaches.
+Rows that fail there are read again in Python (`Decoder.rescued`): an image of another format, or a JPEG with at least
+`MIN_DECODED_SHARE` of its lines, is decoded whole; everything else is skipped.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ DCT_METHOD = "INTEGER_ACCURATE"
 #: Larger images are not decoded: a small file can claim a size beyond any memory.
 MAX_PIXELS = 2**28
 
-#: Takes a number; gives a row of the split, int64, whether it is flipped, and what is drawn for its box.
+#: Takes a number; returns a row of the split (int64), whether it is flipped, and the random numbers for its box.
 Choose = Callable[[tf.Tensor], Sequence[tf.Tensor]]
 
-#: Takes the image's shape and what was drawn for it; gives the box to crop.
+#: Takes the image's shape and the random numbers drawn for it; returns the box to crop.
 ChooseBox = Callable[..., tf.Tensor]
 
 _JPEG_BEGIN, _JPEG_END, _JPEG_TAIL_BYTES = b"\xff\xd8\xff", b"\xff\xd9", 4096
 
 _NO_IMAGE = np.zeros([1, 1, 3], np.uint8)
 
-#: Names of the features that hold image and label, in the usual layout and in that of TFDS, and what is taken from the
-#: label: the first one counts from 1, 0 being for what is of none of the classes.
+#: Names of the features that hold image and label, in the usual layout and in that of TFDS, and the first label: the
+#: usual layout counts from 1, and 0 means none of the classes.
 Layout = tuple[str, str, int]
 
 _LAYOUTS: tuple[Layout, ...] = (("image/encoded", "image/class/label", 1), ("image", "label", 0))
@@ -55,14 +55,14 @@ class Decoder:
     """Decodes rows of a split; called by `tf.data` in many threads.
 
     Args:
-        split: whose rows.
-        image_size: height and width of the images that it gives.
-        choose: which row.
-        choose_box: what to crop.
-        skipped: gets what cannot be used.
+        split: the images.
+        image_size: height and width of the decoded images.
+        choose: chooses the row.
+        choose_box: chooses the crop.
+        skipped: records the images that cannot be used.
 
     Raises:
-        DataError: the split is of records that hold no images.
+        DataError: the split consists of records without images.
     """
 
     def __init__(self, split: Split, image_size: int, choose: Choose, choose_box: ChooseBox, skipped: Skipped) -> None:
@@ -76,7 +76,7 @@ class Decoder:
         begins = index.name_begins
         with tf.device("CPU:0"):
             self._root = tf.constant(os.fsencode(split.root) + b"/")
-            # One string, of which paths are substrings: TensorFlow needs at least 24 bytes for every string.
+            # One string, and paths are substrings of it: TensorFlow needs at least 24 bytes for every string.
             self._names = tf.constant(index.names.tobytes())
             self._places = tf.constant(np.stack([begins, index.name_ends - begins], 1))
             self._labels = tf.constant(index.labels)
@@ -85,7 +85,7 @@ class Decoder:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The image, uint8 `[image_size, image_size, 3]`, its label, int32, and its weight, 1, or 0 if it is skipped.
+        """Returns image (uint8 `[image_size, image_size, 3]`), label (int32) and weight: 1, or 0 if it is skipped.
 
         Args:
             number: int64 scalar, for `choose`.
@@ -164,7 +164,7 @@ def read_row(split: Split, row: int, layout: Layout) -> tuple[bytes, int]:
     """Returns the encoded image and its label, read in Python.
 
     Raises:
-        UnusableImageError: the file is not there or cannot be read, or its record is damaged or has no label.
+        UnusableImageError: the file is missing or cannot be read, or its record is damaged or has no label.
     """
     if not split.in_records:
         try:
@@ -184,7 +184,7 @@ def read_row(split: Split, row: int, layout: Layout) -> tuple[bytes, int]:
 
 
 def read_record(split: Split, row: int) -> tf.Tensor:
-    """Returns the content of a record, a string, after a test of its checksum.
+    """Returns the content of a record, a string, after verifying its checksum.
 
     Raises:
         UnusableImageError: the shard cannot be read, or has changed, or the record is damaged.
@@ -201,7 +201,7 @@ def layout_of(split: Split) -> Layout:
     """Returns the names of the features in a split of records, from the first record.
 
     Raises:
-        DataError: it has none of those that are known, or cannot be read.
+        DataError: the record has none of the known layouts, or cannot be read.
     """
     try:
         record = read_record(split, 0)
@@ -231,7 +231,7 @@ def decoded_whole(content: bytes) -> npt.NDArray[np.uint8]:
     """Decodes any format that TensorFlow supports to uint8 `[height, width, 3]`; of an animation, the first frame.
 
     Raises:
-        UnusableImageError: it is empty, no image, too large, or less than `MIN_DECODED_SHARE` of it is there.
+        UnusableImageError: the file is empty, no image, too large, or has less than `MIN_DECODED_SHARE` of its lines.
     """
     if not content:
         raise UnusableImageError("empty")
@@ -256,7 +256,7 @@ def decoded_whole(content: bytes) -> npt.NDArray[np.uint8]:
 def share_of_lines(image: npt.NDArray[np.uint8]) -> float:
     """Returns the fraction of lines present, from 0 to 1, in a JPEG that may be truncated.
 
-    TensorFlow's own `acceptable_fraction` is of no use: the lines that are filled in count as decoded.
+    TensorFlow's own `acceptable_fraction` does not help: it counts filled lines as decoded.
     """
     level = image[-1, -1, 0]
     if level not in _FILL_LEVELS:
@@ -278,10 +278,10 @@ class Jpeg:
 
 
 def as_jpeg(file: Path) -> Jpeg:
-    """Reads a file's image; its bytes unchanged if they are valid, else decoded and encoded again.
+    """Reads a file's image: a valid JPEG with its bytes unchanged, anything else decoded and encoded again.
 
     Raises:
-        UnusableImageError: as `decoded_whole`, or the file cannot be read.
+        UnusableImageError: the file cannot be read or decoded (see `decoded_whole`).
     """
     try:
         content = file.read_bytes()

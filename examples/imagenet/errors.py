@@ -1,4 +1,4 @@
-"""Errors in the images, as one line for the user."""
+"""The error about the images, with one line for the user."""
 
 
 class DataError(ValueError):

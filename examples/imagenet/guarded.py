@@ -1,4 +1,4 @@
-"""Operations that may fail on one row without failing the batch, in the graph, without Python."""
+"""Operations in the graph, without Python, that may fail on one row without failing the batch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
-#: Takes an element and further tensors, returns tensors.
+#: Takes an element and further tensors; returns tensors.
 Function = Callable[..., Sequence[Any]]
 
 
 def in_one_thread(function: Function, inputs: Sequence[tf.Tensor]) -> Any:
     """Returns `function(*inputs)`; its operations run sequentially in the calling thread.
 
-    TensorFlow usually hands operations over from thread to thread, datasets in `guarded` above all. Where as many rows
-    are worked on at the same time as there are cores, nothing is gained by that, and a tenth of the time is lost.
+    TensorFlow usually hands operations from thread to thread, in particular the datasets in `guarded`. Where as many
+    rows are processed in parallel as there are cores, that gains nothing and costs a tenth of the time.
 
     Args:
-        function: may capture tensors. There must be no `tf.cond` or `tf.while_loop` in it.
+        function: may capture tensors. It must not contain `tf.cond` or `tf.while_loop`.
         inputs: tensors.
     """
     signature = [tf.TensorSpec(value.shape, value.dtype) for value in inputs]
@@ -39,15 +39,15 @@ def in_one_thread(function: Function, inputs: Sequence[tf.Tensor]) -> Any:
 def guarded(element: tf.Tensor, extras: Sequence[tf.Tensor], function: Function, defaults: Sequence[Any]) -> Any:
     """Returns `function(element, *extras)`, or `defaults` if any operation in it fails.
 
-    Errors inside a graph cannot be caught, but `tf.data` can leave out elements that fail: so this is a dataset of one
-    element, followed by one of the defaults. In raw operations, because the classes around them ask for more than is
-    needed, which takes longer than a small function does.
+    Errors inside a graph cannot be caught, but `tf.data` can drop elements that fail: this is a dataset of one element,
+    followed by one of the defaults. It uses raw operations, because the Python classes around them do more than is
+    needed here, which takes longer than a small function does.
 
     Args:
         element: a tensor.
-        extras: more of them.
-        function: captures no tensors from outside. It should be small: TensorFlow prepares it anew for every call.
-        defaults: what to return instead, of the same types; dimensions may have other sizes.
+        extras: further tensors.
+        function: captures no tensors from outside. It should be small: TensorFlow prepares it again for every call.
+        defaults: returned on failure; same types as the results, sizes of dimensions may differ.
     """
     source = tf.raw_ops.TensorDataset(components=[element], output_shapes=[element.shape])
     return _first_or_default(source, element, extras, function, defaults)
@@ -60,14 +60,14 @@ def guarded_record(
     function: Function,
     defaults: Sequence[Any],
 ) -> Any:
-    """As `guarded`, with a record of a TFRecord file as element, whose checksum is tested.
+    """Returns what `guarded` does, for a record of a TFRecord file as element; verifies its checksum.
 
     Args:
         path: string, the file.
-        offset: int64, where the record begins in it.
+        offset: int64, start of the record in the file.
         extras: more tensors.
         function: takes the record's content, a string, and the extras.
-        defaults: what to return instead.
+        defaults: returned on failure.
     """
     # A single record: after a failure, the next must not be mistaken for this one.
     one = record_at(path, offset)
@@ -100,15 +100,15 @@ def _first_or_default(
         function,
         input_signature=[tf.TensorSpec(value.shape, value.dtype) for value in (element, *extras)],
         autograph=False,
-        # For tf.data this says that the function is for one device: it need not be placed and cut up for each call,
-        # which took longer than all the rest.
+        # Tells tf.data that the function is for one device: it need not be placed and partitioned for each call, which
+        # took longer than all the rest.
         experimental_attributes={"experimental_ints_on_device": True},
     ).get_concrete_function()
     mapped = tf.raw_ops.MapDataset(
         input_dataset=source,
         other_arguments=list(extras),
         f=traced,
-        # In the calling thread.
+        # Run in the calling thread.
         use_inter_op_parallelism=False,
         **form,
     )

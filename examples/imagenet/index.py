@@ -23,13 +23,13 @@ class Index:
     """The rows of one split, as arrays.
 
     Attributes:
-        names: paths of the files relative to the data folder, one after the other, as bytes. One array and not a
-            list of strings: of a million paths it takes 40 MB, and no time to load.
+        names: paths of the files relative to the data folder, one after the other, as bytes. It is one array and not
+            a list of strings: for a million paths it takes 40 MB and no time to load.
         name_ends: int64 per file, where its path ends in `names`.
         files: int32 per row, the number of its file.
         offsets: int64 per row, where its record begins; 0 where it is a file of its own.
         lengths: int64 per row, bytes of the record's content; `WHOLE_FILE` where it is a file of its own.
-        labels: int32 per row, from 0; `IN_RECORD` where only the record says it.
+        labels: int32 per row, from 0; `IN_RECORD` where the label is only in the record.
         classes: names of the classes, in the order of the labels.
     """
 
@@ -59,9 +59,9 @@ class Split:
     Attributes:
         name: "train" or "val".
         root: the data folder.
-        form: how the images lie there, in words.
+        form: the layout of the images, in words.
         in_records: whether the rows are records of TFRecord shards, not files of their own.
-        index: where each row is.
+        index: file, offset and label of each row.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Split:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes; labels are below it."""
+        """The number of classes; every label is less."""
         return len(self.index.classes)
 
     def path(self, row: int) -> Path:
@@ -96,14 +96,14 @@ class Split:
 
 
 def packed_names(names: Iterable[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """`names` and `name_ends` of an `Index`."""
+    """Returns `names` and `name_ends` of an `Index`."""
     encoded = [os.fsencode(name) for name in names]
     ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
 
 
 def index_of_files(names: Sequence[str], labels: Sequence[int], classes: Sequence[str]) -> Index:
-    """Returns the index of images in one file each."""
+    """Returns the index of images that are one file each."""
     packed, ends = packed_names(names)
     count = len(names)
     return Index(
@@ -118,5 +118,5 @@ def index_of_files(names: Sequence[str], labels: Sequence[int], classes: Sequenc
 
 
 def is_image_name(name: str) -> bool:
-    """True if a file name has the extension of an image and is not hidden."""
+    """Returns True if a file name has the extension of an image and is not hidden."""
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)

@@ -31,20 +31,20 @@ _log = logging.getLogger(__name__)
 def cached(root: Path, name: str, request: object, sources: Iterable[Path], make: Callable[[], Index]) -> Index:
     """Returns the index from its cache file, or makes it and writes the file.
 
-    The file is `ROOT/.imagenet_index/NAME.npz`, or where that cannot be written, one in the user's cache folder.
+    The file is `ROOT/.imagenet_index/NAME.npz` or, if that cannot be written, one in the user's cache folder.
 
     Args:
         root: the data folder.
-        name: of the split.
-        request: what else the index depends on; anything that JSON can say.
-        sources: the folders and files that the index is made of. It holds as long as their sizes and times do.
+        name: name of the split.
+        request: what else the index depends on; serializable as JSON.
+        sources: the folders and files that the index is made of. It is valid while these keep their sizes and times.
         make: makes the index.
     """
     folders = _folders(root)
     files = [folder / f"{name}.npz" for folder in folders]
-    # Before the fingerprint is taken, since the data folder may be one of the sources.
+    # Make it before taking the fingerprint: the data folder may be one of the sources.
     _make_folder(folders[0])
-    # Before the index is made: changes in the meantime are noticed the next time.
+    # Take it before making the index: changes in the meantime are noticed the next time.
     stats = [(str(path.relative_to(root)), path.stat()) for path in sources]
     seen = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     key = hashlib.sha256(json.dumps([_VERSION, request, seen]).encode()).hexdigest()
@@ -71,7 +71,7 @@ def _folders(root: Path) -> list[Path]:
 def _make_folder(folder: Path) -> None:
     """Makes the cache folder in the data folder, if possible.
 
-    The data folder keeps its time, which says when its images changed: else it would look as if they changed just now.
+    The data folder keeps its modification time; otherwise its images would seem to have changed just now.
     """
     with contextlib.suppress(OSError):
         before = folder.parent.stat()

@@ -24,19 +24,19 @@ def build_model(
     dropout: float = 0.5,
     synchronized: bool = True,
 ) -> keras.Model:
-    """A plain Keras model from raw pixels (rows, image_size, image_size, 3), 0 to 255, to logits (rows, num_classes).
+    """Returns a model from raw pixels (rows, image_size, image_size, 3), 0 to 255, to logits (rows, num_classes).
 
     Args:
         name: "ResNet50", "AlexNet", or the name of a function of keras.applications.
         image_size: pixels on each side.
         num_classes: number of classes.
         width: multiplies the filters and units of ResNet50 and AlexNet.
-        dropout: of AlexNet's dense layers.
-        synchronized: whether the batch normalisation of ResNet50 sees the rows of all replicas, which gives the
-            numbers of one device and costs a message per layer.
+        dropout: dropout rate of AlexNet's dense layers.
+        synchronized: whether ResNet50's batch normalisation uses the rows of all replicas, which gives the numbers of
+            one device and costs an all-reduce per layer.
 
     Raises:
-        OptionError: no such model, or it cannot be had for this size.
+        OptionError: no such model, or it does not support this size.
     """
     if width <= 0:
         raise OptionError(f"--width must be above 0. Received: --width={width}.")
@@ -57,7 +57,7 @@ def build_model(
 
 
 def _resnet50(x: Any, num_classes: int, width: float, synchronized: bool) -> Any:
-    """He et al., arXiv:1512.03385, with the stride of a block in its 3x3 convolution, as is usual since.
+    """Returns the logits of He et al., arXiv:1512.03385; a block's stride is in its 3x3 convolution, as usual since.
 
     The last normalisation of each block starts at 0 (Goyal et al., arXiv:1706.02677, section 5.1).
     """
@@ -90,7 +90,7 @@ def _resnet50(x: Any, num_classes: int, width: float, synchronized: bool) -> Any
 
 
 def _alexnet(x: Any, num_classes: int, width: float, dropout: float) -> Any:
-    """Krizhevsky, arXiv:1404.5997: one tower, without local response normalisation."""
+    """Returns the logits of Krizhevsky, arXiv:1404.5997: one tower, without local response normalisation."""
     for number, (filters, size, strides, pooled) in enumerate(
         ((64, 11, 4, True), (192, 5, 1, True), (384, 3, 1, False), (256, 3, 1, False), (256, 3, 1, True)), start=1
     ):

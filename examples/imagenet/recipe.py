@@ -12,7 +12,7 @@ from keras import ops
 #: The batch size for which learning rates are given (Goyal et al., arXiv:1706.02677).
 REFERENCE_BATCH = 256
 
-#: Default peak rates by optimizer, for that many images. LAMB's rate is relative to the norm of each layer's weights.
+#: Default peak rates by optimizer, for `REFERENCE_BATCH` images. LAMB's is relative to the norm of a layer's weights.
 RATES = {"sgd": 0.1, "adamw": 3e-4, "lamb": 6e-4}
 
 
@@ -48,13 +48,13 @@ class SkippedRows(keras.metrics.Metric):
         self.count = self.add_variable((), "zeros", name="count")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds those of a batch."""
+        """Adds the number of rows of weight 0 in a batch."""
         if sample_weight is not None:
             self.count.assign_add(ops.cast(ops.sum(ops.cast(ops.equal(sample_weight, 0), "float32")), self.count.dtype))
 
     def result(self) -> Any:
         """Returns the count."""
-        # Not the variable itself, which convert_to_tensor would return: it is 0 again when Keras reads the logs.
+        # Not the variable itself, which convert_to_tensor would return: it is reset to 0 before Keras reads the logs.
         return ops.cast(self.count, self.dtype)
 
 

@@ -1,7 +1,7 @@
 """The index of TFRecord shards, from the headers of their records. Pure numpy, no TensorFlow.
 
 A record is a length (8 bytes), the checksum of the length (4), the content, and the content's checksum (4), all
-little-endian. To know where 1,281,167 records of 140 GB begin, 15 MB have to be read.
+little-endian. To find 1,281,167 records in 140 GB, only 15 MB have to be read.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Shard:
     """The records of one shard up to the first unreadable one.
 
     Attributes:
-        offsets: int64, where records begin.
+        offsets: int64, starts of the records.
         lengths: int64, bytes of their contents.
         num_bytes: size of the file.
-        lost_bytes: how many of them are behind the last record that can be read.
+        lost_bytes: number of bytes after the last readable record.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def walk(path: Path) -> Shard:
     bytes_of = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, HEADER_BYTES)
     lengths = np.ascontiguousarray(bytes_of[:, :8]).view("<u8").reshape(-1).astype(np.int64)
     stored = np.ascontiguousarray(bytes_of[:, 8:]).view("<u4").reshape(-1)
-    # All checksums at once: one by one in Python would take longer than reading.
+    # All checksums at once: a loop in Python would take longer than reading.
     bad = np.flatnonzero(masked_crc32c(bytes_of[:, :8]) != stored)
     good = int(bad[0]) if len(bad) else len(offsets)
     starts = np.asarray(offsets, np.int64)
@@ -84,9 +84,9 @@ def walk(path: Path) -> Shard:
 
 
 def index_of_shards(root: Path, names: Sequence[str], classes: Sequence[str]) -> Index:
-    """Returns the index of all shards' records, scanned in parallel; a log line every few seconds.
+    """Returns the index of all shards' records, scanned in parallel; logs a line every few seconds.
 
-    A shard that ends too early, or whose headers are damaged, gives the records before that and a warning.
+    A shard that ends early, or has damaged headers, contributes the records before the damage and logs a warning.
 
     Args:
         root: the data folder.
@@ -128,7 +128,11 @@ def index_of_shards(root: Path, names: Sequence[str], classes: Sequence[str]) ->
 
 
 def _judge(root: Path, names: Sequence[str], shards: Sequence[Shard]) -> None:
-    """Warns of damaged shards, or refuses them all."""
+    """Warns of damaged shards; raises if too many bytes are lost or a shard is empty.
+
+    Raises:
+        DataError: a shard is empty, or more than `MAX_LOST_SHARE` of all bytes is lost.
+    """
     damaged = [(name, shard) for name, shard in zip(names, shards, strict=True) if shard.lost_bytes]
     empty = [name for name, shard in zip(names, shards, strict=True) if not shard.num_bytes]
     share = sum(shard.lost_bytes for _, shard in damaged) / max(1, sum(shard.num_bytes for shard in shards))

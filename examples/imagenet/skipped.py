@@ -1,4 +1,4 @@
-"""The images of one process that could not be decoded: their number and the first names."""
+"""The images of one process that could not be decoded: their number and their first names."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Skipped:
 
     @property
     def count(self) -> int:
-        """The number of different images."""
+        """The number of distinct images."""
         with self._lock:
             return len(self._reasons)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The first few, in the order of occurrence."""
+        """The first `MAX_NAMES` names, in the order of occurrence."""
         with self._lock:
             return tuple(self._reasons)[:MAX_NAMES]
 

@@ -40,9 +40,9 @@ class Request:
         val_images_per_class: files in each folder of `val`.
         min_side: shortest side of an image, pixels.
         max_side: longest side of an image, pixels.
-        noise: standard deviation of the noise on each pixel, levels. The size of the files depends on it, too.
-        odd_files: whether one file of each of `ODD_KINDS` is in `train` and in `val`, in place of an image.
-        seed: of everything random.
+        noise: standard deviation of the noise on each pixel, levels. It also affects the size of the files.
+        odd_files: whether `train` and `val` each have one file of each of `ODD_KINDS` in place of images.
+        seed: random seed.
     """
 
     num_classes: int = 10
@@ -58,18 +58,18 @@ class Request:
 def make_synthetic(folder: str | os.PathLike[str], request: Request | None = None) -> Path:
     """Generates a set in `folder`, in class folders, unless it exists; about 300 images a second.
 
-    Safe to be called by many processes at once: one makes the set, the others wait for it. The folder is there whole
-    or not at all, however the process ends.
+    Safe to call from many processes at once: one makes the set, the others wait for it. The folder is complete or does
+    not exist, however the process ends.
 
     Args:
-        folder: where. Its parent folder must be writable.
-        request: what to make; the default is 1,200 images of 10 classes.
+        folder: the folder to make. Its parent folder must be writable.
+        request: the set to make; the default is 1,200 images of 10 classes.
 
     Returns:
         The folder.
 
     Raises:
-        DataError: the folder is there and holds something else, or cannot be made; or Pillow is not installed.
+        DataError: the folder exists and holds something else, or cannot be made; or Pillow is not installed.
     """
     request = request or Request()
     _check(request)
@@ -98,10 +98,10 @@ def _check(request: Request) -> None:
 
 
 def _is_there(target: Path, request: Request) -> bool:
-    """True if `target` contains the requested set.
+    """Returns True if `target` contains the requested set.
 
     Raises:
-        DataError: something else is.
+        DataError: `target` contains something else.
     """
     if not target.exists():
         return False
@@ -117,7 +117,7 @@ def _is_there(target: Path, request: Request) -> bool:
 
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[bool]:
-    """A lock on making the folder; yields True if it is held. It is released when its process ends."""
+    """Context manager: locks the making of the folder; yields True if locked. The end of the process releases it."""
     with (target.parent / f".{target.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -171,12 +171,12 @@ def _write(folder: Path, request: Request) -> int:
 
 
 def class_name(label: int) -> str:
-    """Returns a name in the format of a wnid that no synset has."""
+    """Returns a name in the format of a wnid; no synset has it."""
     return f"n9{label:07d}"
 
 
 def _odd_places(request: Request, per_class: int) -> dict[tuple[int, int], str]:
-    """Returns the odd files (label, number) and their kinds: the last ones of the first classes."""
+    """Returns the kinds of the odd files by (label, number): the last files of the first classes."""
     if not request.odd_files:
         return {}
     classes = request.num_classes
@@ -186,7 +186,7 @@ def _odd_places(request: Request, per_class: int) -> dict[tuple[int, int], str]:
 def picture(random: np.random.Generator, label: int, request: Request) -> npt.NDArray[np.uint8]:
     """Returns an image of a class, uint8 `[height, width, 3]`: stripes whose colour and width depend on the class.
 
-    Stripes have any direction and place, so that a crop and a mirror image are of the same class.
+    Stripes have a random direction and phase, so that a crop and a mirror image are of the same class.
     """
     height, width = (int(side) for side in random.integers(request.min_side, request.max_side + 1, 2))
     # With the golden ratio, consecutive classes have distant colours, whatever their number.

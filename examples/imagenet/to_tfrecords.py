@@ -14,7 +14,7 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    """Defines the flags; called only if this file is the main program, since names may clash with other programs."""
+    """Defines the flags; called only if this file is the main program: names may clash with those of other programs."""
     flags.DEFINE_string(
         "data_dir", None, "Folder with the images, in class folders or called <wnid>_*.JPEG.", required=True
     )
@@ -80,7 +80,7 @@ def _progress(num_images: int) -> Callable[[int], None]:
     """Returns a function that shows the number of finished images."""
     if not FLAGS.verbose:
         return lambda count: None
-    # Keras takes seconds to import: only where there is something to show.
+    # Keras takes seconds to import: only if there is a bar to show.
     import keras
 
     bar = keras.utils.Progbar(num_images, unit_name="image")

@@ -1,1 +1,1 @@
-"""Handwritten digits: the smallest whole program on top of keras-strategies."""
+"""Handwritten digits: the smallest complete program on top of keras-strategies."""

@@ -1,7 +1,7 @@
 """Handwritten digits as arrays: MNIST in IDX files, Keras' cached MNIST, or the digits inside scikit-learn.
 
-Pure numpy and no network: nothing is downloaded. All problems are reported as a
-`DataError` with the file, the reason and the remedy.
+Pure numpy and no network: nothing is downloaded. All problems are reported as a `DataError` with the file, the reason
+and the remedy.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Digits:
 
 
 def load(data_dir: str | None = None) -> Digits:
-    """Returns the digits in `data_dir`, or without it the best on this machine; one log line names the source.
+    """Returns the digits in `data_dir`, or the best ones on this machine; one log line names the source.
 
     Args:
         data_dir: Folder with the four MNIST files in IDX format. None takes Keras' cached MNIST if it has
@@ -65,7 +65,7 @@ def load(data_dir: str | None = None) -> Digits:
 
 
 def load_idx_files(folder: Path) -> Digits:
-    """Returns MNIST from `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same for `t10k`; also `.gz`."""
+    """Returns MNIST from `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and their `t10k` pair; also `.gz`."""
     if not folder.is_dir():
         raise DataError(f"{folder}: not a directory. Give --data_dir the folder that holds the four MNIST files.")
     splits = []
@@ -79,7 +79,7 @@ def load_idx_files(folder: Path) -> Digits:
 
 
 def keras_cache_file() -> Path:
-    """Returns the path of the download of `keras.datasets.mnist.load_data()`; it is never downloaded here."""
+    """Returns the path of the download of `keras.datasets.mnist.load_data()`; nothing is downloaded here."""
     home = os.environ.get("KERAS_HOME")
     return (Path(home) if home else Path.home() / ".keras") / "datasets" / "mnist.npz"
 
@@ -104,8 +104,8 @@ def load_keras_cache(path: Path) -> Digits:
 def load_scikit_learn() -> Digits:
     """Returns the 1,797 real digits of 8x8 pixels in scikit-learn, enlarged.
 
-    Of each class every fifth image is for testing: a split without random numbers is the same with every
-    version of numpy.
+    Every fifth image of each class is for testing: a split without random numbers is the same with every version of
+    numpy.
     """
     try:
         from sklearn.datasets import load_digits
@@ -132,14 +132,18 @@ def load_scikit_learn() -> Digits:
 def enlarge(images: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     """Enlarges square images with values from 0 to 1 bilinearly to 28x28 pixels from 0 to 255."""
     size = images.shape[1]
-    # Pixel centres are half a pixel inside the image; beyond the outermost centres values are constant.
+    # Pixel centres are half a pixel inside the image; values are constant beyond the outermost centres.
     centres = np.clip((np.arange(IMAGE_SIZE) + 0.5) * size / IMAGE_SIZE - 0.5, 0, size - 1)
     weights = np.maximum(0.0, 1.0 - np.abs(centres[:, None] - np.arange(size)[None, :]))
     return np.rint(255.0 * (weights @ images @ weights.T)).astype(np.uint8)
 
 
 def _checked(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], images_name: str, labels_name: str) -> Split:
-    """Returns the two arrays as a `Split`; refuses arrays that are not MNIST images and labels."""
+    """Returns the two arrays as a `Split`.
+
+    Raises:
+        DataError: the arrays are not MNIST images and labels.
+    """
     mend = "The files do not belong together or are not MNIST: put the originals in their place."
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
         raise DataError(

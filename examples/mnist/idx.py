@@ -34,8 +34,8 @@ def find_idx(folder: Path, name: str, num_dims: int) -> Path:
 def read_idx(path: Path, num_dims: int) -> npt.NDArray[np.uint8]:
     """Returns the unsigned bytes of an IDX file as an array of `num_dims` dimensions.
 
-    Layout, all integers big-endian: a magic number (two zero bytes, the element type, the number of
-    dimensions), a 32-bit size per dimension, the elements: as many as the sizes say, no fewer and no more.
+    Layout, all integers big-endian: a magic number (two zero bytes, the element type, the number of dimensions), a
+    32-bit size per dimension, and exactly the number of elements that the sizes give.
 
     Raises:
         DataError: The file cannot be read, is another kind of file, or is damaged.

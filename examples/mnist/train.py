@@ -92,17 +92,17 @@ def run(options: Options, digits: data.Digits) -> Result:
 def training_batches(
     split: data.Split, batch_size: int, *, seed: int, first_step: int = 0, num_steps: int
 ) -> tf.data.Dataset:
-    """Global batches `first_step` to `first_step + num_steps - 1` of (images, labels), counted over all epochs.
+    """Returns global batches `first_step` to `first_step + num_steps - 1` of (images, labels), over all epochs.
 
-    Every epoch has another order, and its last batch holds what is left. All of it depends on `seed` only: a resumed
-    run, on any number of devices, gets the batches of one that was not interrupted.
+    Every epoch uses another order, and its last batch has the remaining images. The batches depend only on `seed`: a
+    resumed run, on any number of devices, gets the batches of a run that was not interrupted.
     """
     batches = _dataset(split).shuffle(len(split.labels), seed=seed).batch(batch_size)
     return batches.repeat().skip(first_step).take(num_steps).prefetch(2)
 
 
 def evaluation_batches(split: data.Split, batch_size: int) -> tf.data.Dataset:
-    """Global batches of (images, labels) in the order of the files, the last one as large as what is left."""
+    """Returns global batches of (images, labels) in the order of the files; the last one may be smaller."""
     return _dataset(split).batch(batch_size).prefetch(2)
 
 

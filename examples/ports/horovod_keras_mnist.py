@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import app, flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# The path of the examples; and of the library, in a clone with nothing installed.
+# The examples; and, for a clone with nothing installed, the library.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
@@ -34,7 +34,7 @@ WARMUP_EPOCHS = 3
 
 
 def build_model() -> keras.Model:
-    """A small convolutional network with dropout."""
+    """Returns a small convolutional network with dropout."""
     return keras.Sequential(
         [
             keras.layers.Input((data.IMAGE_SIZE, data.IMAGE_SIZE, 1)),

@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import app, flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# The path of the examples; and of the library, in a clone with nothing installed.
+# The examples; and, for a clone with nothing installed, the library.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
@@ -37,7 +37,7 @@ def mnist_dataset(split: data.Split, batch_size: int) -> tf.data.Dataset:
 
 
 def build_and_compile_cnn_model() -> keras.Model:
-    """A small convolutional network with its optimizer; call it in the strategy's scope."""
+    """Returns a small compiled convolutional network; call it in the strategy's scope."""
     model = keras.Sequential(
         [
             keras.layers.Input((data.IMAGE_SIZE, data.IMAGE_SIZE)),
@@ -57,7 +57,7 @@ def build_and_compile_cnn_model() -> keras.Model:
 
 
 def write_checkpoint(model: keras.Model, folder: Path, *, is_chief: bool) -> None:
-    """Saves a `tf.train.Checkpoint`, which every process writes: all but the chief to a temporary folder."""
+    """Saves a `tf.train.Checkpoint` in every process: rank 0 in `folder`, the others in a temporary folder."""
     written = folder if is_chief else folder.with_name(f"{folder.name}-of-process-{os.getpid()}")
     tf.train.CheckpointManager(tf.train.Checkpoint(model=model), str(written), max_to_keep=1).save()
     if not is_chief:
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
 
     if output is not None:
         write_checkpoint(model, output / "checkpoint", is_chief=is_chief)
-        # One path: all processes call it, rank 0 writes, and loading waits until the file is complete.
+        # All processes use one path: rank 0 writes, and loading waits until the file is complete.
         model.save(output / "model.keras")
         with strategy.scope():
             model = keras.models.load_model(output / "model.keras")

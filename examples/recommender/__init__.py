@@ -1,1 +1,1 @@
-"""A two-tower recommender whose tables of users and movies lie on several devices."""
+"""A two-tower recommender whose tables of users and movies are sharded over several devices."""

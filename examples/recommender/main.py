@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
 
 
 def run() -> Any:
-    """Reads the ratings, which it may write first, and trains on them."""
+    """Reads the ratings, or first writes synthetic ones, and trains on them."""
     from recommender import ratings, synthetic
 
     options = from_flags(Options)

@@ -1,4 +1,4 @@
-"""A two-tower model: what a user and a movie are, as vectors, and how well they go together."""
+"""A two-tower model: vectors for users and movies, and a score for how well they match."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import keras_ext
 def build_model(num_users: int, num_movies: int, embedding_dim: int, *, sharded: bool = True) -> keras.Model:
     """Returns a model from {"user": (batch,), "movie": (batch,)}, numbers, to logits of clicks (batch, 1).
 
-    The towers meet in a dot product only, so that vectors of movies can be searched for those near a user's.
-    (Covington et al., "Deep Neural Networks for YouTube Recommendations", 2016). The loss is over pairs, and not over
-    the other rows of a batch: it does not depend on which rows a replica has.
+    The towers are combined only in a dot product, so that movies can be retrieved by a search for the vectors nearest
+    to a user's (Covington et al., "Deep Neural Networks for YouTube Recommendations", 2016). The loss is per pair and
+    does not use the other rows of a batch, so it does not depend on which rows a replica has.
 
     Args:
-        num_users: rows of the users' table.
-        num_movies: rows of the movies' table.
-        embedding_dim: columns of both, and size of the vectors.
-        sharded: the tables lie on the replicas that share the optimizer; else each replica has all of both.
+        num_users: number of rows of the users' table.
+        num_movies: number of rows of the movies' table.
+        embedding_dim: number of columns of both tables, and size of the vectors.
+        sharded: whether the tables are sharded over the replicas; else each replica has both whole.
     """
     users, movies = (keras.Input((), dtype="int32", name=name) for name in ("user", "movie"))
     vectors = [
         _tower(users, num_users, embedding_dim, "user", sharded=sharded),
         _tower(movies, num_movies, embedding_dim, "movie", sharded=sharded),
     ]
-    # Its scale and offset.
+    # The Dense layer is a scale and an offset of the dot product.
     logits = layers.Dense(1, name="logits")(layers.Dot(axes=1, name="dot")(vectors))
     return keras.Model({"user": users, "movie": movies}, logits, name="two_towers")
 

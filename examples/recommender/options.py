@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.options import EpochOptions, OptionError
 
-#: Learning rates by optimizer, if none is given.
+#: The default learning rate of each optimizer.
 LEARNING_RATES = {"adagrad": 0.02, "adam": 0.001}
 SHARDS = ("none", "optimizer", "weights")
 
@@ -29,7 +29,7 @@ def check(options: Options) -> None:
     """Refuses options that cannot work on any machine; it does not need TensorFlow.
 
     Raises:
-        OptionError: with the flag.
+        OptionError: the message names the flag.
     """
     if options.mesh is not None and any(f"{axis}=" in options.mesh.replace(" ", "") for axis in ("pipe", "tensor")):
         raise OptionError(

@@ -1,4 +1,4 @@
-"""Ratings of movies in the layout of MovieLens 1M: `UserID::MovieID::Rating::Timestamp`, a line each.
+"""Ratings of movies in the layout of MovieLens 1M: one line `UserID::MovieID::Rating::Timestamp` per rating.
 
 Pure numpy and no network. All problems are reported as a `DataError` with the file, the reason and the remedy.
 """
@@ -17,9 +17,9 @@ from common.options import OptionError
 
 FILE = "ratings.dat"
 
-#: A rating from this one on is a click.
+#: Ratings of at least this value are clicks.
 CLICK = 4
-#: One in this many ratings of a user, the last ones in time, is held out.
+#: For each full group of this size among a user's ratings, one rating is held out: the last ones in time.
 _RATINGS_PER_HELD_OUT = 10
 _NOT_A_RATING = re.compile(rb"^(?!\d{1,9}::\d{1,9}::[1-5]::\d{1,12}\r?$)(.*)$", re.MULTILINE)
 
@@ -34,11 +34,11 @@ class DataError(OptionError):
 
 @dataclass(frozen=True)
 class Ratings:
-    """Ratings, in arrays of equal length.
+    """Ratings as arrays of equal length.
 
     Attributes:
-        users: their numbers.
-        movies: their numbers.
+        users: numbers of the users.
+        movies: numbers of the movies.
         ratings: from 1 to 5.
         timestamps: seconds since 1970.
     """
@@ -53,12 +53,12 @@ class Ratings:
 
     @property
     def num_users(self) -> int:
-        """The number of rows that a table of users needs: one more than the largest number."""
+        """The number of rows of a table of users: one more than the largest number."""
         return int(self.users.max()) + 1
 
     @property
     def num_movies(self) -> int:
-        """The number of rows that a table of movies needs."""
+        """The number of rows of a table of movies: one more than the largest number."""
         return int(self.movies.max()) + 1
 
     @property
@@ -67,12 +67,12 @@ class Ratings:
         return (self.ratings >= CLICK).astype(np.float32)
 
     def at(self, places: npt.NDArray[Any]) -> Ratings:
-        """Returns some of the ratings, by numbers or by a mask."""
+        """Returns the ratings at the given positions or where a mask is true."""
         return Ratings(self.users[places], self.movies[places], self.ratings[places], self.timestamps[places])
 
 
 def load(path: Path) -> Ratings:
-    """Returns the ratings in a file, and logs how many there are.
+    """Returns the ratings in a file, and logs their number.
 
     Raises:
         DataError: the file cannot be read, has no ratings, or has another layout.
@@ -92,7 +92,7 @@ def parse(content: bytes, name: str) -> Ratings:
     """Returns the ratings in the bytes of a file.
 
     Raises:
-        DataError: there are none, or a line is not `UserID::MovieID::Rating::Timestamp`.
+        DataError: the file has none, or a line is not `UserID::MovieID::Rating::Timestamp`.
     """
     content = content.rstrip()
     if not content:
@@ -110,10 +110,10 @@ def parse(content: bytes, name: str) -> Ratings:
 
 
 def split(ratings: Ratings) -> tuple[Ratings, Ratings]:
-    """Splits ratings into those for training, and the last tenth in time of each user, to be held out.
+    """Splits ratings into training ratings and held-out ones: of each user, the last tenth in time.
 
     Raises:
-        DataError: no user has ten.
+        DataError: no user has ten ratings.
     """
     order = np.lexsort((ratings.movies, ratings.timestamps, ratings.users))
     users = ratings.users[order]

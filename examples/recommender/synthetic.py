@@ -10,15 +10,15 @@ from common.folders import make_folder
 
 from recommender.ratings import FILE, Ratings
 
-#: Of MovieLens 1M, which has 1,000,209 ratings.
+#: The sizes of MovieLens 1M, which has 1,000,209 ratings.
 NUM_USERS, NUM_MOVIES = 6040, 3952
-#: Its first day, 25 April 2000, and the seconds from then to its last one.
+#: The first day of MovieLens 1M, 25 April 2000, and the number of seconds up to its last rating.
 _FIRST_SECOND, _NUM_SECONDS = 956_700_000, 89_800_000
 _NUM_TASTES = 6
 
 
 def write(folder: Path, num_ratings: int) -> Path:
-    """Returns the path of a file of `num_ratings` ratings in `folder`, which is written unless it is there.
+    """Returns the path of a file of `num_ratings` ratings in `folder`; writes the file unless it exists.
 
     Raises:
         OptionError: the folder cannot be made or written.
@@ -30,21 +30,21 @@ def write(folder: Path, num_ratings: int) -> Path:
         lines = zip(
             *(column.tolist() for column in (made.users, made.movies, made.ratings, made.timestamps)), strict=True
         )
-        # Several processes may write the same.
+        # Several processes may write the same file.
         write_whole(path, "".join("{}::{}::{}::{}\n".format(*line) for line in lines))
     return path
 
 
 def make(num_users: int, num_movies: int, num_ratings: int, seed: int = 0) -> Ratings:
-    """Returns ratings of users with tastes, of movies that suit some more than others; none is there twice.
+    """Returns ratings by users whose tastes some movies suit better than others; each pair occurs at most once.
 
-    A few users rate much, and a few movies are rated by many, as in MovieLens.
+    A few users rate many movies, and a few movies are rated by many users, as in MovieLens.
 
     Args:
-        num_users: their numbers begin with 1.
-        num_movies: likewise.
-        num_ratings: at most half of all pairs.
-        seed: of everything random.
+        num_users: number of users; their numbers begin with 1.
+        num_movies: number of movies; their numbers begin with 1.
+        num_ratings: number of ratings, at most half of all pairs.
+        seed: random seed.
     """
     draw = np.random.default_rng(seed)
     activity, popularity = draw.lognormal(0.0, 0.9, num_users), draw.lognormal(0.0, 1.1, num_movies)

@@ -37,12 +37,12 @@ class Result:
 
     @property
     def val_auc(self) -> float:
-        """The area under the curve of the clicks held out, after the last epoch: 0.5 by chance."""
+        """The ROC AUC of the held-out clicks, after the last epoch: 0.5 by chance."""
         return self.outcome.history["val_auc"][-1]
 
     @property
     def val_loss(self) -> float:
-        """The loss of the clicks held out, after the last epoch."""
+        """The loss of the held-out clicks, after the last epoch."""
         return self.outcome.history["val_loss"][-1]
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def compiled(model: Any, options: Options) -> Any:
     """Compiles the model; call it in the scope of its strategy."""
     rate = LEARNING_RATES[options.optimizer] if options.learning_rate is None else options.learning_rate
     makers = {
-        # Gradients of rows are those of a few ratings in a mean over a batch: Keras' own start, 0.1, is far above them.
+        # A row's gradient comes from a few ratings in a mean over a batch: its square is far below Keras' default, 0.1.
         "adagrad": lambda: keras.optimizers.Adagrad(rate, initial_accumulator_value=1e-6),
         "adam": lambda: keras.optimizers.Adam(rate),
     }
@@ -102,8 +102,8 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Returns batches `first_step` to `first_step + num_steps - 1`, counted over all epochs, as the model takes them.
 
-    Every epoch has another order, and its last batch holds what is left. Orders depend on `seed` and the number of the
-    epoch only: a run can start at any step with the same batches.
+    Every epoch uses another order, and its last batch has the remaining rows. An order depends only on `seed` and the
+    number of the epoch: a run can start at any step with the same batches.
     """
     count = len(ratings)
     steps_per_epoch = math.ceil(count / batch_size)
@@ -118,7 +118,7 @@ def training_batches(
 
 
 def evaluation_batches(ratings: Ratings, batch_size: int) -> tf.data.Dataset:
-    """Returns batches of all ratings in their order, the last one as large as what is left."""
+    """Returns batches of all ratings in their order; the last one may be smaller."""
     count = len(ratings)
 
     def places(step: tf.Tensor) -> tf.Tensor:
@@ -128,8 +128,8 @@ def evaluation_batches(ratings: Ratings, batch_size: int) -> tf.data.Dataset:
 
 
 def _batches(ratings: Ratings, places: Any, first_step: int, num_steps: int) -> tf.data.Dataset:
-    # On the host. Batches are small beside the model, so that each process may make whole ones: nothing is mapped row
-    # by row.
+    # On the host. Batches are small compared with the model, so each process can make whole ones: the dataset does not
+    # map row by row.
     with tf.device("CPU:0"):
         columns = [tf.constant(column) for column in (ratings.users, ratings.movies, ratings.clicks)]
 

@@ -1,4 +1,4 @@
-"""Tests of the benchmarks; each is a package in `benchmarks/`, which is put on the path here. Nothing is timed."""
+"""Tests of the benchmarks; each is a package in `benchmarks/`, which is added to the path here. Nothing is timed."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ if str(BENCHMARKS) not in sys.path:
 
 
 def run_benchmark(name: str, *arguments: str, program: str = "main") -> subprocess.CompletedProcess[str]:
-    """Runs a benchmark as a user does; the test that calls this has the tighter timeout."""
+    """Runs a benchmark like a user; the calling test has the tighter timeout."""
     return subprocess.run(
         python(str(BENCHMARKS / name / f"{program}.py"), *arguments),
         cwd=BENCHMARKS.parent,

@@ -105,7 +105,7 @@ def test_counts_the_seconds_that_are_asked_for(of_processor: bool, monkeypatch: 
         if len(reported) == 2:
             raise EnoughError
 
-    # An all-reduce that takes 4 s, of which the process runs for 1.
+    # An all-reduce that takes 4 s, with 1 s of CPU time.
     now = {"perf_counter": 0.0, "process_time": 0.0}
 
     def call() -> None:

@@ -108,7 +108,7 @@ def test_processes_are_pinned_and_stand_still_between_their_turns() -> None:
     workers = Workers(Contender("pinned", report_core, ({}, {}), cores=cores, freezes=True), timeout_seconds=30)
     try:
         assert workers.measure() == tuple(float(core) for [core] in cores)
-        # The system stops them when it next runs them.
+        # The system stops a process when it schedules it next.
         while {state(process.pid) for process in workers._processes} != {"T"}:
             time.sleep(0.05)
         assert workers.measure() == tuple(float(core) for [core] in cores)

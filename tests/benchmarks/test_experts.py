@@ -49,7 +49,7 @@ def test_over_two_processes(kind: str, rows: str, num_ratios: int) -> None:
     assert done.returncode == 0, done.stderr
     assert f"## {rows}, 1 steps, 1 rounds" in done.stdout
     rows_of = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
-    # Without the heading and the line below it.
+    # Without the header and the line below it.
     assert len([row for row in rows_of if len(row) == 5]) == num_ratios + 2
     assert "sent by a process, MB/step by the formula, of two: 0.0" in done.stdout
 
@@ -57,7 +57,7 @@ def test_over_two_processes(kind: str, rows: str, num_ratios: int) -> None:
 def test_bytes_by_the_formulas() -> None:
     from experts.workload import Table, Workload
 
-    # 16 tokens, of which each process has 8, with 16 choices: 8 go to the other one, four times, 8 features each.
+    # 16 tokens, 8 per process, with 16 choices: 8 go to the other process, four times, with 8 features each.
     assert Workload(8, 2, 8, 8, 8, 2, 1).sent(2) == 4 * 8 * 8 * 4
-    # 16 lookups, 8 of each, 4 of them elsewhere: two indices, two rows of 4 columns.
+    # 16 lookups, 8 per process, 4 of them on the other: two indices, and two rows of 4 columns each.
     assert Table(64, 4, 16, "adagrad", 1).sent(2) == 4 * (2 * 4 + 2 * 4 * 4)

@@ -1,4 +1,4 @@
-"""The common parts of the benchmarks: ratios and tables as values, and workers that answer, fail, die and sleep."""
+"""The common parts of the benchmarks: ratios and tables as values, and workers that answer, fail, die and freeze."""
 
 import functools
 import itertools

@@ -42,7 +42,7 @@ def test_ours_trains_over_two_processes(name: str) -> None:
     assert done.returncode == 0, done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ours") and "MB" in line]
     assert [row[5] for row in rows] == ["2 of 6.4e-05 MB", "1 of 6.4e-05 MB"]
-    # Speedup, latency, core for each byte, bound.
+    # Speedup, latency, core time per byte, bound.
     assert all(float(row[column]) > 0 for row in rows for column in (4, 6, 7, 8))
 
 
@@ -77,14 +77,14 @@ def test_refuses_what_it_does_not_know(flag: str) -> None:
 def test_messages_without_cost_leave_the_ideal_pipeline() -> None:
     from model_parallel import bounds
 
-    # A slot for each micro-batch, and one more to fill and to empty.
+    # A slot for each micro-batch, and one more for fill and drain.
     assert bounds.one_f_one_b_ms(8, 1.0, 2.0, 0.0) == pytest.approx(3.0 * (8 + 1))
 
 
 def test_latency_is_felt_once_by_every_microbatch() -> None:
     from model_parallel import bounds
 
-    # Two micro-batches are under way, each there and back: twice the latency for every other one.
+    # Two micro-batches are in flight, each with a message in both directions: twice the latency for every other one.
     assert bounds.one_f_one_b_ms(8, 1.0, 2.0, 0.25) == pytest.approx(3.0 * (8 + 1) + 8 * 0.25)
     assert bounds.one_f_one_b_ms(8, 1.0, 2.0, 100.0) == pytest.approx(3.0 * (8 + 1) + 8 * 100.0)
     assert bounds.one_f_one_b_ms(8, 1.0, 2.0, 0.25, num_first=2) == pytest.approx(3.0 * (8 + 1) + 2 * 0.25)
@@ -99,7 +99,7 @@ def test_what_bounds_a_step() -> None:
     assert traffic(mlp) == Traffic(64 * 4096 * 4, 1)
     assert traffic(block) == Traffic(8 * 64 * 1024 * 4, 4)
     assert least_ms(dense, 160.0, 0.0, 0.0) == pytest.approx(160 * 0.5625)
-    # A stage sends and receives a message for each micro-batch, and its peer waits for one of each.
+    # A stage sends and receives a message per micro-batch, and its peer waits for one of each.
     assert least_ms(dense, 160.0, 0.0, 1.0) == pytest.approx(160 * 0.5625 + 2 * 9)
     assert least_ms(block, 160.0, 0.5, 1.0) == pytest.approx(80 + 4 * 1.5)
 

@@ -16,7 +16,7 @@ def test_shares_of_a_step() -> None:
     from overlap.intervals import Interval, Step
 
     step = Step(Interval(0, 10), (Interval(2, 4), Interval(5, 7)), (Interval(3, 6), Interval(6, 9)))
-    # The second starts when the last op of the backward pass has started already; 3 to 7 of 3 to 9 is hidden.
+    # The second starts after the start of the last backward op; from 3 to 7 of 3 to 9 is hidden.
     assert step.share_started == 0.5
     assert step.share_hidden == pytest.approx(4 / 6)
 

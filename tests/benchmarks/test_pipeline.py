@@ -68,7 +68,7 @@ def test_an_ideal_pipeline_has_the_ideal_speedup() -> None:
     from pipeline import clock, parts
 
     case = parts.workload("sleep", 10, [], [4], [16]).cases[0]
-    # A slot of 10 ms forward and 20 ms backward for each micro-batch, and p - 1 more to fill and to empty.
+    # A slot of 10 ms forward and 20 ms backward for each micro-batch, and p - 1 more for fill and drain.
     assert clock.value_of(0.03 * (16 + 4 - 1), "sleep", case) == pytest.approx(case.ideal_speedup)
 
 

@@ -36,7 +36,7 @@ def test_what_a_rank_holds() -> None:
     assert (case.num_ranks, case.tensor_bytes, case.part_bytes) == (4, 1024, 2048)
     assert (case.label, case.cuts) == ("pipe=2,tensor=2", ["dense_4"])
     assert Case({"tensor": 4}, 8, 16).cuts == []
-    # Gradients are as large as weights.
+    # Gradients have the size of weights.
     assert [parts_held(phase) for phase in ("build", "load_weights", "train")] == [0, 1, 2]
 
 
@@ -47,7 +47,7 @@ def test_what_grows_with_a_tensor_is_held_and_the_rest_is_the_base() -> None:
     case = Case({"pipe": 2}, 4, 16)
     small, large = case.smaller.tensor_bytes, case.tensor_bytes
     assert (small, large) == (256, 1024)
-    # Two tensors are a rank's part.
+    # A rank's part is two tensors.
     measured = dict.fromkeys(PHASES, ((50.0 + 2 * small, 70.0 + 3.5 * small), (50.0 + 2 * large, 70.0 + 3.5 * large)))
     assert tables.held(case, "save", measured) == [(2.0, 50.0), (3.5, 70.0)]
     rows = {row.split(" | ")[0]: row.split(" | ")[1:] for row in tables.table(case, measured).splitlines()[2:]}

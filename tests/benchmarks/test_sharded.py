@@ -40,7 +40,7 @@ def test_trains_and_measures(names: tuple[str, ...], library: str) -> None:
     rows = [line.removeprefix("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert f"time of {names[1]} / {names[0]}" in [row[0] for row in rows]
     whole, *sharded = [row for row in rows if len(row) == 7][2:]
-    # Weights of 4 bytes, and twice as many of slots, sent once at least.
+    # Weights of 4 bytes, and slots of twice the size, sent at least once.
     num_bytes = 4 * (2 * 65 * 64 + 65 * 10) / 1e6
     assert [float(whole[5]), float(whole[6].rstrip(" |"))] == pytest.approx([num_bytes, 2 * num_bytes], rel=0.01)
     for row in sharded:
@@ -91,7 +91,7 @@ def test_a_share_is_formed_round_by_round() -> None:
     names = ["horovod", "horovod_sharded"]
     count = len(MEASURES)
     turns = {
-        # Two rounds, of which the second goes backwards.
+        # Two rounds, the second in reverse order.
         KINDS["horovod"].row: [10.0, *[1.0] * (2 * count - 2), 20.0],
         KINDS["horovod_sharded"].row: [9.0, *[1.0] * (2 * count - 2), 16.0],
     }
@@ -112,7 +112,7 @@ def test_the_clock_hands_over_one_measure_a_turn() -> None:
         clock.start()
         clock.stop()
         clock.hand_over()
-    # The first report is thrown away; the next turns go forwards, those behind them backwards.
+    # The first report is discarded; the next turns go forwards, the following ones backwards.
     assert reported[0] == 0
     assert reported[len(MEASURES) - 1 :][:4] == [3.0, 6.0, 6.0, 3.0]
     assert len(reported) == 2 * len(MEASURES) + 1
@@ -130,7 +130,7 @@ def test_bytes_are_counted_where_they_are_sent() -> None:
         before = traffic.sent_bytes()
         here.sendall(bytes(1000))
         there.sendall(bytes(10))
-        # Both ends are of this process.
+        # Both ends are in this process.
         assert len(there.recv(1000, socket.MSG_WAITALL)) == 1000
         assert len(here.recv(10, socket.MSG_WAITALL)) == 10
         assert traffic.sent_bytes() - before == 1010
@@ -140,7 +140,7 @@ def test_bytes_are_counted_where_they_are_sent() -> None:
 @pytest.mark.parity_all
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_trains_within_a_limit() -> None:
-    """A generous one: how much a small model takes beside its weights depends on the machine."""
+    """The limit is generous: a small model's overhead besides its weights depends on the machine."""
     done = run_benchmark("sharded", "--layers=2", "--width=64", "--times=0.0001", program="memory_limit")
     assert done.returncode == 0, done.stderr
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]

@@ -1,3 +1,3 @@
-"""Tests of the pages in `docs/`; the examples that these speak of are put on the path here."""
+"""Tests of the pages in `docs/`; the examples in these pages are added to the path here."""
 
 from tests import examples as examples

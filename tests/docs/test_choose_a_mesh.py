@@ -1,4 +1,4 @@
-"""The tables of docs/choose_a_mesh.md: the example by its formulas, coordinates by the placement of processes."""
+"""The tables of docs/choose_a_mesh.md: the example from formulas, coordinates from the placement of processes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ GB = 1e9
 
 
 def _parameters(blocks: int, units: int, tokens: int, vocabulary: int) -> int:
-    """Of a model of examples/gpt."""
+    """Returns the number of parameters of a model of examples/gpt."""
     ends = (vocabulary + tokens) * units + 2 * units + vocabulary * units + vocabulary
     return blocks * (12 * units**2 + 13 * units) + ends
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the page says about a mesh, computed."""
+    """The page's numbers for a mesh, computed."""
 
     data: int = 1
     pipe: int = 1
@@ -41,23 +41,23 @@ class Cost:
 
     @property
     def rows(self) -> int:
-        """Rows of a replica."""
+        """The number of rows of a replica."""
         return BATCH // self.data
 
     @property
     def num_microbatches(self) -> int:
-        """1 without stages."""
+        """The number of micro-batches; 1 without stages."""
         return self.rows // MICROBATCH if self.pipe > 1 else 1
 
     @property
     def parameters(self) -> float:
-        """On a device of the first stage."""
+        """The number of parameters on a device of the first stage."""
         blocks = BLOCKS / self.pipe * (12 * UNITS**2 + 13 * UNITS) / self.tensor
         head = (VOCABULARY * UNITS + VOCABULARY) / self.tensor + 2 * UNITS
         return blocks + (VOCABULARY / self.tensor + TOKENS) * UNITS + (head if self.pipe == 1 else 0)
 
     def activations(self, *, sequence_parallel: bool = False) -> float:
-        """Bytes of the first stage's blocks: under 1F1B those of all blocks, for one micro-batch."""
+        """Returns the bytes of the first stage's activations: under 1F1B, those of all blocks for one micro-batch."""
         block = TOKENS * self.rows // self.num_microbatches * UNITS
         scores = 5 * HEADS * TOKENS / UNITS
         if self.tensor == 1 or sequence_parallel:
@@ -66,12 +66,12 @@ class Cost:
 
     @property
     def logits(self) -> float:
-        """Bytes on the first stage."""
+        """The bytes of logits on the first stage."""
         return 4 * TOKENS * self.rows * VOCABULARY / self.tensor if self.pipe == 1 else 0
 
     @property
     def sent(self) -> tuple[float, float, float]:
-        """Bytes that a device sends along each axis in a step."""
+        """The bytes that a device sends along each axis in a step."""
         whole = 2 * self.rows * TOKENS * UNITS
         return (
             2 * (self.data - 1) / self.data * 4 * self.parameters,
@@ -81,18 +81,18 @@ class Cost:
 
     @property
     def leaves_host(self) -> float:
-        """Bytes: data's rings, one for each part of a replica, or what one stage sends to the other."""
+        """The bytes that leave a host: data's rings, one for each part of a replica, or one stage's messages."""
         data, _, pipe = self.sent
         return data * self.pipe * self.tensor if self.data > 1 else pipe / 2 * self.tensor
 
     @property
     def bubble(self) -> float:
-        """The idle part of a step."""
+        """The idle fraction of a step."""
         return (self.pipe - 1) / (self.num_microbatches + self.pipe - 1)
 
     @property
     def messages(self) -> tuple[int, int, int]:
-        """Of a device in a step."""
+        """The number of messages of a device along each axis in a step."""
         m = self.num_microbatches
         return (
             math.ceil(4 * self.parameters / 2**25) * (self.data > 1),
@@ -101,7 +101,7 @@ class Cost:
         )
 
     def seconds(self, between_hosts: float) -> float:
-        """A step's."""
+        """Returns the seconds of a step."""
         computing = _operations() / 8 / FLOPS
         waits = self.leaves_host / between_hosts if self.data > 1 else 0
         hidden = 2 / 3 * computing if self.pipe == 1 else 0
@@ -200,7 +200,7 @@ def test_bytes_of_experts_and_when_their_axis_stops_paying() -> None:
     assert "16 P' / e, and all else with 1 / e of the slots, (8 + 8 / e) (P - P')" in PAGE
     report = keras_ext.memory_report(model)
     for device, weights in report.weights.items():
-        # Gradients are as large as weights; beside the slots there are the rate and the count of steps.
+        # Gradients have the size of weights; besides the slots there are the learning rate and the step count.
         found = 2 * weights + report.slots[device]
         expected = 16 * of_experts / size + (8 + 8 / size) * others
         assert 0 <= found - expected <= 16

@@ -1,4 +1,4 @@
-"""The table of docs/custom_training_steps.md: each row has tests, of equality with one device or of the warning."""
+"""The table of docs/custom_training_steps.md: each row has tests of equality with one device, or of the warning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "custom_training_steps.md").read_text()
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")][1:]
 
 _HOOKS, _ENGINE = "tests/strategies/_keras_hooks", "tests/strategies/engine"
-#: By the beginning of a row: parity cases, and tests as "file::function".
+#: Parity cases, and tests as "file::function", by the beginning of a row.
 TESTS: dict[str, tuple[str, ...]] = {
     "`tape.gradient(loss, weights)`": (
         "clip_by_norm in train_step",

@@ -1,4 +1,4 @@
-"""Every command of the pages in docs/ that starts processes: launchers' parsers take it, and its mesh fits them."""
+"""Every command in docs/ that starts processes: the launchers' parsers accept it, and its mesh fits the processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.examples.test_commands import _telling, program_and_flags
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "several_machines.md").read_text()
-#: Other pages' commands of the examples are parsed by tests/examples/test_commands.py, as are these.
+#: tests/examples/test_commands.py parses the commands that start examples on other pages; these are parsed alike.
 COMMANDS = [
     line
     for page in (PAGE, (DOCS / "choose_a_mesh.md").read_text())
@@ -53,7 +53,7 @@ def test_a_command_is_taken(command: str) -> None:
     for listed in hosts:
         assert sum(int(host.partition(":")[2]) for host in listed.split(",")) == _num_processes(command)
     if words[-1] == "strategies.doctor":
-        # By the launcher's parser, in place of an example.
+        # With the launcher's parser, using an example as the program.
         program_and_flags(
             command.replace("python -m strategies.doctor", "python examples/gpt/main.py").replace(
                 "-m strategies.doctor", "examples/gpt/main.py"

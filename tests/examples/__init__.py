@@ -1,4 +1,4 @@
-"""Tests of the examples; each example is a package in `examples/`, which is put on the path here."""
+"""Tests of the examples; each example is a package in `examples/`, which is added to the path here."""
 
 import sys
 from pathlib import Path

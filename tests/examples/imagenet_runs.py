@@ -1,7 +1,7 @@
-"""Runs of the ImageNet example that tests compare: in their own process, or as a program that several processes run.
+"""Runs of the ImageNet example that tests compare: in their own process, or as a program run by several processes.
 
-As a program: `imagenet_runs.py STRATEGY FOLDER [MESH ...]`, where FOLDER has the images. Without meshes, those of
-`MESHES` run, with two devices in each process; those that are named, with one.
+As a program: `imagenet_runs.py STRATEGY FOLDER [MESH ...]`, where FOLDER has the images. Without meshes, it runs
+`MESHES`, with two devices in each process; meshes named as arguments run with one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from unittest import mock
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
-from tests.examples import EXAMPLES  # noqa: F401  It puts the examples on the path.
+from tests.examples import EXAMPLES  # noqa: F401  Adds the examples to the path.
 
 MESHES = ("data=-1", "data=-1,pipe=2", "data=-1,tensor=2")
-#: By the number of processes, of one device each: those in which a replica spans processes.
+#: Meshes in which a replica spans processes, by the number of processes, with one device each.
 SPANNING_MESHES = {2: ("pipe=2", "tensor=2"), 4: ("data=2,pipe=2", "data=2,tensor=2", "pipe=2,tensor=2")}
 
 
 def options(folder: Path, name: str, **changes: Any) -> Any:
-    """Two epochs of a few steps, with a batch that no number of replicas divides, and odd files."""
+    """Returns options for two epochs of a few steps, with an odd batch size, and odd files."""
     from imagenet import train
 
     few = train.Options(
@@ -47,7 +47,7 @@ def options(folder: Path, name: str, **changes: Any) -> Any:
 
 
 def run(folder: Path, name: str, **changes: Any) -> dict[str, list[float]]:
-    """The loss curve, without what is measured in seconds."""
+    """Returns the loss curve, without the columns that measure time."""
     from imagenet import train
 
     history = train.run(options(folder, name, **changes)).outcome.history
@@ -55,7 +55,7 @@ def run(folder: Path, name: str, **changes: Any) -> dict[str, list[float]]:
 
 
 def counted() -> list[int]:
-    """Makes the example note the numbers of rows that this process decodes, in the list that it returns."""
+    """Makes the example record the numbers of the rows that this process decodes, in the returned list."""
     import tensorflow as tf
     from imagenet import batches, decoding
 
@@ -74,7 +74,7 @@ def counted() -> list[int]:
 
 
 def main(strategy: str, folder: Path, *meshes: str) -> None:
-    """Runs all meshes in this process, one of several; each leaves its curve in the folder of its run."""
+    """Runs all meshes in this process, one of several; the folder of each run gets its curve."""
     for mesh in meshes:
         run(folder, f"{strategy} {mesh}", strategy=strategy, mesh=mesh, devices=1)
     if meshes:

@@ -1,7 +1,7 @@
-"""Every command of every page that starts an example: the launchers' own parsers and the program's own flags take it.
+"""Every command in the pages that starts an example is accepted by the launchers' parsers and the program's flags.
 
-A command is a line of a code block, or a piece of code in a sentence, that names a program in `examples/` and begins as
-one that starts it does. Lines may go on after a backslash. Nothing is run.
+A command is a line of a code block, or code in a sentence, that names a program in `examples/` and begins like one that
+starts it. A backslash continues a line. Nothing is run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PROGRAM = re.compile(r"examples/\w+/\w+\.py")
 
 
 def commands_in(page: str) -> list[str]:
-    """The commands of a page in Markdown, each in one line, without prompts and comments."""
+    """Returns the commands of a Markdown page, one per line, without prompts and comments."""
     blocks = re.findall(r"^ *```[^\n]*\n(.*?)^ *```", page, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     sentences = re.sub(r"^ *```.*?^ *```", "", page, flags=re.DOTALL | re.MULTILINE)
     lines += re.findall(r"`([^`\n]+)`", sentences)
     found = [" ".join(line.removeprefix("$ ").split()) for line in lines]
-    # A program's name alone is no command; neither is a comment, nor a line of a comparison.
+    # A program's name alone is not a command; nor is a comment, or a line of a diff.
     return [line for line in found if PROGRAM.search(line) and " " in line and not line.startswith(("#", "+", "-"))]
 
 
@@ -57,12 +57,12 @@ class CommandError(ValueError):
 
 
 def program_and_flags(command: str) -> tuple[str, list[str]]:
-    """The program that a command starts in the end, and what it is given.
+    """Returns the program that a command starts in the end, and its arguments.
 
     Raises:
-        CommandError: a launcher does not take its part, or there is no such program.
+        CommandError: a launcher rejects its arguments, or there is no such program.
     """
-    # A variable of the shell, such as a node's rank, is a number or a name.
+    # A shell variable, such as a node's rank, is a number or a name.
     words = shlex.split(re.sub(r"\$\{?\w+\}?", "0", command), comments=True)
     while words and re.fullmatch(r"\w+=.*", words[0]):
         words.pop(0)
@@ -83,9 +83,9 @@ def _python(words: Sequence[str]) -> list[str]:
 
 
 def _horovodrun(words: Sequence[str]) -> list[str]:
-    """By its own parser, which reads the command line of its process."""
+    """Parses with horovodrun's own parser, which reads the command line of its process."""
     with warnings.catch_warnings():
-        # It imports distutils, of which Python 3.11 warns whoever comes first.
+        # It imports distutils, of which Python 3.11 warns on the first import.
         warnings.simplefilter("ignore", DeprecationWarning)
         from horovod.runner.launch import parse_args
 
@@ -94,7 +94,7 @@ def _horovodrun(words: Sequence[str]) -> list[str]:
 
 
 def _elsewhere(*options: str) -> Callable[[Sequence[str]], list[str]]:
-    """Of a launcher that is not installed here: the options that its manual page has, of those that pages use."""
+    """Returns a parser for a launcher that is not installed here, with its documented options that pages use."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for option in options:
         parser.add_argument(*option.split("|"), required=False)
@@ -138,7 +138,7 @@ def refusals(program: str, lines: Sequence[Sequence[str]]) -> list[str]:
     code = (
         "import importlib, json, sys; from absl import flags; "
         f"module = importlib.import_module('{example}.{name}')\n"
-        # Some programs define their flags when they start.
+        # Some programs define their flags only when they start.
         "getattr(module, 'define_flags', lambda: None)()\n"
         "for line in json.load(sys.stdin):\n"
         "    flags.FLAGS.unparse_flags()\n"

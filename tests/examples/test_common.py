@@ -1,4 +1,4 @@
-"""The common parts of the examples: devices and meshes from flags, folders of runs."""
+"""The common parts of the examples: devices and meshes from flags, run folders."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_devices_of_a_process(mesh: dict[str, int] | None, world_size: int, num_
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
-    """Of some example."""
+    """The options of an example."""
 
     epochs: int = 1
 
@@ -147,7 +147,7 @@ def test_tensorboard_is_shown_memory_and_timeline(tmp_path: Path) -> None:
         model: Any = place(_layers, strategy, PlacingOptions(microbatches=2, partition="uniform"))
         model.compile("sgd", "mse")
     callbacks = reports.reports_for(
-        # Measured in the midst of `fit`, which goes on.
+        # Measured in the middle of `fit`, which continues.
         model,
         tmp_path / "logs",
         lambda first, count: dataset.repeat().take(count),
@@ -162,7 +162,7 @@ def test_tensorboard_is_shown_memory_and_timeline(tmp_path: Path) -> None:
     picture = timeline_image(model.pipeline_timeline())
     assert picture.shape[0] == 1
     assert picture.shape[-1] == 3
-    # Blue, orange, and grey where a device waits.
+    # Blue, orange, and grey where a device is idle.
     assert {(0, 114, 178), (230, 159, 0), (238, 238, 238)} <= set(map(tuple, picture.reshape(-1, 3).tolist()))
 
 
@@ -171,7 +171,7 @@ def test_tensorboard_is_shown_memory_and_timeline(tmp_path: Path) -> None:
     [("gpt", "options"), ("imagenet", "train"), ("mnist", "train"), ("recommender", "options")],
 )
 def test_every_option_has_a_flag_with_its_default(example: str, module: str) -> None:
-    # In a process of its own: flags are global, and another example's may have the same names.
+    # In a separate process: flags are global, and another example's may have the same names.
     program = (
         "import dataclasses, sys; sys.path.insert(0, 'examples'); from absl import flags; "
         f"from {example} import main, {module}; fields = dataclasses.fields({module}.Options); "

@@ -1,4 +1,4 @@
-"""A program that is killed and started again by the same command has the loss curve of one that nobody killed."""
+"""A program that is killed and restarted with the same command has the loss curve of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _finish(folder: Path, command: list[str]) -> str:
 
 
 def _kill_when(checkpoint: Path, folder: Path, command: list[str], seconds_later: float = 0.0) -> None:
-    """Kills the program, with all that it started, when that file is there."""
+    """Kills the program, with all its descendants, when the checkpoint exists."""
     with Programs(folder, [command]) as programs:
         _wait_for(checkpoint, programs)
         time.sleep(seconds_later)
@@ -70,7 +70,7 @@ def _wait_for(path: Path, programs: Programs) -> None:
 
 
 def _curve(run_dir: Path) -> list[dict[str, float]]:
-    """The loss curve, without what is measured in seconds."""
+    """Returns the loss curve, without the columns that measure time."""
     with (run_dir / "history.csv").open() as file:
         return [
             {name: float(value) for name, value in row.items() if "per_second" not in name and "waiting" not in name}
@@ -96,7 +96,7 @@ def test_one_process(program: list[str], tmp_path: Path) -> None:
     _finish(tmp_path, _command(program, calm))
     command = _command(program, killed)
     _kill_when(killed / "checkpoints" / "step-000000004.json", tmp_path, command)
-    # Somewhere behind it: while it computes, evaluates or saves.
+    # Some time after it: while it computes, evaluates or saves.
     _kill_when(killed / "checkpoints" / "step-000000008.json", tmp_path, command, 0.2)
     output = _finish(tmp_path, command)
     assert "resuming in" in output
@@ -117,5 +117,5 @@ def test_a_rank_of_two(tmp_path: Path) -> None:
         ranks[-1].kill()
         assert programs.wait(60) != [None]
     _finish(tmp_path, command)
-    # Sums of metrics that ranks hold parts of are put back in equal parts: they round otherwise.
+    # Metric sums that are distributed over ranks are restored in equal parts, which round differently.
     assert _curve(killed) == [pytest.approx(row, rel=1e-6) for row in _curve(calm)]

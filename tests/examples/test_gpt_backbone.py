@@ -1,4 +1,4 @@
-"""The language model of a KerasHub backbone: its curve on a mesh, going on, its file, presets, and what it refuses."""
+"""The language model of a KerasHub backbone: its curve on a mesh, resuming, its file, presets, and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ numpy.testing.assert_allclose(several.predict(x, verbose=0), one.predict(x, verb
 print(sorted({layer.__class__.__module__.partition(".")[0] for layer in several._flatten_layers()}))
 """
 
-# Of KerasHub's layers.
+# Warnings from KerasHub's layers.
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(300)]
 
 
@@ -58,7 +58,7 @@ def test_trains_goes_on_and_saves(mesh: str, files: Options, tmp_path: Path) -> 
     text = load(files.data_file)
     one, several = str(tmp_path / "one.keras"), str(tmp_path / "several.keras")
     alone = train.run(replace(files, run_dir=str(tmp_path / "alone"), save=one), text)
-    # Ended after its first epoch, by the same options.
+    # Resumed, with the same options, after its first epoch.
     found = train.run(replace(files, mesh=mesh, save=several), text)
     for path in (tmp_path / "run" / "checkpoints").glob("*000000006*"):
         path.unlink()

@@ -27,7 +27,7 @@ MAIN = EXAMPLES / "gpt" / "main.py"
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[Any, list[float], Any]:
-    """The model, losses and history of one device."""
+    """Returns model, losses and history of one device."""
     return trained({"data": 1}, EXPERTS)
 
 
@@ -65,18 +65,18 @@ def test_the_command_line_trains_saves_and_goes_on(tmp_path: Path) -> None:
     done = subprocess.run(python(str(MAIN), *several), cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert "devices=2" in done.stdout.splitlines()[-1]
-    # TensorBoard has the load of training and of validation, and the share of each expert.
+    # TensorBoard has the load in training and validation, and the share of each expert.
     for part in ("train", "validation"):
         (events,) = (folder / "tensorboard" / part).glob("events.out.tfevents.*")
         assert f"epoch_{LOAD}".encode() in events.read_bytes()
         assert all(f"expert_load/block_0_ffn/{expert}".encode() in events.read_bytes() for expert in range(4))
-    # The file is a model of Keras' own layers, and trains on with sparse ones.
+    # The file is a model of Keras' own layers, and trains further with sparse ones.
     plain = keras.models.load_model(saved)
     assert all(type(layer).__module__.startswith("keras.") for layer in plain._flatten_layers())
     sparse = keras_ext.replace_experts(plain)
     tokens = np.arange(24).reshape(2, 12) % 7
     np.testing.assert_allclose(sparse(tokens), plain(tokens), atol=1e-5)
-    # The run goes on from the checkpoint of its first epoch, on one device, with the same numbers.
+    # The run resumes from the checkpoint of its first epoch, on one device, with the same numbers.
     with (folder / "history.csv").open() as file:
         before = list(csv.DictReader(file))
     last = list((folder / "checkpoints").glob("step-000000006*"))

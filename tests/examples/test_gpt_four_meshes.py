@@ -1,4 +1,4 @@
-"""The picture of one model on four meshes: how it is drawn, and the one that README shows."""
+"""The picture of one model on four meshes: how it is drawn, and the picture in the README."""
 
 import re
 from xml.etree import ElementTree
@@ -18,7 +18,7 @@ def test_draws_curves_over_each_other() -> None:
     points = [[tuple(map(float, point.split(","))) for point in line.attrib["points"].split()] for line in lines]
     assert [len(each) for each in points] == [4, 4]
     assert points[0][:3] == points[1][:3]
-    # Smaller is lower; later is narrower.
+    # Smaller values are lower; later curves are narrower.
     assert points[1][3][1] > points[0][3][1]
     widths = [float(line.attrib["stroke-width"]) for line in lines]
     assert widths == sorted(widths, reverse=True)

@@ -15,7 +15,7 @@ TEXT = "Peter Piper picked a peck of pickled peppers; where is the peck of pickl
 
 
 def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """The finished program."""
+    """Returns the finished program."""
     return subprocess.run(
         python(*arguments), cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=200, check=False
     )

@@ -1,4 +1,4 @@
-"""Rows of the language model: nothing of the text left out or doubled, orders that any step can find again."""
+"""Rows of the language model: no text omitted or repeated, and orders that any step can reproduce."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ import pytest
 from common.options import OptionError
 from gpt import rows
 
-# Token i is i, so that a row shows where it begins.
+# Token i is i, so that a row shows where it starts.
 TOKENS = np.arange(42, dtype=np.int32)
 
 
 def inputs(dataset: Any) -> list[list[int]]:
-    """The first token of each row, by batch; targets are checked on the way."""
+    """Returns the first token of each row, by batch; checks the targets, too."""
     found = []
     for x, y in dataset.as_numpy_iterator():
         assert x.dtype == y.dtype == np.int32
@@ -52,11 +52,11 @@ def test_a_text_shorter_than_a_row() -> None:
 def test_each_pass_goes_through_the_text_by_rows_and_in_an_order_of_its_own() -> None:
     training = rows.Rows(TOKENS, 2)
     assert training.num_rows == 20
-    # Batches of 3 do not divide 20 rows: the seventh is of two passes.
+    # Batches of 3 do not divide 20 rows: the seventh batch has rows of two passes.
     order = [row for batch in inputs(rows.batches(training, 3, seed=1, num_steps=20)) for row in batch]
     passes = [order[start : start + 20] for start in (0, 20, 40)]
     for each in passes:
-        # Of the circle of 42 tokens that rows of 2 cut into 21, one is left out: which, depends on where the first is.
+        # Rows of 2 divide the circle of 42 tokens into 21; one row is left out, which depends on the offset.
         assert len({row % 2 for row in each}) == 1
         assert len(set(each)) == 20
     assert len({tuple(each) for each in passes}) == 3

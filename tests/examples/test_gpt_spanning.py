@@ -1,4 +1,4 @@
-"""The language model with a replica that spans four processes: its curve, its file, and what goes on from both."""
+"""The language model with a replica that spans four processes: its curve, its file, and resuming from both."""
 
 import csv
 import subprocess
@@ -65,7 +65,7 @@ def _assert_near(found: dict[str, list[float]], expected: dict[str, list[float]]
 
 
 def _continued(axes: dict[str, int], saved: Path, text: Text) -> list[float]:
-    """The losses of two more steps of a saved model, on a mesh of this process."""
+    """Returns the losses of two more steps of a saved model, on a mesh of this process."""
     packed = rows.pack([ByteTokenizer().encode(document) for document in text.documents], ByteTokenizer.separator)
     options = Options(**SMALL)
     strategy = mesh_strategy(axes)
@@ -106,17 +106,17 @@ def test_trains_saves_and_goes_on(launched_by: str, mesh: str, tmp_path: Path) -
     assert alone.sample in output
     _assert_near(_losses(tmp_path / "several"), _losses(tmp_path / "one"))
 
-    # The file is one of plain Keras, with the weights of one device.
+    # The file is a plain Keras file, with the weights of one device.
     done = subprocess.run(
         python("-c", COMPARES_ALONE, one, several), cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.endswith("['keras']\n"), done.stderr
 
-    # Training goes on from it with layers split over the devices of one process.
+    # Training continues from it with layers split over the devices of one process.
     np.testing.assert_allclose(
         _continued({"tensor": 2}, Path(several), text), _continued({"data": 1}, Path(several), text), rtol=1e-5
     )
-    # So does the run, with the optimizer's slots, from its first epoch's checkpoint.
+    # The run also resumes, with the optimizer's slots, from the checkpoint of its first epoch.
     for path in (tmp_path / "several" / "checkpoints").glob("*000000006*"):
         path.unlink()
     again = train.run(replace(common, run_dir=str(tmp_path / "several"), mesh="tensor=2"), text)

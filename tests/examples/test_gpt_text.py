@@ -1,4 +1,4 @@
-"""Text and tokenizers of the language model: any file read right, or refused by name and reason."""
+"""Text and tokenizers of the language model: every file is read correctly, or refused by name and reason."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ def test_own_pages(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         own = text.load()
     assert len(own.documents) == len(text.OWN_PAGES)
-    # Much more, and the first command of the page would take longer than it says.
+    # With much more, the first command of the page would take longer than the page says.
     assert 30_000 < own.num_bytes < 48_000
     assert own.documents[0].startswith(b"# keras-strategies")
     [line] = [record.getMessage() for record in caplog.records]
@@ -75,7 +75,7 @@ def test_byte_pairs_lose_nothing_and_are_found_again() -> None:
     assert tokens.train_bpe(of(PIECE), 340) == model
     tokenizer = tokens.BpeTokenizer(model)
     assert tokenizer.num_tokens == 340
-    # Characters that were not in the text are their bytes.
+    # Characters that were not in the training text are encoded as bytes.
     for other in (PIECE, " \n\n  x\t\0é😀 ", "<|endoftext|>", ""):
         encoded = tokenizer.encode(other.encode())
         assert encoded.dtype == np.int32
@@ -89,7 +89,7 @@ def test_the_tokenizer_of_a_run_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = tokens.make_tokenizer("bpe", of(PIECE), 340, folder)
     assert [path.name for path in folder.iterdir()] == [tokens.TOKENIZER_FILE]
-    # Another text now: the tokenizer stays.
+    # Another text: the tokenizer in the folder stays.
     second = tokens.make_tokenizer("bpe", of("Something else altogether. " * 50), 340, folder)
     assert first.encode(b"wortlich").tolist() == second.encode(b"wortlich").tolist()
     with pytest.raises(OptionError, match=r"tokenizer\.model: .* has 340 tokens, expected --vocab_size=350.*--run_dir"):

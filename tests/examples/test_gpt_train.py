@@ -1,4 +1,4 @@
-"""The language model on meshes: the loss curve of one device, the sample of the plain model, and options that hold."""
+"""The language model on meshes: the loss curve of one device, the sample of the plain model, and other options."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,7 +43,7 @@ TEXT = b"Peter Piper picked a peck of pickled peppers. A peck of pickled peppers
 
 
 class Steps(keras.callbacks.Callback):
-    """The loss of each step, out of the means since the epoch began."""
+    """Records the loss of each step, derived from the means since the epoch began."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def made(axes: Mapping[str, int], options: Options) -> Any:
 
 
 def trained(axes: Mapping[str, int], options: Options = SMALL, **other: Any) -> tuple[Any, list[float], Any]:
-    """The model after its epochs, the loss of each step, and the logs of the epochs."""
+    """Returns the model after its epochs, the loss of each step, and the logs of the epochs."""
     options = replace(options, **other)
     training, _ = rows.split(rows.pack([TOKENIZER.encode(TEXT)], TOKENIZER.separator), options.sequence_length)
     keras.utils.set_random_seed(options.seed)
@@ -90,7 +90,7 @@ def trained(axes: Mapping[str, int], options: Options = SMALL, **other: Any) -> 
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[Any, list[float], Any]:
-    """The model, losses and history of one device."""
+    """Returns model, losses and history of one device."""
     return trained({"data": 1})
 
 
@@ -102,11 +102,11 @@ MESHES = [
     {"pipe": 2, "tensor": 2},
     {"data": 2, "pipe": 2, "tensor": 2},
 ]
-#: With every axis, and each of a replica's by itself.
+#: Each axis of a replica alone, and all axes together.
 FEW = ({"pipe": 2}, {"tensor": 2}, {"data": 2, "pipe": 2, "tensor": 2})
 
 
-# Of these graphs, which run a few steps only, TensorFlow's rewriting would take most of the time.
+# For these graphs, which run only a few steps, TensorFlow's rewriting would take most of the time.
 @pytest.mark.usefixtures("without_rewriting")
 @pytest.mark.parametrize(
     "axes",
@@ -122,7 +122,7 @@ def test_every_mesh_gives_the_loss_curve_of_one_device(axes: Mapping[str, int], 
     assert list(history) == list(same_history) == ["loss", "perplexity"]
     np.testing.assert_allclose(history["perplexity"], np.exp(history["loss"]), rtol=1e-5)
     np.testing.assert_allclose(same_history["perplexity"], history["perplexity"], rtol=1e-5)
-    # The plain model with these weights is the model itself, and draws what the one of one device draws.
+    # With these weights, the plain model draws the same sample as that of one device.
     drawn = train.sample_text(several, SIZES, TOKENIZER, SMALL)
     assert drawn == train.sample_text(one, SIZES, TOKENIZER, SMALL)
 
@@ -149,7 +149,7 @@ def test_a_run_has_its_result(tmp_path: Path) -> None:
     assert values["val_perplexity"] == pytest.approx(result.val_perplexity, abs=1e-4)
     assert (values["devices"], values["epochs"]) == (2, 2)
     assert values["bytes_per_token"] == pytest.approx(result.bytes_per_token, abs=1e-3)
-    # The same again goes on in the same folder, where nothing is left to do, and draws the same.
+    # The same command resumes in the same folder, has nothing left to do, and draws the same.
     again = train.run(replace(SMALL, mesh="tensor=2", prompt="Peter", temperature=0.0, **change), Text((TEXT,), "test"))
     assert again.sample == result.sample
     assert again.outcome.history == result.outcome.history
@@ -160,7 +160,7 @@ def test_sampling_slides_its_window(alone: Any) -> None:
     plain = build_model(SIZES)
     plain.set_weights(model.get_weights())
     length = SMALL.sequence_length
-    # One at a time, as it is defined; longer than the model sees, from a prompt that is longer, too.
+    # Token by token, by definition; longer than the model's context, also from a longer prompt.
     for prompt in ([TOKENIZER.separator], list(b"Peter Piper picked a ")):
         known = list(prompt)
         for _ in range(length + 4):
@@ -174,7 +174,7 @@ def test_sampling_slides_its_window(alone: Any) -> None:
 
 
 def test_sampling_by_temperature_and_seed() -> None:
-    # Of a model that has learnt nothing, so that all tokens are about as likely; those behind them never come.
+    # The model is untrained, so that all tokens are about equally likely; padding tokens never occur.
     plain = build_model(replace(SIZES, num_tokens=3))
     kernel, _ = plain.get_layer("logits").get_weights()
     plain.get_layer("logits").set_weights([0 * kernel, np.array([0.0, 0, 0.5, 9, 9, 9, 9, 9])])
@@ -208,7 +208,7 @@ def test_what_changes_no_numbers(axes: Mapping[str, int], change: dict[str, Any]
 @pytest.mark.usefixtures("without_rewriting")
 def test_accumulated_batches_make_one_larger_batch(alone: Any) -> None:
     model, losses, _ = alone
-    # Twice as many steps, each of half the rows, as many updates.
+    # Twice the steps, each with half the rows, and the same number of updates.
     half = replace(SMALL, batch_size=3, epochs=4, accumulation=2)
     accumulated, halves, _ = trained({"data": 2}, half)
     np.testing.assert_allclose(np.mean(np.reshape(halves, (-1, 2)), axis=1), losses, rtol=0, atol=1e-5)
@@ -224,7 +224,7 @@ def test_half_precision_and_dropout_learn(alone: Any) -> None:
     assert model.get_layer("block_0_ffn_up").compute_dtype == "bfloat16"
     assert losses != half
     assert half[-1] < half[0] / 1.5
-    # Drawn in float32 here, whatever it was trained in: the policy is back to what it was.
+    # The sample is drawn in float32, whatever the training dtype: the policy has been reset.
     assert len(train.sample_text(model, SIZES, TOKENIZER, SMALL)) > 0
 
 

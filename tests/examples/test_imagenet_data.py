@@ -1,4 +1,4 @@
-"""Images are found in every form, and what cannot be used is refused by name and reason. No image is decoded."""
+"""Images are found in every form, and unusable ones are refused by name and reason. No image is decoded."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ CAT, DOG, ELK = "n00000001", "n00000002", "n00000003"
 
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache folder, empty."""
+    """Returns the user's cache folder, empty."""
     home = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home
@@ -40,7 +40,7 @@ def rows(split: data.Split) -> list[tuple[str, int]]:
 
 
 def refusal(folder: Path, name: str = "train") -> str:
-    """The message that refuses the folder: one line, and a whole sentence."""
+    """Returns the message that refuses the folder; asserts one line, and a whole sentence."""
     with pytest.raises(DataError) as caught:
         data.open_split(folder, name)
     message = str(caught.value)
@@ -119,7 +119,7 @@ def test_shards_as_tfds_names_them_and_a_list_of_classes(tmp_path: Path) -> None
     (tmp_path / "label.labels.txt").write_text(f"{CAT}\n{DOG}\n")
     split = data.open_split(tmp_path, "train")
     assert (split.num_rows, split.classes) == (2, (CAT, DOG))
-    # Of several words, and as Windows ends lines.
+    # Names of several words, and line ends of Windows.
     (tmp_path / "label.labels.txt").write_bytes(b"great white shark\r\nK\xc3\xa4fer\r\n\r\n")
     assert data.open_split(tmp_path, "train").classes == ("great white shark", "Käfer")
     (tmp_path / "label.labels.txt").write_text(f"{CAT}\n{CAT}\n")
@@ -135,7 +135,7 @@ def test_missing_and_mixed_shards(tmp_path: Path) -> None:
 
 
 def damaged_set(folder: Path, damage: str) -> None:
-    """Two shards of 300 and 200 records, of which the second is damaged."""
+    """Writes two shards of 300 and 200 records; damages the second."""
     write_shard(folder / "train-00000-of-00002", [b"x" * 50] * 300)
     write_shard(folder / "train-00001-of-00002", [b"x" * 50] * 200)
     path = folder / "train-00001-of-00002"
@@ -180,14 +180,14 @@ def test_checksums_are_those_of_tensorflow(tmp_path: Path) -> None:
     write_shard(tmp_path / "shard", [os.urandom(i) for i in (0, 1, 255, 70000)])
     shard = records.walk(tmp_path / "shard")
     assert (shard.lengths.tolist(), shard.lost_bytes) == ([0, 1, 255, 70000], 0)
-    # The test value of RFC 3720, masked as TFRecord has it.
+    # The test vector of RFC 3720, masked as in TFRecords.
     crc = records.masked_crc32c(np.zeros([1, 32], np.uint8))
     unmasked = (int(crc[0]) - 0xA282EAD8) % 2**32
     assert (unmasked >> 17 | unmasked << 15) % 2**32 == 0x8A9136AA
 
 
 def age(folder: Path) -> None:
-    """Lets an hour pass since the last change in `folder`."""
+    """Sets modification times as if an hour had passed since the last change in `folder`."""
     then = time.time() - 3600
     for path in [folder, *folder.rglob("*")]:
         os.utime(path, (then, then))
@@ -195,7 +195,7 @@ def age(folder: Path) -> None:
 
 @pytest.fixture
 def walks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The shards that are walked over."""
+    """Returns the list of shards that are walked."""
     walked: list[Path] = []
     walk = records.walk
 
@@ -237,7 +237,7 @@ def test_the_index_of_files_is_kept_until_a_folder_changes(
     folder = f"train/{CAT}/" if form == "class folders" else f"{CAT}_"
     write(tmp_path, *[f"{folder}{i}.JPEG" for i in range(3)])
     age(tmp_path)
-    # The first run keeps it, though the folder that it is in is new in the data folder.
+    # The first run caches the index, although its folder is new in the data folder.
     num_rows = data.open_split(tmp_path, "train").num_rows
     with monkeypatch.context() as patched:
         patched.setattr(data, "index_of_files", None)
@@ -251,7 +251,7 @@ def test_where_the_data_cannot_be_written_the_index_goes_to_the_users_cache(
     tmp_path: Path, walks: list[Path], cache_home: Path, has_folder: bool
 ) -> None:
     write_shard(tmp_path / "train-00000-of-00001", [b"a"])
-    # For root, too, who may write where others may not: a file where the folder should be, or a folder for the file.
+    # Works for root, too, who ignores permissions: a file where the folder should be, or a folder for the file.
     if has_folder:
         (tmp_path / index_cache.FOLDER / "train.npz").mkdir(parents=True)
     else:

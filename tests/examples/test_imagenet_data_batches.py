@@ -1,4 +1,4 @@
-"""Images as they reach the model: the same rows whatever the first step, and odd files decoded or skipped."""
+"""Images as the model gets them: the same rows for every first step, and odd files decoded or skipped."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ def smooth(seed: int, height: int = HEIGHT, width: int = WIDTH) -> UInt8Array:
 
 def encoded(image: UInt8Array, kind: str = "JPEG", mode: str = "RGB") -> bytes:
     stream = io.BytesIO()
-    # No subsampling: with it, colours at the edge of a crop depend on what is outside.
+    # No chroma subsampling: with it, colours at the edge of a crop depend on pixels outside.
     options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
     Image.fromarray(image).convert(mode).save(stream, kind, **options)
     return stream.getvalue()
@@ -55,7 +55,7 @@ def write_records(root: Path, contents: list[tuple[bytes, int]], image: str, lab
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """23 sound images of two classes."""
+    """Returns a folder with 23 valid images of two classes."""
     contents = {f"train/{(CAT, DOG)[i % 2]}/{i} ü.JPEG": encoded(smooth(i)) for i in range(23)}
     return write_files(tmp_path_factory.mktemp("sound") / "a b", contents)
 
@@ -70,7 +70,7 @@ def training(
 
 
 def evaluation(split: data.Split, batch_size: int = 100, image_size: int = 16) -> tuple[Batch, Skipped]:
-    """All rows as one batch, and what was skipped."""
+    """Returns all rows as one batch, and the skipped images."""
     skipped = Skipped()
     dataset = batches.evaluation_batches(split, image_size=image_size, batch_size=batch_size, skipped=skipped)
     (batch,) = dataset.as_numpy_iterator()
@@ -100,14 +100,14 @@ def test_form_and_length(folder: Path) -> None:
 def test_steps_are_the_same_wherever_a_run_begins(folder: Path) -> None:
     split = data.open_split(folder, "train")
     whole = training(split)
-    # 4 steps an epoch: over the end of one, and into the third.
+    # 4 steps per epoch: across the end of one epoch, and into the third.
     assert_equal(training(split, first_step=3, num_steps=6), whole[3:9])
     assert_equal(training(split), whole)
     assert any((one[0] != other[0]).any() for one, other in zip(training(split, seed=4), whole, strict=True))
 
 
 def test_an_epoch_has_each_row_once_in_an_order_of_its_own(tmp_path: Path) -> None:
-    # One colour each, which no crop and no flip changes.
+    # Each image has one colour, which no crop and no flip changes.
     levels = np.arange(20) * 12
     contents = {f"train/{CAT}/{i:02d}.JPEG": encoded(np.full((40, 40, 3), levels[i], np.uint8)) for i in range(20)}
     split = data.open_split(write_files(tmp_path, contents), "train")
@@ -145,7 +145,7 @@ def boxes(height: int, width: int, count: int) -> npt.NDArray[np.int32]:
         return tf.map_fn(box, draws, fn_output_signature=tf.int32)
 
     draws = np.random.default_rng(0).random((count, crops.NUM_DRAWS), np.float32)
-    # As close to 1 as a float gets.
+    # The largest float below 1.
     draws[0] = np.nextafter(np.float32(1), np.float32(0))
     draws[1] = 0
     return draw(draws).numpy()
@@ -165,20 +165,20 @@ def test_boxes_are_inside_and_as_the_recipe_has_them(height: int, width: int) ->
         assert 0.075 < area.min() < 0.12
         assert 0.9 < area.max() <= 1
         assert 0.40 < area.mean() < 0.56
-        # Of whole pixels, so that the bounds are not met exactly.
+        # Sizes are whole pixels, so that the bounds are not exact.
         assert 0.72 < aspect.min() < 0.78
         assert 1.29 < aspect.max() < 1.39
-        # Every place is as likely as its mirror image.
+        # Every position is as likely as its mirror image.
         assert abs((top - (height - rows - top)).mean()) < 0.03 * height
         assert abs((left - (width - columns - left)).mean()) < 0.03 * width
     elif min(height, width) == 20:
-        # Too long for nearly every box: cut down, and the aspect still allowed.
+        # Too long for nearly every box: cut down, and the aspect ratio is still allowed.
         assert rows.max() == 20
         assert columns.max() <= 27
 
 
 def reference(image: UInt8Array, size: int) -> npt.NDArray[np.float64]:
-    """The middle of an image, resized bilinearly, in numpy."""
+    """Returns the middle of an image, resized bilinearly, in numpy."""
     height, width = image.shape[:2]
     side = int(np.rint(0.875 * min(height, width)))
     top, left = (height - side + 1) // 2, (width - side + 1) // 2
@@ -233,7 +233,7 @@ def check_odd(batch: Batch, skipped: Skipped, names: list[str]) -> None:
     for image, name in zip(images[:NUM_USABLE], names, strict=False):
         expected = np.broadcast_to(sound @ [0.299, 0.587, 0.114], (3, 16, 16)).transpose(1, 2, 0)
         expected = expected if "greyscale" in name else sound
-        # Truncated ones have the upper part.
+        # Truncated images have only the upper part.
         rows = slice(0, 9 if "most" in name else 16)
         assert np.abs(image[rows] - expected[rows]).mean() < (12 if "gif" in name else 4), name
     assert skipped.count == len(names) - NUM_USABLE
@@ -275,7 +275,7 @@ def test_odd_records_are_decoded_or_skipped(tmp_path: Path, image: str, label: s
     batch, skipped = evaluation(split)
     check_odd(batch, skipped, [*odd_files(), "no label", "a label too large"])
     assert batch[1][:NUM_USABLE].tolist() == [i % 2 for i in range(NUM_USABLE)]
-    # A record is named by its place; one whose content has changed is skipped, and the next not taken for it.
+    # A record's name has its offset; one with changed content is skipped, and the next not mistaken for it.
     places = {f"{split.path(0)}, record at byte {offset}" for offset in split.index.offsets[NUM_USABLE:]}
     assert places.issuperset(skipped.names)
     path = split.path(0)
@@ -307,7 +307,7 @@ def test_records_and_files_give_the_same_batches(folder: Path, tmp_path: Path) -
 
 
 def test_a_map_that_is_planned_anew_decodes_the_same(folder: Path) -> None:
-    """Every other row only, as one of two processes would, by the parts of the pipeline."""
+    """Decodes every other row only, like one of two processes, with the parts of the pipeline."""
     split = data.open_split(folder, "train")
     decode = decoding.Decoder(split, 16, lambda row: [row, tf.constant(False)], crops.central_box, Skipped())
     images = [decode(tf.constant(row, tf.int64))[0].numpy() for row in range(0, 23, 2)]

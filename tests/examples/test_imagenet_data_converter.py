@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*flags: str) -> tuple[dict[str, float], subprocess.CompletedProcess[str]]:
-    """The pairs in the last line, and the finished program."""
+    """Returns the pairs in the last line, and the finished program."""
     done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=120, check=False)
     last = (done.stdout.splitlines() or [""])[-1]
     return {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", last)}, done
@@ -42,7 +42,7 @@ def examples(shard: Path) -> list[tf.train.Example]:
 
 
 def check_shards(folder: Path, output: Path, num_shards: int) -> None:
-    """Every image that can be used is in one shard, and read as from its file."""
+    """Asserts that every usable image is in one shard, and reads like its file."""
     for name, shards in (("train", num_shards), ("val", 1)):
         files, records = data.open_split(folder, name), data.open_split(output, name)
         assert records.form == f"{shards} TFRecord shards"
@@ -59,7 +59,7 @@ def check_shards(folder: Path, output: Path, num_shards: int) -> None:
             ]
             sums.append(np.array(sorted(found)))
         np.testing.assert_array_equal(sums[0][:, 0], sums[1][:, 0])
-        # Encoded anew, the odd ones are a little off.
+        # The re-encoded odd images differ a little.
         assert (np.abs(sums[0][:, 1] - sums[1][:, 1]) > 1).mean() < 0.05
 
 
@@ -79,11 +79,11 @@ def test_a_killed_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    # Nobody goes on without it.
+    # No worker survives its parent.
     assert psutil.wait_procs(children, 20)[1] == []
     finished = {path: path.stat().st_mtime_ns for path in output.glob("train-*")}
 
-    # Half shards: of a process that was killed, and of another run that is at work.
+    # Incomplete shards: of a killed process, and of another run that is still writing.
     (output / ".train-00003-of-00024.1.2").write_bytes(b"half")
     others = output / ".validation-00000-of-00001.3.4"
     with others.open("wb") as opened:
@@ -97,7 +97,7 @@ def test_a_killed_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     assert (result["images"], result["shards"], result["skipped"]) == (276, 25, 4)
     check_shards(folder, output, 24)
 
-    # Once more: nothing to do, and the same numbers.
+    # Run again: nothing to do, and the same numbers.
     again, done = run(*flags)
     assert (again["images"], again["shards"], again["skipped"], again["made"]) == (276, 25, 4, 0)
     # Another request is refused.
@@ -154,7 +154,7 @@ def test_splits_one_by_one_and_names_of_any_kind(tmp_path: Path) -> None:
     }
     assert of_class["Käfer".encode()]["image/class/text"].bytes_list.value[0] == "schön".encode() + b" \xff"
 
-    # The other one later, or on another machine: the same classes for both, and the same request for each.
+    # The other split later, or on another machine: the same classes, and the same request for each.
     converting.claim(output, [train], one, 0)
     converting.claim(output, [train, val], one, 0)
     with pytest.raises(DataError, match=r"of another request.*conversion-val\.json"):

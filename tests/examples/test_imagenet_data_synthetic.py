@@ -1,4 +1,4 @@
-"""The synthetic set: whole or not there, the same each time, made once by whoever calls first."""
+"""The synthetic set: complete or absent, the same each time, made once by the first caller."""
 
 import errno
 import fcntl
@@ -107,7 +107,7 @@ def test_where_nothing_can_be_locked_others_work_is_left_alone(tmp_path: Path, m
 
 
 def test_pillow_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
-    # Whoever has images of their own imports the module, too.
+    # Users with their own images import the module, too.
     program = f"import sys; sys.modules['PIL'] = None; {MAKE}"
     command = [sys.executable, "-c", program, str(EXAMPLES), str(tmp_path / "set"), "20"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""The classifiers and how they are trained: sizes, schedules, what decays, what a skipped image counts for."""
+"""The classifiers and their training: sizes, schedules, weight decay, and the weight of a skipped image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from imagenet import models, recipe
 
 def test_resnet50_is_the_usual_one() -> None:
     model = models.build_model("ResNet50", 224, 1000)
-    # With 53,120 moving means and variances.
+    # The second number counts moving means and variances.
     assert model.count_params() == 25_557_032 + 53_120
     assert model.output_shape == (None, 1000)
     assert model.get_layer("stage4_block2_relu").output.shape == (None, 7, 7, 2048)
@@ -48,7 +48,7 @@ def test_learning_rates() -> None:
     # A warm-up that is longer than the training takes half of it.
     short = recipe.learning_rate("sgd", 0.1, 256, decay="cosine", warmup_steps=10, num_steps=2)
     assert _rates(short, 0, 1, 2) == [0.05, 0.1, 0.0]
-    # Two steps to an update, of twice the images.
+    # Two steps per update, which then has twice the images.
     gathered = recipe.learning_rate("lamb", None, 128, decay="cosine", warmup_steps=0, num_steps=4, accumulation=2)
     assert _rates(gathered, 0, 1, 2, 3, 4) == [0.0006, 0.0006, 0.0003, 0.0003, 0.0]
     restored = type(gathered).from_config(gathered.get_config())

@@ -1,4 +1,4 @@
-"""ImageNet's example has the curve of one device under every strategy and mesh, odd files and augmentation included."""
+"""ImageNet's example has the curve of one device under every strategy and mesh, with odd files and augmentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM = [str(Path(__file__).with_name("imagenet_runs.py"))]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images of every odd kind, and room for runs."""
+    """Returns a folder with images of every odd kind, also used for runs."""
     made = tmp_path_factory.mktemp("image net")
     make_synthetic(made / "images", Request(6, images_per_class=10, val_images_per_class=5, min_side=24, max_side=40))
     return made
@@ -29,14 +29,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def curve(folder: Path) -> dict[str, list[float]]:
-    """That of one device."""
+    """Returns the curve of one device."""
     found = imagenet_runs.run(folder, "one device", devices=1)
     assert {name: len(values) for name, values in found.items()} == {
         name: 2 for part in ("", "val_") for name in (f"{part}loss", f"{part}accuracy", f"{part}top5", f"{part}skipped")
     }
-    # An empty file and one that is no image, in each part.
+    # Each split has an empty file and one that is not an image.
     assert found["val_skipped"] == [2.0, 2.0]
-    # One of them is among the rows that the second epoch leaves over.
+    # One of them is among the rows that the second epoch does not use.
     assert found["skipped"] == [2.0, 1.0]
     assert found["loss"][1] < found["loss"][0]
     return found
@@ -60,8 +60,8 @@ def test_meshes_of_two_processes(strategy: str, folder: Path, curve: dict[str, l
     _run_on_several(strategy, 2, folder, tmp_path)
     for mesh in imagenet_runs.MESHES:
         _assert_equal(_curve_of(folder / f"{strategy} {mesh}", curve), curve)
-    # Of 4 batches of 13 rows in each of two epochs, the second with other numbers, and of 30 rows to evaluate twice,
-    # each is decoded by one process only: 7 of a batch, or 6.
+    # Each epoch has 4 batches of 13 rows, the second with other numbers, and 30 rows to evaluate. Only one process
+    # decodes each row: 7 or 6 rows of a batch.
     decoded = [json.loads(path.read_text()) for path in folder.glob(f"{strategy} rows of *.json")]
     assert sorted(map(len, decoded)) == [76, 88]
     assert sorted(itertools.chain(*decoded)) == sorted([*range(104), *range(30), *range(30)])
@@ -98,7 +98,7 @@ def _curve_of(run_dir: Path, like: dict[str, list[float]]) -> dict[str, list[flo
 
 
 def test_the_last_line_counts_what_the_last_epoch_left_out() -> None:
-    """An epoch is of whole batches: the file that could not be used may be among the rows that are over."""
+    """An epoch has whole batches only: an unusable file may be among the rows left over."""
     last = {"val_accuracy": [0.1, 0.2, 0.3], "val_top5": [1.0] * 3, "val_loss": [2.0] * 3, "loss": [3.0] * 3}
     skipped = {"skipped": [0.0, 1.0, 0.0], "val_skipped": [2.0, 2.0, 2.0]}
     line = str(train.Result(Outcome(last | skipped, 10.0, 0.0, 0.0, num_devices=2, is_chief=True, seconds=1.0)))

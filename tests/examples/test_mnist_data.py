@@ -1,4 +1,4 @@
-"""Every source of digits read right, and every kind of bad file refused by name and reason."""
+"""Every source of digits is read correctly, and every kind of bad file is refused by name and reason."""
 
 import gzip
 import logging
@@ -31,7 +31,7 @@ def fake_labels(count: int) -> UInt8Array:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve training and five test digits in four plain files."""
+    """Returns a folder with twelve training and five test digits in four plain files."""
     for images, labels, count in ((IMAGES, LABELS, 12), (TEST_IMAGES, TEST_LABELS, 5)):
         (tmp_path / images).write_bytes(idx_bytes(fake_images(count)))
         (tmp_path / labels).write_bytes(idx_bytes(fake_labels(count)))
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def keras_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of Keras' cached MNIST; there is no file yet."""
+    """Returns the path of Keras' cached MNIST; the file does not exist yet."""
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     path = tmp_path / "keras" / "datasets" / "mnist.npz"
     path.parent.mkdir(parents=True)
@@ -48,7 +48,7 @@ def keras_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(folder: Path, file: str) -> str:
-    """The message that refuses the folder: one line that starts with the file, and a whole sentence."""
+    """Returns the message that refuses the folder; asserts one line that starts with the file, and a whole sentence."""
     with pytest.raises(idx.DataError) as caught:
         data.load(str(folder))
     message = str(caught.value)
@@ -203,7 +203,7 @@ def test_scikit_learn_digits(keras_cache: Path, caplog: pytest.LogCaptureFixture
         share = np.bincount(split.labels, minlength=10) / len(split.labels)
         assert share.min() > 0.09
         assert share.max() < 0.11
-    # Once more, and the same: nothing is drawn at random.
+    # The same the second time: nothing is random.
     np.testing.assert_array_equal(data.load().test.images, digits.test.images)
 
 

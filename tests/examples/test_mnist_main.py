@@ -14,7 +14,7 @@ MAIN = EXAMPLES / "mnist" / "main.py"
 
 
 def run(arguments: list[str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """The finished program, with an empty Keras cache, so that it finds the digits of scikit-learn."""
+    """Returns the finished program, run with an empty Keras cache, so that it uses the digits of scikit-learn."""
     environment = {**os.environ, "KERAS_HOME": str(tmp_path / "keras")}
     return subprocess.run(
         python(*arguments),

@@ -1,4 +1,4 @@
-"""The example's training on fake digits: one step, every mesh as one device, resume, outputs and refusals."""
+"""Training of the MNIST example on fake digits: one step, every mesh as one device, resume, outputs and refusals."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ Run = Callable[..., train.Result]
 
 @pytest.fixture(scope="module")
 def digits() -> data.Digits:
-    """Digits of noise with a bright bar whose place is the label, in counts that no batch size divides."""
+    """Returns noise with a bright bar whose position is the label, in numbers that no batch size divides."""
 
     def split(count: int) -> data.Split:
         images = np.random.default_rng(count).integers(0, 64, (count, 28, 28), np.uint8)
@@ -36,7 +36,7 @@ def digits() -> data.Digits:
 
 @pytest.fixture
 def run(digits: data.Digits, tmp_path: Path) -> Run:
-    """Trains with changed options, each call in a new folder unless `run_dir` names one."""
+    """Returns a function that trains with changed options, in a new folder unless `run_dir` names one."""
     folders = iter(range(100))
 
     def run(**changes: Any) -> train.Result:
@@ -46,7 +46,7 @@ def run(digits: data.Digits, tmp_path: Path) -> Run:
 
 
 def curves(result: train.Result) -> dict[str, list[float]]:
-    """The history, without what differs from run to run: how fast it was."""
+    """Returns the history, without throughput, which differs from run to run."""
     history = result.outcome.history
     assert set(SPEEDS) <= set(history)
     return {name: values for name, values in history.items() if name not in SPEEDS}
@@ -98,7 +98,7 @@ def test_run_learns_and_is_reproducible(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def one_device(digits: data.Digits, tmp_path_factory: pytest.TempPathFactory) -> train.Result:
-    """Two epochs of 6 steps, on one device."""
+    """Returns the result of two epochs of 6 steps, on one device."""
     return train.run(replace(QUIET, epochs=2, batch_size=10, run_dir=str(tmp_path_factory.mktemp("one"))), digits)
 
 
@@ -111,7 +111,7 @@ def test_goes_on_within_an_epoch_on_another_mesh(
     run: Run, one_device: train.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Kill(BaseException):
-        """Not an error that anything catches."""
+        """An error that nothing catches, because it is not an `Exception`."""
 
     def kill(callback: keras.callbacks.Callback, batch: int, logs: Any = None) -> None:
         # In the second epoch, one step after a checkpoint.
@@ -125,7 +125,7 @@ def test_goes_on_within_an_epoch_on_another_mesh(
             run(**options)
     resumed = run(**options, mesh="data=2", devices=None)
     assert_equal(resumed, one_device)
-    # It is complete: the same command trains nothing more.
+    # The run is complete: the same command trains nothing more.
     finished = run(**options)
     assert finished.outcome.units_per_second == 0
     assert curves(finished) == curves(resumed)
@@ -144,7 +144,7 @@ def float64() -> Iterator[None]:
 
 @pytest.mark.usefixtures("float64")
 def test_in_float64_every_mesh_has_the_curves_of_one_device(run: Run) -> None:
-    # Training enlarges rounding: only with more digits can many steps tell it from a mistake.
+    # Training magnifies rounding: over many steps, only more digits distinguish it from a mistake.
     options = {"epochs": 8, "batch_size": 10, "dtype_policy": "float64"}
     one = run(**options)
     assert_equal(run(**options, devices=2), one, atol=1e-12)
@@ -152,7 +152,7 @@ def test_in_float64_every_mesh_has_the_curves_of_one_device(run: Run) -> None:
     assert_equal(run(**options, **stages), one, atol=1e-12)
 
 
-# TensorFlow's variables on several devices are not up to date with numpy 2, and TensorBoard logs one of them.
+# TensorFlow's variables on several devices do not fully support numpy 2, and TensorBoard logs one of them.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 def test_saved_model_and_tensorboard_logs(digits: data.Digits, run: Run, tmp_path: Path) -> None:
     path, folder = tmp_path / "models" / "digits.keras", tmp_path / "run"

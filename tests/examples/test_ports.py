@@ -1,4 +1,4 @@
-"""The ported programs as their users start them, by two processes, and what their page shows."""
+"""The ported programs as users start them, with two processes, and the differences that their page shows."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def _no_other_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def finished(folder: Path, command: list[str]) -> str:
-    """The output of a command that ends well, in time; whatever it has started ends with it."""
+    """Returns the output of a command that succeeds in time; kills everything that it has started."""
     with Programs(folder, [command]) as programs:
         codes = programs.wait(LIMIT_SECONDS)
         output = programs.output(limit=40000)
@@ -36,7 +36,7 @@ def finished(folder: Path, command: list[str]) -> str:
 
 
 def only(pattern: str, output: str) -> float:
-    """The number in the one line that has it: the ranks other than 0 print nothing."""
+    """Returns the number in the one matching line: ranks other than 0 print nothing."""
     [number] = re.findall(pattern, output)
     return float(number)
 
@@ -47,7 +47,7 @@ def test_multi_worker_keras(tmp_path: Path) -> None:
     output = finished(tmp_path, launcher(2, program))
     assert only(r"result test_accuracy=(\S+) test_loss=\S+ replicas=2\n", output) > 0.3
     assert output.count("Epoch 2/2") == 1
-    # The checkpoint of the other process and the backup are gone.
+    # The other process' checkpoint and the backup have been deleted.
     assert sorted(path.name for path in results.iterdir()) == ["checkpoint", "model.keras"]
     assert (results / "checkpoint" / "ckpt-1.index").is_file()
     assert keras.models.load_model(results / "model.keras").count_params() > 0
@@ -68,7 +68,7 @@ def test_horovod_keras_mnist(tmp_path: Path) -> None:
     "name", ["multi_worker_keras.py", pytest.param("horovod_keras_mnist.py", marks=pytest.mark.parity_all)]
 )
 def test_one_process_in_a_clone_with_nothing_installed(name: str, tmp_path: Path) -> None:
-    # Tells Python to forget PYTHONPATH.
+    # Makes Python ignore PYTHONPATH.
     output = finished(tmp_path, [sys.executable, "-E", str(PORTS / name), "--epochs=1"])
     assert only(r"result test_accuracy=\S+ test_loss=\S+ (?:replicas|processes)=(\d)\n", output) == 1
 
@@ -89,7 +89,7 @@ def test_the_loop_on_the_page(strategy: str, tmp_path: Path) -> None:
     program.write_text(code.replace("MultiWorkerMirroredStrategy", strategy))
     command = horovodrun(2, [str(program)]) if strategy == "HorovodStrategy" else launcher(2, [str(program)])
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", finished(tmp_path, command))]
-    # Five steps, and what both ranks print is the same.
+    # Five steps; both ranks print the same.
     assert len(losses) == 10
     assert len(set(losses)) == 5
     assert min(losses) < max(losses) / 2

@@ -1,4 +1,4 @@
-"""The recommender: ratings as MovieLens has them, one device's numbers on several, files, its command line."""
+"""The recommender: ratings in MovieLens' layout, one device's numbers on several, files, its command line."""
 
 import re
 import subprocess
@@ -30,13 +30,13 @@ Run = Callable[..., train.Result]
 
 @pytest.fixture(scope="module")
 def few() -> ratings.Ratings:
-    """Ratings in a count that no batch size divides."""
+    """Returns ratings in a number that no batch size divides."""
     return synthetic.make(12, 30, 171)
 
 
 @pytest.fixture
 def run(few: ratings.Ratings, tmp_path: Path) -> Run:
-    """Trains with changed options, each call in a new folder unless `run_dir` names one."""
+    """Returns a function that trains with changed options, in a new folder unless `run_dir` names one."""
     folders = iter(range(100))
 
     def run(**changes: Any) -> train.Result:
@@ -46,7 +46,7 @@ def run(few: ratings.Ratings, tmp_path: Path) -> Run:
 
 
 def curves(result: train.Result) -> dict[str, list[float]]:
-    """The history, without how fast it was."""
+    """Returns the history, without throughput."""
     return {name: values for name, values in result.outcome.history.items() if name not in SPEEDS}
 
 
@@ -67,7 +67,7 @@ def test_several_devices_give_the_numbers_of_one(run: Run, tmp_path: Path) -> No
     assert {type(layer) for layer in sharded.layers if "table" in layer.name} == {keras.layers.Embedding}
     for weight, same in zip(plain.get_weights(), sharded.get_weights(), strict=True):
         np.testing.assert_allclose(same, weight, rtol=0, atol=1e-5)
-    # It goes on from its last checkpoint but one, on groups of two replicas that have the tables.
+    # It resumes from its last checkpoint but one, on groups of two replicas that share the tables.
     last = sorted({path.stem.partition(".")[0] for path in (folder / "checkpoints").glob("step-*")})
     assert len(last) > 1
     for path in (folder / "checkpoints").glob(f"{last[-1]}*"):

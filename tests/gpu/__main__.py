@@ -1,6 +1,6 @@
 """Runs the suite: `python -m tests.gpu`, from the repository's root.
 
-Every case has a process of its own, with a timeout, and sees one GPU. The table of outcomes is printed at the end.
+Every case has its own process, with a timeout, and sees one GPU. The table of outcomes is printed at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOT_LISTED = """This machine has a GPU ({files}), but TensorFlow lists none: no
 
 
 def run_case(name: str, kind: str, timeout_seconds: float) -> Outcome:
-    """Runs a case in a process of its own, which is ended when its time is over, with all that it has started."""
+    """Runs a case in its own process; on a timeout, kills it with everything that it has started."""
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "outcome.json", Path(folder) / "log"
         command = [sys.executable, "-m", "tests.gpu.one", name, kind, str(file)]
@@ -44,7 +44,7 @@ def run_case(name: str, kind: str, timeout_seconds: float) -> Outcome:
 
 
 def run_group(command: Sequence[str], environment: dict[str, str], log: Path, timeout_seconds: float) -> int | None:
-    """Runs a command as a process group, of which nothing is left then; returns its exit code, None if it was ended."""
+    """Runs a command as a process group and kills what is left of it; returns its exit code, None on a timeout."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=_ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
@@ -54,7 +54,7 @@ def run_group(command: Sequence[str], environment: dict[str, str], log: Path, ti
     except subprocess.TimeoutExpired:
         return None
     finally:
-        # Ranks that outlive the process which started them would keep the GPU's memory from the next case.
+        # Ranks that outlive their parent would keep GPU memory from the next case.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -62,7 +62,7 @@ def run_group(command: Sequence[str], environment: dict[str, str], log: Path, ti
 
 def _environment(kind: str) -> dict[str, str]:
     added = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    # One GPU, as on a machine with one: where TensorFlow finds several, it would sum logical ones by NCCL, which
+    # One GPU, as on a machine with one: with several visible, TensorFlow would sum over logical GPUs by NCCL, which
     # refuses two ranks on one GPU.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     added["CUDA_VISIBLE_DEVICES"] = "-1" if kind == "cpu" else visible.split(",")[0].strip()
@@ -76,12 +76,12 @@ def _lines(code: str, kind: str) -> list[str]:
 
 
 def device_files() -> list[str]:
-    """The files of NVIDIA's driver, one for each GPU that this machine has, or this container may use."""
+    """Returns the device files of NVIDIA's driver, one for each GPU of this machine or container."""
     return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the chosen cases; returns 0 if all are well, or if the machine has no GPU."""
+    """Runs the selected cases; returns 0 if all pass, or if the machine has no GPU."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--devices", choices=("gpu", "cpu"), default="gpu", help="cpu: small models, to try the suite")
     parser.add_argument("--case", action="append", help="only the cases with this in their name; repeatable")
@@ -121,6 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Ended from outside, it ends the case that runs, too.
+    # If terminated, it also ends the running case.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The cases of the suite: each trains in plain Keras on one device, and with this package, and compares."""
+"""The cases of the suite: each trains in plain Keras on one device, and with our packages, and compares them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.gpu.setting import Setting
 from tests.gpu.training import Trained, compiled, difference, mirrored, peak_of_epoch, step_ms
 from tests.gpu.xla import full_float32, require_xla
 
-#: Expectations, which no GPU has confirmed yet: by dtype, and with XLA, which fuses and so rounds elsewhere.
+#: Tolerances that no GPU has confirmed yet: float32; with XLA, whose fusion rounds differently; half precision.
 EXACT, WITH_XLA, HALF = 1e-5, 1e-4, 5e-2
 _PROBLEMS: dict[str, Callable[..., models.Problem]] = {
     "resnet50": models.images,
@@ -30,7 +30,7 @@ _PROBLEMS: dict[str, Callable[..., models.Problem]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """`run` in a process of its own, on `num_devices` devices made of one."""
+    """A case: `run` in its own process, on `num_devices` logical devices of one physical device."""
 
     name: str
     run: Callable[[Setting], Outcome]
@@ -38,7 +38,7 @@ class Case:
 
 
 def _one_device(name: str, problem: str, policy: str, setting: Setting) -> Outcome:
-    """Ours on one device has the numbers of plain Keras."""
+    """Our strategy on one device gives the numbers of plain Keras."""
     strategies.exact()
     keras.config.set_dtype_policy(policy)
     task = _PROBLEMS[problem](setting.small)
@@ -50,7 +50,7 @@ def _one_device(name: str, problem: str, policy: str, setting: Setting) -> Outco
 
 
 def _speed(name: str, problem: str, policy: str, jit: bool, setting: Setting) -> Outcome:
-    """Milliseconds of a step of ours and of plain Keras, in turns; numbers are compared, too, without `exact`."""
+    """Times a step of ours and of plain Keras, in turns; compares numbers, too, without `exact`."""
     keras.config.set_dtype_policy(policy)
     task = _PROBLEMS[problem](setting.small, num_steps=4 if setting.small else 10)
     plain, ours = compiled(task, jit_compile=jit), compiled(task, mirrored(setting.devices), jit_compile=jit)
@@ -73,7 +73,7 @@ def _mesh(
     setting: Setting,
     **options: Any,
 ) -> Outcome:
-    """Ours on a mesh has the numbers of plain Keras on one device, which runs without XLA in any case."""
+    """Our strategy on a mesh gives the numbers of plain Keras on one device, which always runs without XLA."""
     with_xla = options.get("jit_compile", False)
     full_float32() if with_xla else strategies.exact()
     task = problem(setting.small)
@@ -88,7 +88,7 @@ def _mesh(
 
 
 def _normalized(name: str, setting: Setting) -> Outcome:
-    """Ours with XLA has the numbers of ours without: each replica has statistics of its own, unlike one device."""
+    """Our strategy gives the same with and without XLA: replicas have separate statistics, unlike one device."""
     full_float32()
     task = models.normalized(setting.small)
     uncompiled, ours = (compiled(task, mirrored(setting.devices), jit_compile=jit) for jit in (False, True))
@@ -105,22 +105,22 @@ def _overflow(name: str, setting: Setting) -> Outcome:
     """A row that overflows float16 on one replica skips the step on both, and halves the scale once."""
     keras.config.set_dtype_policy("mixed_float16")
     task = models.dense(setting.small)
-    # The first row of the second batch: replica 0's. Its scaled gradients, divided by all numbers of a batch, are at
-    # least 8e6, too much for float16, and its loss, 1e18 divided by the rows, is finite in float32.
+    # The first row of the second batch, on replica 0. Its scaled gradients, divided by all numbers of a batch, are at
+    # least 8e6, too large for float16; its loss, 1e18 divided by the number of rows, is finite in float32.
     task.y[task.batch_size] = 1e9
     plain, ours = compiled(task, device=setting.devices[0]), compiled(task, mirrored(setting.devices))
     for trained in (plain, ours):
         trained.epoch()
     scales = [float(np.asarray(trained.model.optimizer.dynamic_scale)) for trained in (plain, ours)]
     note = f"loss scale {scales[1]:.0f}, in plain Keras {scales[0]:.0f}"
-    # Beside the loss of that row, the others are not seen.
+    # The loss of that row hides all others.
     plain.losses, ours.losses = [], []
     outcome = judged(name, difference(ours, plain), HALF, note=note)
     return outcome if scales[0] == scales[1] < 2.0**15 else Outcome(name, "differs", note=note)
 
 
 def _resumed(name: str, setting: Setting) -> Outcome:
-    """Training that is saved and loaded again, under a new strategy, goes on as if nothing had been."""
+    """Training that is saved, and loaded under a new strategy, continues without a difference."""
     strategies.exact()
     task = models.images(setting.small, num_steps=2)
     through, first = (compiled(task, mirrored(setting.devices)) for _ in range(2))
@@ -137,7 +137,7 @@ def _resumed(name: str, setting: Setting) -> Outcome:
 
 
 def _peaks(name: str, setting: Setting) -> Outcome:
-    """The memory that GPipe and 1F1B need on the first stage's device."""
+    """Measures the peak memory of GPipe and 1F1B on the first stage's device."""
     found: dict[str, float | None] = {}
     task = models.dense(setting.small, num_layers=8)
     for schedule in ("gpipe", "1f1b"):
@@ -152,7 +152,7 @@ def _peaks(name: str, setting: Setting) -> Outcome:
 
 
 def _profile(name: str, setting: Setting) -> Outcome:
-    """Counts of copies, and the share of some steps' time in which no kernel runs."""
+    """Counts copies, and the share of some steps' time in which no kernel runs."""
     from tests.gpu.profile import profiled
 
     trained = compiled(models.images(setting.small), mirrored(setting.devices))
@@ -175,7 +175,7 @@ def _pipeline(model: Any) -> Any:
 
 
 def _all() -> list[Case]:
-    """The cases of several devices and processes, and then, as time may run out, the twelve of one device."""
+    """Returns the cases of several devices and processes first, since time may run out, then the twelve of one."""
     uneven = partial(models.dense, left_over=3)
     meshes: tuple[tuple[str, dict[str, int], Any, Any, dict[str, Any]], ...] = (
         ("data=2", {"data": 2}, models.language, _plain, {}),
@@ -209,5 +209,5 @@ def _all() -> list[Case]:
     return found
 
 
-#: By name, in the order in which they run.
+#: By name, in the order of execution.
 CASES = {case.name: case for case in _all()}

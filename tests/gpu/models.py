@@ -1,4 +1,4 @@
-"""Models of the cases: a convolutional net, a language model as in examples/gpt, stacks of dense layers."""
+"""Models of the cases: a convolutional net, the language model of examples/gpt, stacks of dense layers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Problem:
         return -(-len(self.x) // self.batch_size)
 
     def dataset(self) -> tf.data.Dataset:
-        """The batches, the last one smaller if rows are left over."""
+        """Returns the batches; the last one is smaller if rows are left over."""
         return tf.data.Dataset.from_tensor_slices((self.x, self.y)).batch(self.batch_size).prefetch(2)
 
     def compile_options(self) -> dict[str, Any]:
-        """Plain descent with momentum: optimizers that divide by gradients' sizes enlarge rounding."""
+        """Returns SGD with momentum, and the loss: optimizers that divide by gradients' sizes magnify rounding."""
         return {"optimizer": keras.optimizers.SGD(1e-2, momentum=0.9), "loss": self.loss()}
 
 
@@ -45,7 +45,7 @@ def _labels() -> keras.losses.Loss:
 
 
 def images(small: bool, num_steps: int = 4) -> Problem:
-    """ResNet50 on images of 224 x 224; if `small`, a net with the same kinds of layers."""
+    """Returns ResNet50 on images of 224 x 224; if `small`, a net with the same kinds of layers."""
     side, classes, batch_size = (8, 4, 4) if small else (224, 1000, 32)
 
     def build() -> Any:
@@ -57,10 +57,10 @@ def images(small: bool, num_steps: int = 4) -> Problem:
 
 
 def normalized(small: bool) -> Problem:
-    """Few convolutions, which XLA compiles soon, with BatchNormalization, for which smaller batches are not padded."""
+    """Returns a few convolutions, fast to compile, with BatchNormalization, for which uneven batches are not padded."""
     side, filters, num_blocks, batch_size = (8, 4, 1, 4) if small else (64, 64, 4, 64)
     build = partial(_convolutional, side, filters, num_blocks, classes=4)
-    # The last batch is uneven: a replica has one image more than the other.
+    # The last batch is uneven: one replica has one image more than the other.
     return _classification(build, 4 * batch_size + 3, side, 4, batch_size)
 
 
@@ -84,7 +84,7 @@ def _classification(build: Callable[[], Any], count: int, side: int, classes: in
 
 
 def language(small: bool, num_steps: int = 4, full: bool = False) -> Problem:
-    """The decoder of examples/gpt, as large as GPT-2 without its vocabulary if `full`."""
+    """Returns the decoder of examples/gpt, with the size of GPT-2 except for the vocabulary if `full`."""
     if _EXAMPLES not in sys.path:
         sys.path.insert(0, _EXAMPLES)
     from gpt.model import Sizes, build_model
@@ -92,7 +92,7 @@ def language(small: bool, num_steps: int = 4, full: bool = False) -> Problem:
     if small:
         sizes, batch_size = Sizes(32, 8, 1, 2, 16), 4
     else:
-        # The smaller one fits twice into a logical GPU: ours, and the plain one beside it.
+        # The smaller one fits twice into a logical GPU: ours, and plain Keras'.
         sizes = Sizes(8192, 512, 12, 12, 768) if full else Sizes(8192, 256, 8, 8, 512)
         batch_size = 8
     rng = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def language(small: bool, num_steps: int = 4, full: bool = False) -> Problem:
 
 
 def dense(small: bool, num_layers: int = 4, left_over: int = 0) -> Problem:
-    """Dense layers with names that plans and stages know: wide ones, so that activations weigh more than weights."""
+    """Returns dense layers, named for plans and stages, and wide, so that activations take more than weights."""
     width, batch_size = (8, 8) if small else (1024, 8192)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4 * batch_size + left_over, width)).astype("float32")

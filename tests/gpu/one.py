@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main(name: str, kind: str, file: str) -> None:
-    """Runs the case; whatever it raises becomes its outcome."""
+    """Runs the case; an exception becomes its outcome."""
     from tests.gpu.cases import CASES
     from tests.gpu.outcome import Outcome
     from tests.gpu.setting import prepare

@@ -16,11 +16,11 @@ class Outcome:
     """One row of the table.
 
     Attributes:
-        result: "ok", "differs", "failed", "timeout", or "left out", when the suite's time was over.
+        result: "ok", "differs", "failed", "timeout", or "left out" if the suite ran out of time.
         difference: the largest one from one device, relative to the largest weight of its variable, if that is over 1.
         allowed: the tolerance, an expectation that no GPU has confirmed yet.
-        ms: per step.
-        peak_mb: of the allocator of the first device; None on CPUs, which count nothing.
+        ms: milliseconds per step.
+        peak_mb: peak of the first device's allocator; None on CPUs, which have no such count.
     """
 
     case: str
@@ -33,21 +33,21 @@ class Outcome:
 
     @classmethod
     def from_json(cls, line: str) -> Outcome:
-        """The outcome that `as_json` wrote."""
+        """Returns the outcome that `as_json` wrote."""
         return cls(**json.loads(line))
 
     def as_json(self) -> str:
-        """One line."""
+        """Returns the outcome as one line."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def judged(case: str, difference: float, allowed: float, **rest: Any) -> Outcome:
-    """An outcome that is "ok" if the difference is allowed; NaN is not."""
+    """Returns an outcome, "ok" if the difference is allowed; NaN is not allowed."""
     return Outcome(case, "ok" if difference <= allowed else "differs", difference, allowed, **rest)
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """A Markdown table, one row each."""
+    """Returns a Markdown table with one row per outcome."""
     rows = [HEADER, *(_cells(outcome) for outcome in outcomes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]

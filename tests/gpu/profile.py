@@ -15,10 +15,10 @@ from tests.gpu.training import Trained
 
 
 class _Window(keras.callbacks.Callback):
-    """Profiles the steps from `first` up to `last`, which is left out, of an epoch.
+    """Profiles the steps of an epoch from `first` to `last`, exclusive.
 
-    Neither what an epoch begins with, the copies of the whole data and the iterator, nor its end is in them. There are
-    as many batches copied ahead when they begin as when they end.
+    This excludes the beginning of the epoch, with the copies of the whole data and the iterator, and its end. The same
+    number of batches is prefetched when the profile begins and when it ends.
     """
 
     def __init__(self, folder: str, first: int, last: int) -> None:
@@ -26,7 +26,7 @@ class _Window(keras.callbacks.Callback):
         self._folder, self._first, self._last = folder, first, last
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Between two steps, when the devices have computed what was enqueued.
+        # Between two steps, after the devices have computed all enqueued work.
         if batch + 1 == self._first:
             tf.test.experimental.sync_devices()
             tf.profiler.experimental.start(self._folder)
@@ -36,7 +36,7 @@ class _Window(keras.callbacks.Callback):
 
 
 def profiled(trained: Trained, setting: Setting) -> str:
-    """Trains an epoch, profiles steps in the middle of it, and describes them."""
+    """Trains an epoch, profiles steps in the middle of it, and describes the profile."""
     num_steps = trained.problem.num_steps
     with tempfile.TemporaryDirectory() as folder:
         trained.epoch(repeats=4, callbacks=[_Window(folder, first=num_steps, last=3 * num_steps)])
@@ -61,7 +61,7 @@ def describe(space: Any, device: str, num_steps: int) -> str:
         names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
         for line in plane.lines:
             if "GPU" in device and not line.name.startswith("Stream"):
-                continue  # What the profiler derives from the streams.
+                continue  # Lines that the profiler derives from the streams.
             for event in line.events:
                 name = names[event.metadata_id]
                 begin = line.timestamp_ns + event.offset_ps / 1e3
@@ -75,7 +75,7 @@ def describe(space: Any, device: str, num_steps: int) -> str:
 
 
 def idle_share(busy: list[tuple[float, float]]) -> float:
-    """The part of the time from the first event to the last in which none runs."""
+    """Returns the fraction of the time from the first event to the last in which none runs."""
     ordered = sorted(busy)
     covered, reached = 0.0, ordered[0][0]
     for begin, end in ordered:

@@ -1,4 +1,4 @@
-"""The devices of the process that runs a case. TensorFlow's devices are configured once per process."""
+"""The devices of a case's process. TensorFlow's devices are configured once per process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-# A logical GPU needs a limit. Enough for every case on two of them, on a GPU with 16 GB.
+# A logical GPU needs a memory limit. This is enough for every case on two of them, on a GPU with 16 GB.
 _LOGICAL_GPU_MB = 6144
 
 
@@ -15,8 +15,8 @@ class Setting:
     """The devices of a case, and the size of its models.
 
     Attributes:
-        devices: their short names, all made of one physical device.
-        small: models for CPUs, which only show that the cases run.
+        devices: their short names; all are logical devices of one physical device.
+        small: whether models are small, for CPUs, which only show that the cases run.
     """
 
     devices: tuple[str, ...]
@@ -24,7 +24,7 @@ class Setting:
 
 
 def prepare(kind: str, num_devices: int) -> Setting:
-    """Makes `num_devices` of the first GPU, or of the CPU; call it before TensorFlow starts."""
+    """Makes `num_devices` logical devices of the first GPU, or of the CPU; call it before TensorFlow starts."""
     if kind == "gpu":
         gpu = tf.config.list_physical_devices("GPU")[0]
         tf.config.set_visible_devices(gpu, "GPU")
@@ -41,11 +41,11 @@ def prepare(kind: str, num_devices: int) -> Setting:
 
 
 def peak_mb(device: str) -> float | None:
-    """The most memory that `device` has held since the last call of `reset_peak`; None on CPUs: nobody counts."""
+    """Returns the peak MB of `device` since the last call of `reset_peak`; None on CPUs, which do not count."""
     return float(tf.config.experimental.get_memory_info(device)["peak"]) / 1e6 if "GPU" in device else None
 
 
 def reset_peak(device: str) -> None:
-    """Forgets the peak so far, where one is counted."""
+    """Resets the peak of `device`, if it is counted."""
     if "GPU" in device:
         tf.config.experimental.reset_memory_stats(device)

@@ -1,4 +1,4 @@
-"""The smoke suite runs, on CPU devices: its runner, its table, and every case with `--parity-all`."""
+"""Tests that the smoke suite runs on CPU devices: its runner, its table, and with `--parity-all` every case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.cases import CASES
 from tests.gpu.outcome import Outcome, judged, table
 from tests.gpu.profile import describe, idle_share
 
-#: A case like the rest: two devices, a look at what XLA compiles, a model that is saved whole and compared.
+#: A typical case: two devices, a check of what XLA compiles, a model that is saved whole and compared.
 EVERY_TIME = ("data=2, uneven batches, with XLA",)
 
 
@@ -72,7 +72,7 @@ def test_the_extra_has_the_versions_of_the_dependency() -> None:
 def test_what_a_case_has_started_ends_with_it(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    # Both processes hold its other end: it closes when the last of them is gone.
+    # Both processes hold the other end: it closes when the last of them is gone.
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         script = f"exec 3> {pipe}; echo >&3; sleep 600 & exit 7"

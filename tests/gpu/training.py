@@ -1,4 +1,4 @@
-"""Trains a model in plain Keras or under a strategy, and compares what came out."""
+"""Trains a model in plain Keras or under a strategy, and compares the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Trained:
 
 
 def step_ms(*several: Trained) -> list[float]:
-    """Milliseconds of a step of each: what a longer epoch takes more than a short one, which both begin and end.
+    """Returns the milliseconds of a step of each: the difference of a long and a short epoch, without fixed costs.
 
     They train in turns; the fastest epoch of each kind counts.
     """
@@ -56,7 +56,7 @@ def step_ms(*several: Trained) -> list[float]:
 
 
 def peak_of_epoch(trained: Trained, device: str) -> float | None:
-    """Trains for an epoch and returns the most MB that the device held, with what lay there before."""
+    """Trains for an epoch and returns the device's peak memory in MB, including what was allocated before."""
     reset_peak(device)
     trained.epoch()
     return peak_mb(device)
@@ -69,7 +69,7 @@ def compiled(
     device: str | None = None,
     **options: Any,
 ) -> Trained:
-    """The problem's model with its first weights, on one device without a strategy, or wrapped under one."""
+    """Returns the problem's model with initial weights: on one device without a strategy, or wrapped under one."""
     keras.utils.set_random_seed(0)
     scope = strategy.scope() if strategy else tf.device(device) if device else contextlib.nullcontext()
     with scope:
@@ -79,12 +79,12 @@ def compiled(
 
 
 def mirrored(devices: tuple[str, ...], mesh: Mapping[str, int] | None = None) -> tf.distribute.Strategy:
-    """Our strategy on these devices."""
+    """Returns our strategy on these devices."""
     return strategies.MirroredStrategy(list(devices), mesh=dict(mesh)) if mesh else strategies.MirroredStrategy(devices)
 
 
 def whole_weights(model: Any) -> list[np.ndarray]:
-    """The weights as plain Keras reads them from a file: whole, whatever they were split into."""
+    """Returns the weights as plain Keras reads them from a file: whole, however they were split."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.keras")
         model.save(path)
@@ -92,7 +92,7 @@ def whole_weights(model: Any) -> list[np.ndarray]:
 
 
 def difference(one: Trained, other: Trained) -> float:
-    """The largest difference of weights and losses, relative to the largest number of each if that is over 1."""
+    """Returns the largest difference of weights and losses, relative to each one's largest number if that is over 1."""
     mine, theirs = ([*whole_weights(t.model), np.asarray(t.losses)] for t in (one, other))
     found = 0.0
     for a, b in zip(mine, theirs, strict=True):

@@ -1,7 +1,7 @@
 """Two processes that share one GPU, or the CPU, under MultiWorkerMirroredStrategy.
 
-NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), also on two MIG instances of it, so sums go through the
-hosts: TensorFlow's RING implementation over gRPC.
+NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), also on two MIG instances of it, so reductions go through
+the hosts: TensorFlow's RING implementation over gRPC.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SECONDS = 150.0
 
 
 def outcome(name: str, kind: str, allowed: float) -> Outcome:
-    """Trains in two processes and here in plain Keras, on the CPU, which leaves the GPU to the two."""
+    """Trains in two processes, and in plain Keras in this one, on the CPU, which leaves the GPU to the two."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}.npz" for rank in range(2)]
         processes = []
@@ -38,7 +38,7 @@ def outcome(name: str, kind: str, allowed: float) -> Outcome:
             for rank, file in enumerate(files):
                 task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
                 command = [sys.executable, "-m", "tests.gpu.two_processes", kind, str(file)]
-                # Processes that share a GPU by mistake are refused; these are meant to.
+                # Our packages refuse processes that share a GPU; here it is intended.
                 environment = {**os.environ, "TF_CONFIG": json.dumps(task), "KERAS_STRATEGIES_SHARED_GPUS": "1"}
                 processes.append(
                     subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -11,7 +11,7 @@ import tensorflow as tf
 def full_float32() -> None:
     """Turns TF32 off.
 
-    `strategies.exact()` would make operations deterministic, too, and Keras then takes `jit_compile=True` for False.
+    `strategies.exact()` would also make operations deterministic, and Keras then ignores `jit_compile=True`.
     """
     tf.config.experimental.enable_tensor_float_32_execution(False)
 
@@ -29,7 +29,7 @@ def require_xla(*several: Any) -> None:
 
 
 def _definitions(function: Any) -> Iterator[Any]:
-    """All functions that were traced for `function`, with those that they call."""
+    """Yields the definitions of all functions traced for `function`, and of the functions that they call."""
     for traced in _traced(function, set()):
         # TensorFlow has no public list of them.
         for concrete in traced._list_all_concrete_functions():
@@ -38,7 +38,7 @@ def _definitions(function: Any) -> Iterator[Any]:
 
 
 def _traced(function: Any, seen: set[int]) -> Iterator[Any]:
-    """The `tf.function`s among a function and what its closures hold."""
+    """Yields the `tf.function`s among a function and its closures."""
     if id(function) in seen:
         return
     seen.add(id(function))

@@ -1,4 +1,4 @@
-"""Four hosts for all tests of this folder, and what one device has."""
+"""Four hosts for all tests of this folder, and the results of one device."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,20 +19,20 @@ def _all_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[network.Hos
 
 @pytest.fixture
 def hosts(_all_hosts: network.Hosts) -> Iterator[network.Hosts]:
-    """As they were at the beginning, whatever has happened to them."""
+    """Yields the hosts in their initial state, whatever has happened to them."""
     _all_hosts.restore()
     yield _all_hosts
-    # Not only before the next test: what trains for ever would take its time.
+    # Also after each test: endless training would slow down the next one.
     _all_hosts.restore()
 
 
 @pytest.fixture(scope="session")
 def on_plain_keras() -> Outcome:
-    """What plain Keras on one device has after the same training."""
+    """Returns the outcome of the same training in plain Keras on one device."""
     return train.outcome()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that all hosts see: there is one file system."""
+    """Returns a folder that all hosts see: they share one file system."""
     return tmp_path

@@ -1,4 +1,4 @@
-"""A training job on several hosts: its launchers, what its ranks have done, and what it leaves."""
+"""A training job on several hosts: its launchers, the progress of its ranks, and what it leaves."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Job:
     """One process on each of the first hosts: by a launcher on each, or by `horovodrun` on the first, over ssh.
 
     Args:
-        hosts: where it runs.
-        engine: the name of the strategy, which decides on the launcher.
+        hosts: the hosts.
+        engine: the name of the strategy, which determines the launcher.
         num_hosts: the number of hosts, and of ranks.
-        folder: gets logs and what the ranks write.
-        arguments: of the program, after strategy and folder.
-        late_seconds: how much later than the others the last host starts.
-        launcher_arguments: of our launcher, beside those that it needs.
+        folder: gets logs and the files of the ranks.
+        arguments: arguments of the program, after strategy and folder.
+        late_seconds: delay of the last host's start.
+        launcher_arguments: further arguments of our launcher.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Job:
             at = ["--master-addr", hosts.addresses[0], "--node-rank"]
             commands = [[*launch, *at, str(rank), *program] for rank in ranks]
         self.logs = [folder / f"log{i}" for i in range(len(commands))]
-        #: By host: of all, or of the first only.
+        #: The launcher of each host, or of the first only.
         self.launchers: list[subprocess.Popen[bytes]] = []
         for host, (command, log) in enumerate(zip(commands, self.logs, strict=True)):
             if host and host == num_hosts - 1:
@@ -60,7 +60,7 @@ class Job:
             self.launchers.append(hosts.run(host, command, log))
 
     def wait_for_steps(self, count: int, limit_seconds: float) -> None:
-        """Returns when all ranks have done so many steps."""
+        """Returns when all ranks have done `count` steps."""
         deadline = time.monotonic() + limit_seconds
         while min(self.steps()) < count:
             assert all(launcher.poll() is None for launcher in self.launchers), self.output()
@@ -68,7 +68,7 @@ class Job:
             time.sleep(0.02)
 
     def wait(self, hosts: Collection[int], limit_seconds: float) -> dict[int, float | None]:
-        """Returns after how many seconds nothing runs any more on each of the hosts; None where something does."""
+        """Returns the seconds until no process of the job ran on each host; None for hosts where one still runs."""
         begin = time.monotonic()
         ended: dict[int, float | None] = dict.fromkeys(hosts)
         while None in ended.values() and time.monotonic() - begin < limit_seconds:
@@ -79,26 +79,26 @@ class Job:
         return ended
 
     def codes(self, hosts: Collection[int]) -> list[int | None]:
-        """The exit codes of the launchers on these hosts; None of one that runs."""
+        """Returns the exit codes of the launchers on these hosts; None for a running one."""
         return [launcher.poll() for host, launcher in enumerate(self.launchers) if host in hosts]
 
     def outcome(self) -> Outcome:
-        """What rank 0 has when training has ended."""
+        """Returns the outcome of rank 0 after training."""
         found: Outcome = pickle.loads((self._folder / "outcome").read_bytes())
         return found
 
     def output(self, limit: int = 6000) -> str:
-        """The end of what each launcher has printed."""
+        """Returns the end of each launcher's output."""
         texts = [log.read_text(errors="replace")[-limit:] for log in self.logs]
         return "\n".join(f"--- host {host} ---\n{text}" for host, text in enumerate(texts))
 
     def reasons(self) -> list[str]:
-        """What launchers say about the end, and the errors that ranks ended with, without repetitions."""
+        """Returns what launchers log about the end, and the errors of ranks, without repetitions."""
         text = "\n".join(log.read_text(errors="replace") for log in self.logs)
         found = re.findall(r"^strategies\.launch: .*$|^\[\d\].*?\w*Error: .*$", text, re.MULTILINE)
         return list(dict.fromkeys(found))
 
     def steps(self) -> list[int]:
-        """How many steps each rank has done."""
+        """Returns the number of steps that each rank has done."""
         files = [self._folder / f"steps{rank}" for rank in range(self.num_hosts)]
         return [int((file.exists() and file.read_text()) or 0) for file in files]

@@ -1,4 +1,4 @@
-"""Network namespaces of Linux: to make one, to find and end what runs in it, to remove it. As root, by iproute2."""
+"""Network namespaces of Linux: makes and removes them, finds and ends their processes. Needs root and iproute2."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 
 import psutil
 
-# With the process id of the test run: two at a time do not collide, and what a dead one left behind is recognised.
+# Contains the process id of the test run: runs do not collide, and leftovers of dead runs are recognized.
 _PREFIX = "keras-strategies-"
-# What lies in a folder of the namespace's name replaces files of /etc there.
+# Files in a folder with the namespace's name here replace files of /etc in the namespace.
 _ETC = Path("/etc/netns")
 _LIMIT_SECONDS = 20.0
 
 
 def why_not() -> str | None:
-    """The reason for which this machine cannot have hosts of its own; None if it can."""
+    """Returns the reason why this machine cannot have separate hosts; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in ("ip", "ssh", "ssh-keygen", "sshd", "unshare") if path_of(name) is None]
@@ -37,12 +37,12 @@ def why_not() -> str | None:
 
 
 def name_of(role: str) -> str:
-    """The name of this test run's namespace for something."""
+    """Returns the name of this test run's namespace for a role."""
     return f"{_PREFIX}{os.getpid()}-{role}"
 
 
 def add(role: str, etc: dict[str, str]) -> str:
-    """Makes a namespace, with files of its own in place of some of /etc; returns its name."""
+    """Makes a namespace, with its own versions of some files of /etc; returns its name."""
     name = name_of(role)
     for file, text in etc.items():
         (_ETC / name).mkdir(parents=True, exist_ok=True)
@@ -52,12 +52,12 @@ def add(role: str, etc: dict[str, str]) -> str:
 
 
 def pids(namespace: str) -> list[int]:
-    """The processes that run there."""
+    """Returns the ids of the processes in a namespace."""
     return [int(pid) for pid in ip("netns", "pids", namespace).split()]
 
 
 def signal_all(namespace: str, signum: int) -> None:
-    """Sends a signal to all that run there, and to what they start meanwhile."""
+    """Sends a signal to all processes in a namespace, and to processes that they start meanwhile."""
     reached: set[int] = set()
     while left := set(pids(namespace)) - reached:
         for pid in left:
@@ -67,7 +67,7 @@ def signal_all(namespace: str, signum: int) -> None:
 
 
 def kill_all(namespace: str) -> None:
-    """Ends all that run there; returns when nothing does."""
+    """Kills all processes in a namespace; returns when there are none."""
     deadline = time.monotonic() + _LIMIT_SECONDS
     while left := pids(namespace):
         if time.monotonic() > deadline:
@@ -77,27 +77,27 @@ def kill_all(namespace: str) -> None:
 
 
 def remove(namespaces: Iterable[str]) -> None:
-    """Removes the namespaces that are there, and kills what runs in them."""
+    """Removes existing namespaces, and kills their processes."""
     present = _present()
     for namespace in namespaces:
         if namespace in present:
             kill_all(namespace)
             ip("netns", "delete", namespace)
         shutil.rmtree(_ETC / namespace, ignore_errors=True)
-    # It stays if anything else is in it.
+    # The folder stays if it contains anything else.
     with contextlib.suppress(OSError):
         _ETC.rmdir()
 
 
 def remove_those_of_dead_runs() -> None:
-    """Removes what test runs left behind that were killed."""
+    """Removes namespaces left by killed test runs."""
     names = _present() | {path.name for path in _ETC.glob(f"{_PREFIX}*")}
     ours = {name: int(name.removeprefix(_PREFIX).partition("-")[0]) for name in names if name.startswith(_PREFIX)}
     remove([name for name, pid in ours.items() if not psutil.pid_exists(pid)])
 
 
 def ip(*words: str) -> str:
-    """Runs `ip` and returns what it prints.
+    """Runs `ip` and returns its output.
 
     Raises:
         RuntimeError: it fails.
@@ -109,7 +109,7 @@ def ip(*words: str) -> str:
 
 
 def path_of(program: str) -> str | None:
-    """The path of a program; sshd is often not on a user's."""
+    """Returns the path of a program; also searches where sshd is, which is often not on a user's PATH."""
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 

@@ -28,7 +28,7 @@ _LIMIT_SECONDS = 20.0
 
 
 class Hosts:
-    """A context manager with `count` hosts, numbered from 0, that reach each other; leaving it kills what runs on them.
+    """A context manager with `count` hosts, numbered from 0, that can connect; leaving it kills their processes.
 
     Args:
         count: the number of hosts.
@@ -60,18 +60,18 @@ class Hosts:
     def run(
         self, host: int, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Starts a command in this repository's root, as the leader of a process group of its own.
+        """Starts a command in this repository's root, as the leader of its own process group.
 
         Args:
-            host: where it runs.
-            command: what runs.
+            host: the host.
+            command: the command.
             log: gets stdout and stderr.
-            environment: variables beside those of this process.
+            environment: variables besides those of this process.
         """
         path = {"PATH": f"{self._keys.path}:{os.environ['PATH']}"}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                # A shell without job control, which may have started the tests, leaves SIGINT ignored.
+                # A shell without job control, which may have started the tests, makes its children ignore SIGINT.
                 [*self._inside(host), "env", "--default-signal=INT", *command],
                 cwd=ROOT,
                 env={**os.environ, **ENVIRONMENT, **path, **(environment or {})},
@@ -84,45 +84,45 @@ class Hosts:
         return process
 
     def horovodrun(self, hosts: Sequence[int], program: Sequence[str]) -> list[str]:
-        """The arguments of a `horovodrun` that starts a program once on each of the hosts; for the first of them."""
+        """Returns the arguments of a `horovodrun`, to be run on the first host, that starts a program on each host."""
         named = ",".join(f"{self.names[host]}:1" for host in hosts)
         arguments = ["-np", str(len(hosts)), "-H", named, "--network-interfaces", INTERFACE, "--disable-cache"]
         return [*arguments, "--ssh-port", str(ssh.PORT), *program]
 
     def pids(self, host: int) -> list[int]:
-        """The processes that run on a host, without sshd's."""
+        """Returns the ids of the processes on a host, without sshd's."""
         return [pid for pid in namespaces.pids(self._namespaces[host]) if _name_of(pid) not in ("sshd", None)]
 
     def cut(self, host: int) -> None:
-        """Pulls the cable out of the switch: the host loses its carrier, and nobody is told anything."""
+        """Takes the host's link down at the switch: the host loses its carrier, and its peers get no message."""
         ip("-n", self._switch, "link", "set", f"port{host}", "down")
 
     def mend(self, host: int) -> None:
-        """Plugs the cable in again."""
+        """Takes the host's link up again at the switch."""
         ip("-n", self._switch, "link", "set", f"port{host}", "up")
 
     def take_down(self, host: int) -> None:
-        """Switches the host's own interface off: its routes go, and sending fails at once."""
+        """Takes the host's own interface down: its routes are removed, and sending fails at once."""
         ip("-n", self._namespaces[host], "link", "set", INTERFACE, "down")
 
     def take_up(self, host: int) -> None:
-        """Switches it on again."""
+        """Takes the host's own interface up again."""
         ip("-n", self._namespaces[host], "link", "set", INTERFACE, "up")
 
     def stop(self, host: int) -> None:
-        """Freezes all processes of a host, sshd's as well; its kernel still acknowledges what arrives."""
+        """Freezes all processes of a host, including sshd; its kernel still acknowledges packets."""
         namespaces.signal_all(self._namespaces[host], signal.SIGSTOP)
 
     def cont(self, host: int) -> None:
-        """Lets them go on."""
+        """Continues the frozen processes."""
         namespaces.signal_all(self._namespaces[host], signal.SIGCONT)
 
     def drop(self, host: int) -> None:
-        """Kills all processes of a host, sshd's as well; its kernel closes their connections."""
+        """Kills all processes of a host, including sshd; its kernel closes their connections."""
         namespaces.kill_all(self._namespaces[host])
 
     def restore(self) -> None:
-        """Ends what runs on the hosts, has them connected, and has an sshd on each."""
+        """Kills processes on the hosts, reconnects the hosts, and restarts missing sshds."""
         for host in range(len(self.names)):
             self.drop(host)
             self.take_up(host)

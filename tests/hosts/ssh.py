@@ -1,4 +1,4 @@
-"""Keys, an `ssh` that uses them, and an sshd that takes them: nothing of the machine's own is read or written."""
+"""Keys, an `ssh` that uses them, and an sshd that accepts them: the machine's own ssh files are not touched."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LIMIT_SECONDS = 20.0
 
 
 class Keys:
-    """The key of all hosts, and the one of who logs in.
+    """The host key of all hosts, and the key of the user who logs in.
 
     Args:
-        folder: gets both, and in `bin` a program `ssh`: programs that start one have no options to pass on to it.
+        folder: gets both keys, and in `bin` a program `ssh`: callers of ssh have no options to pass on to it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,8 +45,8 @@ class Keys:
         """Starts an sshd and returns when it listens.
 
         Args:
-            address: where it listens.
-            inside: the beginning of a command that runs the rest of it on a host, in a mount namespace of its own.
+            address: its address.
+            inside: the beginning of a command line that runs the rest of it on a host, in its own mount namespace.
         """
         settings = {
             "ListenAddress": f"{address}:{PORT}",
@@ -58,7 +58,7 @@ class Keys:
             "UsePAM": "no",
         }
         options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-        # sshd insists on the folder /run/sshd, which a machine has where sshd is a service: this one gets its own /run.
+        # sshd needs the folder /run/sshd, which exists where sshd is a service: this one gets its own /run.
         program = ["sh", "-c", 'mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && exec "$0" "$@"']
         log = self._folder / f"sshd-{address}.log"
         with log.open("ab") as output:
@@ -80,7 +80,7 @@ class Keys:
 
 
 def _listens(pid: int) -> bool:
-    """True if somebody listens on the port in the network namespace of this process."""
+    """Returns True if a process listens on the port in the network namespace of process `pid`."""
     with contextlib.suppress(OSError):
         rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
         return any(row[1].endswith(f":{PORT:04X}") and row[3] == "0A" for row in rows)

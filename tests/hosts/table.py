@@ -1,4 +1,4 @@
-"""The table of faults of hosts in the documentation, as tests have seen them."""
+"""The documentation's table of host faults, as observed by tests."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _FAULTS = {
     "started_late": "starts 20 s late",
     "interrupted": "has a Ctrl-C at its launcher",
 }
-#: In lines that say why, the best first.
+#: Markers of lines that give the reason, the best first.
 _TOLD_BY = ("DistributedError", " is gone", "ended by SIGINT")
 _MOST_CHARACTERS = 330
 
 
 @dataclass(frozen=True)
 class Line:
-    """A fault of a host, and what came of it.
+    """A fault of a host, and its outcome.
 
     Attributes:
         fault: its name in the tests.
         engine: the strategy.
-        host: to which it happened.
-        seconds: until nothing of the job ran any more, by host; empty if the job went on.
-        codes: the exit codes of the launchers on hosts that live.
-        reasons: what launchers and ranks said of it.
+        host: the affected host.
+        seconds: by host, seconds until no process of the job ran any more; empty if the job continued.
+        codes: the exit codes of the launchers on surviving hosts.
+        reasons: messages of launchers and ranks about it.
     """
 
     fault: str
@@ -54,7 +54,7 @@ class Line:
         return f"| host {self.host} {_FAULTS[self.fault]} | {_ENGINES[self.engine]} | {seconds} | {codes} | {words} |"
 
     def _reason(self) -> str:
-        """The words of a rank, or else of a launcher, without their names."""
+        """Returns the message of a rank, or else of a launcher, without their names."""
         found = [next((line for line in self.reasons if word in line), "") for word in _TOLD_BY]
         return re.sub(
             r"^(\[\d\](<stderr>:| ))?strategies\.(launch|DistributedError): ", "", next(filter(None, found), "")

@@ -1,7 +1,7 @@
-"""Something happens to a host in the middle of `fit`: either the job ends everywhere in time, or goes on unharmed.
+"""Faults of a host in the middle of `fit`: either the job ends everywhere in time, or it continues unharmed.
 
-`pytest -rP` shows after how many seconds, and the reasons that ranks gave;
-``HOST_FAULT_TABLE=docs/host_fault_table.md make test ARGS="tests/hosts --parity-all -n0"`` writes them down.
+`pytest -rP` shows the seconds until the end, and the reasons that ranks gave;
+``HOST_FAULT_TABLE=docs/host_fault_table.md make test ARGS="tests/hosts --parity-all -n0"`` writes the table.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.strategies.parity.harness import TOLERANCE, Outcome, compare
 
 START_SECONDS = 120.0
 MULTI_WORKER, HOROVOD = ENGINES
-# The fault comes in the first tenth.
+# The fault occurs in the first tenth of the training.
 SECONDS_PER_STEP = 0.15
 OUTAGE_SECONDS = 5.0
 LATE_SECONDS = 20.0
-# Of collectives that a rank does not come to, in rows in which the job has to end.
+# Timeout of collectives that a rank does not join, in rows in which the job has to end.
 TIMEOUT_SECONDS = 15.0
 
 Act = Callable[[Hosts, Job, int], None]
@@ -48,7 +48,7 @@ def cut_for_a_while(hosts: Hosts, job: Job, host: int) -> None:
 
 
 def restarted(hosts: Hosts, job: Job, host: int) -> None:
-    """The network of the host: its routes are gone meanwhile, and sending fails instead of getting lost."""
+    """Restarts the host's network: meanwhile its routes are gone, and sending fails at once."""
     hosts.take_down(host)
     time.sleep(OUTAGE_SECONDS)
     hosts.take_up(host)
@@ -65,25 +65,25 @@ def stopped(hosts: Hosts, job: Job, host: int) -> None:
 
 
 def interrupted(hosts: Hosts, job: Job, host: int) -> None:
-    # As a terminal does: to all of the process group in front.
+    # Like a terminal: to the whole foreground process group.
     os.killpg(job.launchers[host].pid, signal.SIGINT)
 
 
 def started_late(hosts: Hosts, job: Job, host: int) -> None:
-    """Nothing more: the job was started so."""
+    """Does nothing: the job was started with a late host."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A fault, and what has to come of it.
+    """A fault, and its expected outcome.
 
     Args:
         engine: the strategy.
-        act: what happens.
-        host: to which of the two hosts.
-        end_seconds: within this time all has ended, with an error, on the hosts that live; None if the job goes on, to
-            the numbers of one device.
-        is_default: True if it runs without `--parity-all`.
+        act: the fault.
+        host: the affected one of the two hosts.
+        end_seconds: time limit for all surviving hosts to end, with an error; None if the job continues, with the
+            results of one device.
+        is_default: whether it runs without `--parity-all`.
     """
 
     engine: str
@@ -97,7 +97,7 @@ class Row:
         return f"{self.engine}-host{self.host}-{self.act.__name__}"
 
 
-# A node of the launcher that is silent is given up after its default, `--node-timeout` 30.
+# The launcher gives up a silent node after its default `--node-timeout`, 30.
 AT_ONCE, IN_TIME, GOES_ON = 20.0, 45.0, None
 ROWS = (
     Row(MULTI_WORKER, dropped, 0, AT_ONCE),
@@ -120,11 +120,11 @@ ROWS = (
     Row(HOROVOD, stopped, 1, IN_TIME),
     Row(HOROVOD, stopped_for_a_while, 1, GOES_ON),
     Row(HOROVOD, started_late, 1, GOES_ON),
-    # `horovodrun` is on the first host only.
+    # `horovodrun` runs on the first host only.
     Row(HOROVOD, interrupted, 0, AT_ONCE),
 )
 
-#: Names of rows that do not hold yet, and why. They run if the environment has KERAS_STRATEGIES_PENDING.
+#: Names of rows that do not pass yet, with reasons. They run if the environment has KERAS_STRATEGIES_PENDING.
 PENDING: dict[str, str] = {}
 
 
@@ -137,7 +137,7 @@ def _parametrized(row: Row) -> ParameterSet:
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[list[Line]]:
-    """Lines of the table; written if the environment says where."""
+    """Yields the list of lines for the table; writes the table if the environment gives a path."""
     lines: list[Line] = []
     yield lines
     if path := os.environ.get("HOST_FAULT_TABLE"):
@@ -168,7 +168,7 @@ def test_all_end_or_go_on(row: Row, hosts: Hosts, folder: Path, on_plain_keras: 
     assert not {0, None} & set(codes), job.output()
     assert max(value or 0 for value in ended.values()) <= row.end_seconds, f"{ended}\n{job.output()}"
     if row.act is stopped:
-        # Whoever comes back finds that it is over.
+        # A host that returns notices that the job has ended.
         hosts.cont(row.host)
         ended = job.wait([row.host], START_SECONDS)
         print(f"{row.name}: {_shown(ended)} s until the end of what was stopped, exit codes {job.codes([row.host])}")
@@ -178,11 +178,11 @@ def test_all_end_or_go_on(row: Row, hosts: Hosts, folder: Path, on_plain_keras: 
 
 @pytest.mark.timeout(2 * START_SECONDS + 60)
 def test_a_job_goes_on_without_a_host(hosts: Hosts, folder: Path, on_plain_keras: Outcome) -> None:
-    """From the last checkpoint, in the middle of an epoch, with fewer processes: batches are global."""
+    """The job resumes from its last checkpoint, within an epoch, with fewer processes: batches are global."""
     arguments = ["--seconds-per-step", str(SECONDS_PER_STEP), "--saves"]
     restarts = ["--max-restarts", "1", "--min-procs", "1"]
     job = Job(hosts, MULTI_WORKER, 2, folder, arguments, launcher_arguments=restarts)
-    # In the second epoch, behind a checkpoint within it.
+    # In the second epoch, after a checkpoint within it.
     job.wait_for_steps(13, START_SECONDS)
     hosts.drop(1)
     ended = job.wait([0], START_SECONDS)

@@ -1,4 +1,4 @@
-"""Training over several hosts ends with the weights of one device, by each launcher."""
+"""Training over several hosts gives the weights of one device, with each launcher."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.strategies.parity.harness import TOLERANCE, Outcome, compare
 LIMIT_SECONDS = 150.0
 MULTI_WORKER, HOROVOD = ENGINES
 RESEMBLING = pytest.mark.parity_all
-# Pipelines of two stages, each on a host of its own.
+# Pipelines of two stages, each stage on its own host.
 MESH = ("--mesh", "data=2,pipe=2")
 
 

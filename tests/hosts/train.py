@@ -1,6 +1,6 @@
-"""Trains a small model on images, as one rank of a job over several hosts: run by the tests here, never collected.
+"""Trains a small image model, as one rank of a job over several hosts: tests here run it, pytest does not collect it.
 
-Its steps are slow if asked: then there is time for something to happen in the middle of `fit`.
+Its steps can be slowed down, which leaves time for faults in the middle of `fit`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import keras_ext
 import strategies
 from tests.strategies.parity.harness import Case, Logs, Outcome, execute
 
-# The last batch has 26 rows: on 4 replicas 7, 7, 6 and 6.
+# The last batch has 26 rows: 7, 7, 6 and 6 on 4 replicas.
 NUM_ROWS, BATCH_SIZE, EPOCHS = 250, 32, 4
 STEPS_PER_EPOCH = -(-NUM_ROWS // BATCH_SIZE)
 NUM_STEPS = EPOCHS * STEPS_PER_EPOCH
@@ -32,7 +32,7 @@ def outcome(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     checkpoints: keras_ext.Checkpoints | None = None,
 ) -> Outcome:
-    """The result of training under the strategy, or in plain Keras on one device; from the last checkpoint on."""
+    """Returns the result of training under the strategy, or in plain Keras on one device; resumes from a checkpoint."""
 
     def make() -> keras.Model:
         model: Any = keras.Sequential(
@@ -73,7 +73,7 @@ def outcome(
 
 
 class Progress(keras.callbacks.Callback):
-    """Writes to a file how many steps this rank has done."""
+    """Writes the number of steps that this rank has done to a file."""
 
     def __init__(self, file: Path, seconds_per_step: float) -> None:
         super().__init__()

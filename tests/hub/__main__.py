@@ -1,6 +1,6 @@
 """Measures every backbone on every mesh, and writes the table in docs: ``python -m tests.hub docs/kerashub_table.md``.
 
-Each backbone is measured in a process of its own. What a table that is there says of others stays, so that it can be
+Each backbone is measured in its own process. Rows of other backbones in an existing table stay, so that it can be
 measured in parts: ``python -m tests.hub docs/kerashub_table.md --only GPT2Backbone T5Backbone``.
 """
 
@@ -36,7 +36,7 @@ Dropout is off, too: each replica draws masks of its own.
 
 
 def main() -> None:
-    """Measures, and writes the table after each backbone."""
+    """Measures the backbones, and writes the table after each one."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.hub", description="Writes the table of KerasHub's backbones."
     )
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _row(name: str) -> str:
-    """The line of the table of one backbone, reasons in it."""
+    """Returns the table row of one backbone, with its reasons inline."""
     warnings.simplefilter("ignore")
     import tensorflow as tf
 
@@ -88,7 +88,7 @@ def _row(name: str) -> str:
 
 
 def _read(table: Path) -> dict[str, str]:
-    """The rows of a table, with their reasons put back."""
+    """Returns the rows of a table, with their reasons inline again."""
     if not table.exists():
         return {}
     text = table.read_text()

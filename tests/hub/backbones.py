@@ -1,4 +1,4 @@
-"""Every backbone of KerasHub as a small model with random weights, and what it is fed and trained towards."""
+"""Every backbone of KerasHub as a small model with random weights, with its inputs and targets."""
 
 import inspect
 from typing import Any
@@ -13,7 +13,7 @@ CANNOT: dict[str, str] = {
     "StableDiffusion3Backbone": "Its scheduler gives linspace the number of steps, an input, which cannot be traced.",
 }
 
-# Set wherever a constructor has them: their defaults are either random in training or large.
+# Set wherever a constructor has them: the defaults are random in training, or large.
 ALWAYS: dict[str, Any] = {
     "attention_dropout": 0.0,
     "attention_dropout_rate": 0.0,
@@ -30,7 +30,7 @@ ALWAYS: dict[str, Any] = {
     "max_sequence_length": 8,
 }
 
-# Set where a constructor asks for them.
+# Set where a constructor has them.
 SIZES: dict[str, Any] = {
     "embedding_dim": 32,
     "head_dim": 8,
@@ -74,11 +74,11 @@ LINEAR_ATTENTION: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
-    # A quarter of a head's eight numbers leaves two, the least that can be rotated.
+    # A quarter of a head's eight numbers leaves two, the minimum for a rotation.
     "partial_rotary_factor": 0.25,
 }
 
-# Arguments that a constructor needs beside, or instead of, the sizes above.
+# Arguments that a constructor needs besides, or instead of, the sizes above.
 OWN: dict[str, dict[str, Any]] = {
     "DINOV2Backbone": {"position_embedding_shape": (32, 32, 3), "use_mask_token": False},
     "DINOV3Backbone": {"use_mask_token": False},
@@ -89,7 +89,7 @@ OWN: dict[str, dict[str, Any]] = {
         "mlp_ratio": 2.0,
         "depth": 1,
         "depth_single_blocks": 1,
-        # The three parts add up to the width of a head.
+        # The three parts add up to the size of a head.
         "axes_dim": [4, 2, 2],
         "theta": 10_000,
         "use_bias": True,
@@ -133,7 +133,7 @@ OWN: dict[str, dict[str, Any]] = {
         "vit_num_layers": 2,
         "vit_intermediate_dim": 64,
     },
-    # Text only: its vision encoder takes int() of the sizes of the images, which are inputs, and cannot be traced.
+    # Text only: its vision encoder calls int() on image sizes, which are inputs, and so cannot be traced.
     "Qwen3_5Backbone": LINEAR_ATTENTION,
     "Qwen3_5MoeBackbone": LINEAR_ATTENTION,
     "RWKV7Backbone": {"gate_lora": 8, "mv_lora": 8, "aaa_lora": 8, "decay_lora": 8},
@@ -161,7 +161,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def names() -> list[str]:
-    """Return the names of all backbones that KerasHub exports, each class once, by its own name."""
+    """Returns the names of all backbones that KerasHub exports; each class once, by its own name."""
     import keras_hub
 
     models = keras_hub.models
@@ -173,13 +173,13 @@ def names() -> list[str]:
         and name not in abstract
         and isinstance(exported, type)
         and issubclass(exported, models.Backbone)
-        # Some classes are exported a second time, by the name of an older or a newer family.
+        # Some classes are also exported by the name of an older or newer family.
         and name == exported.__name__
     )
 
 
 def build(name: str) -> Any:
-    """Build the backbone of that name with random weights, the same ones every time, and without dropout."""
+    """Builds the named backbone with random weights, equal on every call, and without dropout."""
     import keras
     import keras_hub
 
@@ -187,14 +187,14 @@ def build(name: str) -> Any:
     parts = composed.PARTS[name](make) if name in composed.PARTS else {}
     model = make(getattr(keras_hub.models, name), **{**OWN.get(name, {}), **parts})
     for layer in model._flatten_layers():
-        # Some constructors have no argument for it.
+        # Some constructors have no dropout argument.
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
     return model
 
 
 def make(cls: Any, **own: Any) -> Any:
-    """Call a constructor with the sizes that it knows, and its own arguments."""
+    """Calls a constructor with the sizes that it takes, and with its own arguments."""
     known = {}
     for name, parameter in inspect.signature(cls.__init__).parameters.items():
         if name in ALWAYS:

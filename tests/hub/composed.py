@@ -1,4 +1,4 @@
-"""The models that backbones made of others take, each as a function of what calls a constructor with small sizes."""
+"""The arguments of backbones made of other models, each as a function of one that calls a constructor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def _resnet(make: Make, stages: int, **own: Any) -> Any:
 
 
 def _basnet(make: Make) -> dict[str, Any]:
-    # The size of the images is for the whole to set; its filters feed the encoder's first stage, which has 64.
+    # The whole model sets the size of images; its filters feed the encoder's first stage, which has 64.
     encoder = _resnet(make, 4, image_shape=(None, None, 3))
     return {"image_encoder": encoder, "num_classes": 1, "projection_filters": 64}
 
@@ -125,7 +125,7 @@ def _dfine(make: Make) -> dict[str, Any]:
 
 
 def _gemma3_vision(make: Make) -> dict[str, Any]:
-    # Four by four patches, pooled two by two: an image is four tokens.
+    # Four by four patches, pooled two by two: an image becomes four tokens.
     encoder = make(_hub().models.Gemma3VisionEncoder, image_size=16, patch_size=4, pool_size=2, output_dim=32)
     return {"vision_encoder": encoder}
 
@@ -188,7 +188,7 @@ def _sam3(make: Make) -> dict[str, Any]:
             global_attn_indexes=[1],
         ),
         "text_encoder": make(layers.SAM3TextEncoder),
-        # No layers: theirs read the mask of rows by boxes as one of boxes by boxes, which fits only as many rows.
+        # No layers: they use the mask of (rows, boxes) as one of (boxes, boxes), which fits only for equal numbers.
         "geometry_encoder": make(layers.SAM3GeometryEncoder, num_layers=0, roi_size=4),
         "detr_encoder": make(layers.SAM3DetrEncoder, num_layers=1),
         "detr_decoder": make(layers.SAM3DetrDecoder, num_layers=1, num_queries=4),
@@ -205,7 +205,7 @@ def _stable_diffusion(make: Make) -> dict[str, Any]:
 
     text = _hub().models.CLIPTextEncoder
     return {
-        # The filters are normalized in 32 groups; "mode" draws nothing.
+        # Filters are normalized in 32 groups; "mode" is deterministic.
         "vae": VAEBackbone([32] * 4, [1] * 4, [32] * 4, [1] * 4, sampler_method="mode", name="vae"),
         "clip_l": make(text, num_layers=2, intermediate_output_index=-2, name="clip_l"),
         "clip_g": make(text, num_layers=2, intermediate_output_index=-2, name="clip_g"),
@@ -236,6 +236,6 @@ PARTS: dict[str, Callable[[Make], dict[str, Any]]] = {
     "SegFormerBackbone": _segformer,
     "SigLIPBackbone": lambda make: _clip(make, "SigLIP"),
     "StableDiffusion3Backbone": _stable_diffusion,
-    # The token behind an image, which must be one of the vocabulary to be met at all.
+    # The token after an image; it must be in the vocabulary, so that it can occur.
     "T5Gemma2Backbone": lambda make: {**_gemma3_vision(make), "eoi_token_index": 7},
 }

@@ -1,4 +1,4 @@
-"""Inputs that fit any of the small backbones, found by their names and shapes, and targets for all outputs."""
+"""Inputs that fit any of the small backbones, derived from names and shapes, and targets for all outputs."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ import numpy as np
 
 TOKENS = 8
 VOCABULARY = 48
-# The token that MetaCLIP 2 reads a text at; without it, it is the first one, which sees nothing of the others.
+# The token at which MetaCLIP 2 reads a text; without it, it reads the first token, which sees no other.
 END = 2
-# The places of the tokens of the one image of a row; an index of zero would stand for no token.
+# The positions of the tokens of the one image in a row; an index of zero would mean no token.
 OF_THE_IMAGE = (1, 2, 3, 4)
-# Samples of sound in a row; three convolutions with strides of 64, 3 and 2 make four frames of them.
+# Samples of sound in a row; three convolutions with strides of 64, 3 and 2 turn them into four frames.
 SAMPLES = 2048
 
-# SAM's one grid of positions is for all rows; Moonshine's mask is of truths, although it says that they are floats.
+# SAM's grid of positions is shared by all rows; Moonshine's mask is boolean, although declared as float.
 NOT_TRAINED = ("prompt_dense_positional_embeddings", "encoder_attention_mask")
 
 
 def inputs_of(model: Any, rows: int = 8, seed: int = 3) -> Any:
-    """Return rows of inputs in the structure that the model takes."""
+    """Returns rows of inputs in the model's input structure."""
     generator = np.random.default_rng(seed)
 
     def one(name: str, tensor: Any) -> Any:
@@ -53,7 +53,7 @@ def _array(name: str, shape: tuple[int | None, ...], dtype: str, rows: int, gene
 
 
 def _mask(shape: tuple[int, ...], generator: Any) -> Any:
-    """Return ones, with zeros at the end of half of the rows, behind the tokens of an image."""
+    """Returns ones, with zeros at the end of every second row, after the tokens of an image."""
     length = shape[-1]
     kept = np.full(shape[0], length)
     kept[1::2] = generator.integers(5 * length // 8, length, len(kept[1::2]))
@@ -61,14 +61,14 @@ def _mask(shape: tuple[int, ...], generator: Any) -> Any:
 
 
 def _special(name: str, shape: tuple[int | None, ...], rows: int, generator: Any) -> Any:
-    """Return what has to be valid in a way that a name and a shape do not tell, or None."""
+    """Returns inputs whose validity cannot be derived from name and shape, or None."""
     if name == "vision_indices":
         return np.tile(OF_THE_IMAGE, (rows, 1))
     if name == "vision_mask":
         return np.tile(np.isin(np.arange(TOKENS), OF_THE_IMAGE), (rows, 1))
     if name == "position_ids":
         return np.tile(np.arange(TOKENS), (rows, 1))
-    # Gemma 4: one image, cut into four by four patches of four by four pixels.
+    # Gemma 4: one image of four by four patches, each of four by four pixels.
     if name == "pixel_values" and shape == (None, None, None):
         return generator.uniform(size=(rows, 1, 16, 48))
     if name == "pixel_position_ids":
@@ -88,12 +88,12 @@ def _special(name: str, shape: tuple[int | None, ...], rows: int, generator: Any
         return np.sort(generator.uniform(0, 32, (rows, 1, 2, 2)), axis=2)
     if name == "masks":
         return generator.normal(size=(rows, 1, 16, 16, 1))
-    # SAM 3: one box of a row, its centre and its sizes as parts of the image's.
+    # SAM 3: one box in each row, with centre and size relative to the image.
     if name == "boxes":
         return generator.uniform(0.2, 0.5, (rows, 1, *shape[1:]))
     if name == "box_labels":
         return generator.integers(0, 2, (rows, 1))
-    # Stable Diffusion reads these of the first row only.
+    # Stable Diffusion reads these from the first row only.
     if name == "num_steps":
         return np.full(rows, 4)
     if name == "guidance_scale":
@@ -104,7 +104,7 @@ def _special(name: str, shape: tuple[int | None, ...], rows: int, generator: Any
 
 
 def targets_of(model: Any, inputs: Any, seed: int = 5) -> Any:
-    """Return normal numbers of the shapes of what the model gives for these inputs, in its structure."""
+    """Returns normally distributed targets with the shapes and structure of the model's outputs for these inputs."""
     import keras
 
     generator = np.random.default_rng(seed)
@@ -112,14 +112,14 @@ def targets_of(model: Any, inputs: Any, seed: int = 5) -> Any:
 
     def one(output: Any) -> Any:
         shape = np.shape(output)
-        # An output that is not one for each row is not trained, and its target not read.
+        # An output without a row dimension is not trained, and its target is ignored.
         return generator.normal(size=shape if shape[:1] == (rows,) else (rows, 1)).astype("float32")
 
     return keras.tree.map_structure(one, model.predict_on_batch(inputs))
 
 
 def losses_of(model: Any) -> Any:
-    """Return the mean squared error, as one for all outputs, or in their structure where some cannot be trained."""
+    """Returns the mean squared error: one for all outputs, or a structure where some cannot be trained."""
     outputs = model.output
     if not isinstance(outputs, dict) or not any(name in outputs for name in NOT_TRAINED):
         return "mse"

@@ -1,4 +1,4 @@
-"""The published LoRA recipe of KerasHub on a mesh: a backbone with adapters, and its file, beside plain Keras."""
+"""The published LoRA recipe of KerasHub on a mesh: a backbone with adapters, and its file, against plain Keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import keras_ext
 import strategies
 from tests.hub import backbones
 
-#: Five decoders, an encoder of text, and one of images.
+#: Five decoders, a text encoder, and an image encoder.
 NAMES = (
     "GPT2Backbone",
     "LlamaBackbone",
@@ -24,21 +24,21 @@ NAMES = (
     "BertBackbone",
     "ViTBackbone",
 )
-#: The arguments of the strategy.
+#: Arguments of the strategy, by cell.
 CELLS: Mapping[str, Mapping[str, Any]] = {
     "data=2": {"mesh": {"data": 2}},
     "tensor=2": {"mesh": {"tensor": 2}},
     "shard=weights": {"mesh": {"data": 2}, "shard": "weights"},
     "pipe=2": {"mesh": {"pipe": 2}},
 }
-#: Those whose layers plain Keras does not make of their own configs, in a model that is not of the backbone's class.
+#: Backbones whose layers plain Keras cannot make from their own configs, in a model of another class.
 UNREADABLE = ("LlamaBackbone", "ViTBackbone")
 RANK = 2
 ROWS = 8
 
 
 class Recipe:
-    """A backbone whose adapters are trained plainly, once, and then on meshes."""
+    """A backbone whose adapters are trained once in plain Keras, and then on meshes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -60,12 +60,12 @@ class Recipe:
         """Trains on a mesh, saves, and opens the file in plain Keras.
 
         Args:
-            arguments: of the strategy.
-            folder: for files.
-            after: enable LoRA in the model of the mesh, not before it is split or parted.
+            arguments: arguments of the strategy.
+            folder: folder for files.
+            after: whether LoRA is enabled after `parallelize`, not before.
 
         Returns:
-            The largest differences of losses and weights, frozen ones, and predictions, from those of one device.
+            The largest differences from one device: of losses, weights, frozen weights, and predictions.
         """
         axes = arguments["mesh"]
         devices = [f"CPU:{i}" for i in range(int(np.prod(list(axes.values()))))]
@@ -91,13 +91,13 @@ class Recipe:
         other.load_weights(folder / "merged.weights.h5")
         differences["predictions of the file"] = self._difference_of_predictions(other)
         if self._name not in UNREADABLE or "pipe" not in axes:
-            # Not compiled: attention's config does not say that parts of it have adapters, in plain Keras either.
+            # Loaded without compiling: attention's config does not record adapters in its parts, in plain Keras either.
             model.save(folder / "model.keras")
             opened = keras.saving.load_model(folder / "model.keras", compile=False)
             differences["predictions of the model's file"] = self._difference_of_predictions(opened)
         if "pipe" not in axes:
             other = self._with_adapters_of(model, folder)
-            # Without the biases, which are trained beside the adapters.
+            # Without the biases, which are trained together with the adapters.
             found = self._predictions(other)
             pairs = zip(self._of_adapters, found, strict=True)
             differences["predictions of the adapters"] = max(_difference(a, b) for a, b in pairs)
@@ -109,14 +109,14 @@ class Recipe:
         return model
 
     def _with_adapters_of(self, model: Any, folder: pathlib.Path) -> Any:
-        """Returns a plain backbone that reads the adapters of a model from a file."""
+        """Returns a plain backbone with the model's adapters, read from a file."""
         model.save_lora_weights(folder / "adapters.lora.h5")
         other = backbones.build(self._name)
         other.load_lora_weights(folder / "adapters.lora.h5")
         return other
 
     def _adapt(self, model: Any) -> None:
-        """Enables LoRA; adapters are drawn, so that all of them matter from the first step."""
+        """Enables LoRA; adapters are random, so that all of them matter from the first step."""
         model.enable_lora(RANK)
         if self._begun:
             model.set_weights(self._begun)
@@ -130,7 +130,7 @@ class Recipe:
         model.compile(keras.optimizers.Adam(1e-2, epsilon=1e-3), loss=backbones.losses_of(model))
 
     def _fit(self, model: Any) -> list[np.ndarray]:
-        """Losses, then weights."""
+        """Returns losses, then weights."""
         options: dict[str, Any] = {"batch_size": ROWS, "epochs": 2, "shuffle": False, "verbose": 0}
         losses = model.fit(self._inputs, self._targets, **options).history["loss"]
         return [np.asarray(losses), *map(np.asarray, model.get_weights())]
@@ -144,5 +144,5 @@ class Recipe:
 
 
 def _difference(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest, relative where numbers are above 1."""
+    """Returns the largest difference, relative where numbers are above 1."""
     return float(np.max(np.abs(one - other) / np.maximum(1.0, np.abs(one)))) if one.size else 0.0

@@ -24,7 +24,7 @@ CELLS: Mapping[str, Mapping[str, int]] = {
 }
 LIMIT = 2e-6
 ROWS = 8
-# A model in which rounding grows by more than this is compared with itself, begun one rounding away.
+# A model whose rounding grows by more than this is compared with itself, started one rounding away.
 _GROWS = 10.0
 
 
@@ -34,8 +34,8 @@ class Cell:
 
     Attributes:
         difference: the largest of weights and losses, relative where they are above 1; None if it was not trained.
-        share: of the weights, the part that is split over "tensor".
-        reason: why it was not trained, or why the difference is above the limit; empty if it is not.
+        share: the fraction of the weights that is split over "tensor".
+        reason: why it was not trained, or why the difference is above the limit; else empty.
     """
 
     difference: float | None = None
@@ -44,7 +44,7 @@ class Cell:
 
 
 def measured(name: str, cells: Sequence[str]) -> Iterator[tuple[str, Cell]]:
-    """Trains a backbone plainly, once, and on meshes; yields what came of each."""
+    """Trains a backbone once in plain Keras, and then on meshes; yields the outcome of each mesh."""
     one = _Backbone(name)
     for cell in cells:
         yield cell, one.on(CELLS[cell])
@@ -59,12 +59,12 @@ class _Backbone:
         self._has_statistics = any(
             isinstance(each, keras.layers.BatchNormalization) for each in model._flatten_layers()
         )
-        #: Why the rows of a batch depend on each other; empty if they do not.
+        #: The reason why the rows of a batch depend on each other; empty if they do not.
         self._couples_rows = "" if self._has_statistics else self._coupling(model)
         self._plain = self._trained(model)
 
     def on(self, axes: Mapping[str, int]) -> Cell:
-        """The outcome on a mesh."""
+        """Returns the outcome on a mesh."""
         if "data" in axes and self._couples_rows:
             return Cell(reason=self._couples_rows)
         count = int(np.prod(list(axes.values())))
@@ -104,7 +104,7 @@ class _Backbone:
         return Cell(difference, share, reason)
 
     def _growth(self, difference: float) -> str:
-        """The reason for a difference, if a single rounding makes one like it in plain Keras."""
+        """Returns the reason for a difference, if a single rounding causes a similar one in plain Keras."""
         model = backbones.build(self._name)
         model.set_weights(
             [np.nextafter(w, np.inf, dtype=w.dtype) if w.dtype.kind == "f" else w for w in model.get_weights()]
@@ -113,7 +113,7 @@ class _Backbone:
         return f"plain Keras, begun one rounding away, differs by {own:.1e}" if difference < _GROWS * own else ""
 
     def _growth_of_synchronized(self, difference: float) -> str:
-        """The reason for a difference, if what computes statistics of several replicas makes one like it on one."""
+        """Returns the reason for a difference, if synchronized statistics cause a similar one on one device."""
         with strategies.MirroredStrategy(["CPU:0"]).scope():
             model = _synchronized(backbones.build(self._name))
             own = largest(self._plain, self._trained(model))
@@ -126,7 +126,7 @@ class _Backbone:
     def _coupling(self, model: Any) -> str:
         halves = [_rows(self._inputs, slice(i, i + ROWS // 2)) for i in (0, ROWS // 2)]
         added = [_added_losses(model, rows) for rows in (self._inputs, *halves)]
-        # No comparison with the limit: what depends on other rows differs by far more than rounding.
+        # Not compared with the limit: a dependence on other rows causes far larger differences than rounding.
         if not np.allclose(added[0], (added[1] + added[2]) / 2, rtol=1e-4):
             return "a loss that a layer adds, as one that balances experts, is no mean over rows"
         whole = keras.tree.flatten(model(self._inputs))
@@ -139,10 +139,10 @@ class _Backbone:
         return ""
 
     def _trained(self, model: Any) -> list[Any]:
-        """The weights after three steps each of SGD and Adam, and the losses."""
+        """Returns the weights after three steps each of SGD and Adam, and the losses."""
         losses = backbones.losses_of(model)
         found: list[Any] = []
-        # A bias of keys has a gradient of zero but for rounding, which Adam would blow up.
+        # A key bias has a gradient of zero up to rounding, which Adam would magnify.
         for optimizer in (keras.optimizers.SGD(0.01), keras.optimizers.Adam(1e-3, epsilon=1e-3)):
             model.compile(optimizer, loss=losses)
             history = model.fit(
@@ -153,7 +153,7 @@ class _Backbone:
 
 
 def _synchronized(model: Any) -> Any:
-    """Has batch normalisation see all rows of a batch; returns the model."""
+    """Makes batch normalization use all rows of a batch; returns the model."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = True

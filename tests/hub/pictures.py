@@ -1,9 +1,9 @@
-"""The arguments of the backbones for images whose constructors take lists, one entry for each stage."""
+"""The arguments of the image backbones whose constructors take lists, with one entry for each stage."""
 
 from typing import Any
 
 RESNET: dict[str, Any] = {
-    # The first stage has to have 64 filters, and adds what comes before it.
+    # The first stage needs 64 filters, because it adds its input.
     "input_conv_filters": [64],
     "input_conv_kernel_sizes": [3],
     "stackwise_num_filters": [64, 16],
@@ -25,7 +25,7 @@ MIT: dict[str, Any] = {
 
 HGNETV2: dict[str, Any] = {
     "stem_channels": [3, 8, 8],
-    # Of each stage: channels in, within and out, blocks, layers in a block, and the kernels' size.
+    # For each stage: input, inner and output channels, blocks, layers in a block, and the size of kernels.
     "stackwise_stage_filters": [[8, 8, 16, 1, 1, 3], [16, 8, 32, 1, 1, 3]],
     "apply_downsample": [False, True],
     "use_lightweight_conv_block": [False, False],
@@ -89,7 +89,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
             }
         ),
         "stackwise_num_blocks": [1, 1],
-        # One more than there are stages: the last is that of the convolution behind them.
+        # One more entry than stages: the last one is for the convolution after them.
         "stackwise_activation": [["relu"], ["hard_swish"], ["hard_swish"]],
         "output_num_filters": 32,
         "input_num_filters": 8,

@@ -1,4 +1,4 @@
-"""Backbones of KerasHub on meshes equal plain Keras, and plans say what they leave whole.
+"""Backbones of KerasHub on meshes equal plain Keras, and plans give reasons for weights that stay whole.
 
 ``make test ARGS="tests/hub --parity-all -n0"`` runs all of them; ``python -m tests.hub`` writes the table in docs.
 """
@@ -18,10 +18,10 @@ pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 
 from tests.hub.parity import CELLS, LIMIT, measured
 
-# Of KerasHub's layers, and of weights that no loss depends on.
+# Warnings from KerasHub's layers, and about weights that no loss depends on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-#: Of different kinds: a causal decoder, split; one with grouped heads in both; an encoder and decoder; images; sound.
+#: Of different kinds: a causal decoder, split; one with grouped heads, both ways; an encoder-decoder; images; sound.
 DEFAULT = (
     ("GPT2Backbone", "pipe=4"),
     ("LlamaBackbone", "tensor=4"),
@@ -69,10 +69,10 @@ def test_no_large_weight_stays_whole_without_a_reason(name: str) -> None:
         plan, split = keras_ext.default_plan(model), keras_ext.parallelize(model)
     size = sum(math.prod(weight.shape) for weight in model.weights)
     for weight in split.weights:
-        # The shards of a weight are named by their number.
+        # The names of shards end with their number.
         is_whole = not weight.name.endswith(("_0", "_1"))
         if is_whole and len(weight.shape) > 1 and math.prod(weight.shape) > 0.01 * size:
-            # A path of the plan may begin with models that a weight's path leaves out.
+            # A path in the plan may begin with outer models that a weight's path omits.
             named = [
                 path
                 for path, reason in plan.whole.items()

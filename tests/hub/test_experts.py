@@ -1,4 +1,4 @@
-"""KerasHub's mixtures of experts computed sparsely: the same outputs, losses and files, and those of one device."""
+"""KerasHub's mixtures of experts computed sparsely: the same outputs, losses and files, on meshes too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hub import backbones
 
 pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 
-# Of KerasHub's layers, and of weights that no loss depends on.
+# Warnings from KerasHub's layers, and about weights that no loss depends on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 NAMES = ("MixtralBackbone", "QwenMoeBackbone", "Qwen3MoeBackbone", "Qwen3_5MoeBackbone", "GptOssBackbone")
@@ -55,7 +55,7 @@ def test_equals_the_dense_banks(name: str, tmp_path: pathlib.Path) -> None:
 
 @functools.cache
 def on_one_device(name: str) -> list[Any]:
-    """Returns what KerasHub's model computes."""
+    """Returns the results of KerasHub's model on one device."""
     model = backbones.build(name)
     inputs = backbones.inputs_of(model)
     return trained(model, inputs, backbones.targets_of(model, inputs))

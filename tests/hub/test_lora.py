@@ -15,7 +15,7 @@ pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 from tests.hub.lora_recipes import CELLS, NAMES, Recipe
 from tests.hub.parity import LIMIT
 
-# Of KerasHub's layers, and of weights that no loss depends on.
+# Warnings from KerasHub's layers, and about weights that no loss depends on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 DEFAULT = (("GPT2Backbone", "tensor=2"), ("BertBackbone", "pipe=2"))
@@ -31,7 +31,7 @@ def recipe(name: str) -> Recipe:
 def assert_equal(found: dict[str, float]) -> None:
     assert found.pop("frozen") == 0.0
     assert max(found.pop("losses"), found.pop("weights")) <= 1e-6
-    # Predictions differ by as much between batches of other sizes, in plain Keras, too.
+    # In plain Keras, predictions differ as much between batch sizes.
     assert max(found.values()) <= LIMIT, found
 
 

@@ -1,4 +1,4 @@
-"""Tasks of KerasHub, whose classes have a `compile` of their own, are split and trained on as they were compiled."""
+"""Tasks of KerasHub, whose classes have their own `compile`, are split and trained as they were compiled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def task() -> Any:
     model = keras_hub.models.GPT2CausalLM(backbone, preprocessor=None)
     optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.3)
     optimizer.exclude_from_weight_decay(var_names=["bias", "embedding"])
-    # Unseeded: what it draws goes on in the copy from where it is.
+    # Unseeded: the sampler of the copy continues from the current state.
     model.compile(optimizer, sampler=keras_hub.samplers.TopKSampler(k=3))
     return model
 
@@ -40,7 +40,7 @@ def test_a_task_goes_on_as_it_was_compiled() -> None:
     for split in (False, True):
         model = task()
         trained(model)
-        # It keeps a function that is compiled for the model, and is made again for the copy.
+        # Makes the model keep a compiled function, which the copy must make again.
         model.generate({**PROMPT}, stop_token_ids=None)
         if split:
             with mesh_strategy({"tensor": 2}).scope():

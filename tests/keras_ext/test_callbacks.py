@@ -15,8 +15,8 @@ from keras_ext import LearningRateWarmup
 
 FULL_RATE = 0.4
 
-# Four steps an epoch, two epochs of warm-up: lr / n * (1 + (n - 1) * e / 2), where e is the number of epochs
-# trained with the step included.
+# Four steps per epoch, two epochs of warm-up: lr / n * (1 + (n - 1) * e / 2), where e is the number of epochs trained,
+# this step included.
 RATES = {
     2: [0.225, 0.25, 0.275, 0.3, 0.325, 0.35, 0.375, 0.4, 0.4, 0.4, 0.4, 0.4],
     4: [0.1375, 0.175, 0.2125, 0.25, 0.2875, 0.325, 0.3625, 0.4, 0.4, 0.4, 0.4, 0.4],
@@ -24,7 +24,7 @@ RATES = {
 
 
 class Rates(keras.callbacks.Callback):
-    """The learning rate of each execution."""
+    """Records the learning rate of each execution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def compiled(optimizer: Callable[[], Any] | None = None, **settings: Any) -> ker
 
 
 def fit(model: keras.Model, *callbacks: Any, epochs: int = 3, **settings: Any) -> tuple[list[float], dict[str, Any]]:
-    """The rate of each execution, and the logs: four steps an epoch."""
+    """Returns the rate of each execution, and the logs; four steps per epoch."""
     rates = Rates()
     x = np.ones((32, 1), "float32")
     history = model.fit(x, x, batch_size=8, epochs=epochs, verbose=0, callbacks=[*callbacks, rates], **settings)
@@ -97,7 +97,7 @@ def test_an_execution_has_the_rate_of_its_first_step(steps: int, expected: list[
 
 
 def velocity_sum(rates: list[float], corrected: bool, momentum: float = 0.9) -> float:
-    """The weight after steps of gradient 1 with these rates."""
+    """Returns the weight after steps of gradient 1 with these rates."""
     weight = velocity = 0.0
     for before, rate in zip([rates[0], *rates], rates, strict=False):
         velocity = momentum * velocity * (rate / before if corrected else 1.0) - rate

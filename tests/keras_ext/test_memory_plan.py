@@ -1,4 +1,4 @@
-"""The plan of a model's memory: equal to what is reported of the model once it is made, and itself without memory."""
+"""The plan of a model's memory equals the report of the model once made, and planning allocates no such memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_ext.resident_memory import resident_bytes
 from strategies.engine.strategy import Sharded
 
 KINDS = ("weights", "gradients", "optimizer", "gathered", "activations", "together")
-#: The models of this page are small: units of 4 MiB hold four kernels.
+#: The models of these tests are small: units of 4 MiB hold four kernels.
 WIDTH = 512
 OPTIMIZERS: dict[str, Callable[[], keras.Optimizer]] = {
     "Adam": keras.optimizers.Adam,
@@ -83,10 +83,10 @@ def test_seven_billion_parameters_take_no_memory() -> None:
     plan = keras_ext.memory_plan(
         lambda: dense(keras.optimizers.Adam(), 27, 16384), batch_size=64, num_devices=8, shard="weights"
     )
-    # In units of 1024 bytes: a single kernel has 1 GiB.
+    # In KiB: a single kernel has 1 GiB.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
     assert plan.num_parameters > 7e9
-    # Two kernels; the biases, a scale and an offset stay.
+    # Two gathered kernels; the biases, a scale and an offset are never sharded.
     assert plan.gathered == 2 * 2**30 + (27 + 2) * 65536 + 12
 
 
@@ -103,7 +103,7 @@ def test_nothing_of_the_caller_changes() -> None:
         keras_ext.memory_plan(lambda: dense(keras.optimizers.Adam(), 1, 8), batch_size=8, num_devices=2)
     found, _ = drawn()
     np.testing.assert_array_equal(found, expected)
-    # Nor does it leave anything to be initialized by the next scope.
+    # Nor does planning leave anything for the next scope to initialize.
     with keras.StatelessScope():
         pass
     assert drawn()[1] != name
@@ -120,7 +120,7 @@ def compiled(model: keras.Model) -> keras.Model:
 
 class TestActivations:
     def test_what_layers_return(self) -> None:
-        # Numbers of a row: 6, 6 of the dropout, 12 of the addition that is no layer, 1; a reshape takes nothing.
+        # Numbers per row: 6, 6 of the dropout, 12 of the addition without a layer, 1; a reshape keeps nothing.
         def make() -> keras.Model:
             given = keras.Input((2, 3))
             flat = keras.layers.Flatten()(given)
@@ -153,9 +153,9 @@ class TestActivations:
             model = keras.Sequential([keras.Input((8,)), *blocks, keras.layers.Dense(1)])
             return compiled(keras_ext.rematerialize(model, offload=offload))
 
-        # The output of the last block is no block's input: it is held on the device.
+        # The output of the last block is no block's input: it stays on the device.
         outputs = expected or 8
-        # Of the largest block what its layers return; the last layer of all returns one number.
+        # The outputs of the largest block's layers; the last layer of the model returns one number.
         assert activations(make) == 4 * 10 * (outputs + 64 + 8 + 1)
 
     def test_of_a_model_without_a_graph_nothing_is_known(self) -> None:

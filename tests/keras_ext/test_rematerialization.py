@@ -1,4 +1,4 @@
-"""Layers that are computed again in the backward pass: the same numbers, and nothing inside of them is held."""
+"""Layers that are recomputed in the backward pass: the same numbers, and nothing inside them is kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ L: Any = keras.layers
 
 @keras.saving.register_keras_serializable("tests")
 class Block(keras.Layer):
-    """Draws, keeps statistics, and adds to the loss."""
+    """A layer with random draws, moving statistics and an added loss."""
 
     def __init__(self, rate: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -54,13 +54,13 @@ def of_blocks(rate: float = 0.0, num_blocks: int = 2) -> Any:
 
 
 def sentences() -> np.ndarray:
-    """Words, and zeros behind the last one."""
+    """Returns word ids, padded with zeros after the last word."""
     words = np.random.default_rng(3).integers(1, 50, (45, 7))
     return words * (np.arange(7) < 3 + np.arange(45)[:, None] % 5)
 
 
 def of_words() -> Any:
-    """Blocks with sparse gradients, a mask that goes out, and a softmax of which a loss takes the logits."""
+    """Returns blocks with sparse gradients, an output mask, and a softmax whose logits a loss uses."""
     reading = keras.Sequential([L.Embedding(50, 6, mask_zero=True), L.LSTM(6, return_sequences=True)], name="reading")
     rating = keras.Sequential([L.Dense(5, "tanh"), L.Dense(3), L.Softmax()], name="rating")
     words = keras.Input((None,), dtype="int32")
@@ -68,7 +68,7 @@ def of_words() -> Any:
 
 
 def trained(make: Any, x: Any, y: Any, *, again: Any, strategy: Any = None, policy: str = "float32") -> Any:
-    """Weights, slots, states of draws, losses."""
+    """Returns weights, slots, generator states and losses."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -77,7 +77,7 @@ def trained(make: Any, x: Any, y: Any, *, again: Any, strategy: Any = None, poli
             model = make()
             if again:
                 assert keras_ext.rematerialize(model, **(again if isinstance(again, dict) else {})) is model
-            # A large epsilon: a small one makes last bits of gradients near zero into whole steps.
+            # A large epsilon: with a small one, rounding of gradients near zero becomes whole steps.
             model.compile(keras.optimizers.Adam(1e-2, epsilon=0.1), "sparse_categorical_crossentropy")
     finally:
         keras.config.set_dtype_policy(before)
@@ -100,7 +100,7 @@ def test_the_same_bits_on_one_device(make: Any) -> None:
 
 
 def test_equals_one_device_that_holds_all() -> None:
-    # Statistics are those of the rows that a replica has: to be compared with replicas only.
+    # Statistics are per replica: compare only with replicas.
     devices = ["CPU:0", "CPU:1"]
     sharded: tuple[tuple[bool, Any], ...] = ((False, None), (True, "optimizer"))
     held, again = (
@@ -147,7 +147,7 @@ def test_a_block_holds_its_inputs_only() -> None:
     calls = [op for op in step.get_concrete_function().graph.get_operations() if op.type == "StatefulPartitionedCall"]
     forward, backward = calls[:2], calls[2:]
     assert len(backward) == 2
-    # The output of a block, two losses that it and its layer add, and two statistics as they were before.
+    # The output of a block, the losses that it and its layer add, and two statistics as they were before the block.
     for op in forward:
         assert [tensor.shape.as_list() for tensor in op.outputs] == [[8, 6], [], [], [6], [6]]
     for op in backward:
@@ -181,7 +181,7 @@ def test_inputs_wait_on_the_host_and_come_back_one_block_ahead() -> None:
     assert [op.device.rpartition("device:")[2] for op in waiting] == 3 * ["CPU:0"]
     back = [op.outputs[0].consumers() for op in waiting]
     assert [[op.device.rpartition("device:")[2] for op in consumers] for consumers in back] == 3 * [["CPU:1"]]
-    # The copies of a block begin with the backward pass of the block behind it.
+    # The copy of a block's input starts with the backward pass of the next block.
     backward = [next(op for op in own[0].outputs[0].consumers() if "PartitionedCall" in op.type) for own in back]
     for [copy], behind in zip(back[:-1], backward[1:], strict=True):
         assert set(copy.control_inputs) & {tensor.op for tensor in behind.inputs}

@@ -1,4 +1,4 @@
-"""Tables on several replicas: the numbers of the plain layer, and no device that has the table."""
+"""Tables sharded over replicas: the numbers of the plain layer, and no device that has the whole table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.strategies.parity.harness import TOLERANCE
 ROWS, COLUMNS = 13, 5
 L: Any = keras.layers
 OPTIMIZERS: dict[str, Callable[[], keras.Optimizer]] = {
-    # Clips by slices, and by a tensor: both as plain Keras does.
+    # Clipping treats slices one by one, or a dense tensor: both as in plain Keras.
     "adam": lambda: keras.optimizers.Adam(1e-2, epsilon=1e-3, clipnorm=0.05),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.1),
     "accumulation": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[[], keras.Optimizer]] = {
 
 
 def clicks() -> tuple[np.ndarray, np.ndarray]:
-    """Indices, of which some rows have many, and labels. The last batch has fewer rows than there are replicas."""
+    """Returns indices, with many repeated, and labels. The last batch has fewer rows than replicas."""
     draw = np.random.default_rng(0)
     x = draw.integers(0, ROWS, (51, 4)).astype("int32")
     x[:20] = draw.integers(0, 3, (20, 4))
@@ -87,7 +87,7 @@ def test_the_numbers_of_the_plain_layer(optimizer: str, options: dict[str, Any],
     spread.save(path)
     opened = keras.models.load_model(path)
     assert type(opened.layers[0]) is L.Embedding
-    # Both go on from the file to the same weights: slots are whole in it.
+    # Both resume from the file and reach the same weights: files hold whole slots.
     np.testing.assert_allclose(
         opened.optimizer.variables[-1].numpy(), plain.optimizer.variables[-1].numpy(), rtol=TOLERANCE, atol=1e-6
     )
@@ -99,7 +99,7 @@ def test_the_numbers_of_the_plain_layer(optimizer: str, options: dict[str, Any],
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad])
 def test_no_step_computes_with_the_table(optimizer: type[keras.Optimizer]) -> None:
-    """Of a step's tensors none has all rows of a part. Behind a sparse update to read a variable is to copy it."""
+    """No tensor of a step has all rows of a shard. Reading a variable after its sparse update would copy it."""
     rows = 1024
     with strategy().scope():
         keras.utils.set_random_seed(0)
@@ -118,7 +118,7 @@ def test_no_step_computes_with_the_table(optimizer: type[keras.Optimizer]) -> No
         output.op.type
         for op in graph.get_operations()
         for output in op.outputs
-        # TensorFlow's custom gradients make zeros that nobody takes, and that never run.
+        # TensorFlow's custom gradients make zeros without consumers, which never run.
         if output.consumers() and output.dtype.is_floating and (output.shape.num_elements() or 0) >= rows // 4 * COLUMNS
     ]
     assert not large

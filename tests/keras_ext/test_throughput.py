@@ -1,4 +1,4 @@
-"""Throughput: what it leaves out, what it logs, and when."""
+"""Throughput: what it excludes, what it logs, and when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that moves only when asked to."""
 
     now = 0.0
 
@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def play(
     callback: Throughput, clock: Clock, epochs: range, *, steps: int = 3, steps_per_execution: int = 1
 ) -> list[dict[str, float]]:
-    """A run of `fit`: 100 s for its first execution, 1 s for every other, 50 s of validation. The logs of epochs."""
+    """Simulates `fit`: 100 s for its first execution, 1 s per other, 50 s of validation. Returns the epochs' logs."""
     logs = []
     callback.set_params({"steps": steps})
     callback.on_train_begin()
@@ -74,7 +74,7 @@ def test_leaves_out_what_happens_once(
     logs = play(callback, clock, epochs, steps_per_execution=steps_per_execution)
     assert [each["rows_per_second"] for each in logs] == pytest.approx([10 * rate for rate in expected])
     assert callback.input_share is callback.communication_share is None
-    # Each call of `fit` has a first execution.
+    # Each call of `fit` has its own first execution.
     before = callback.units_per_second
     play(callback, clock, epochs, steps_per_execution=steps_per_execution)
     assert callback.units_per_second == pytest.approx(before)
@@ -99,7 +99,7 @@ def test_running_values_are_of_the_epoch(clock: Clock) -> None:
         logs: dict[str, float] = {}
         callback.on_train_batch_end(batch, logs)
         seen.append(logs.get("rows_per_second"))
-    # Told at the beginning of each execution, but not more often than twice a second.
+    # Updated at the beginning of each execution, but at most twice a second.
     assert seen == [None, pytest.approx(1), pytest.approx(2 / 4), pytest.approx(2 / 4)]
 
 
@@ -180,7 +180,7 @@ def test_waiting_for_input_is_seen() -> None:
     dataset = tf.data.Dataset.from_generator(slowly, output_signature=spec)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(6))
     callback = Throughput(8)
-    # In the first epoch batches come while the step is traced.
+    # In the first epoch, batches arrive while the step is traced.
     logs = make(mirrored()).fit(dataset, epochs=2, verbose=0, shuffle=False, callbacks=[callback]).history
     assert logs["waiting_input"][1] > 0.4
     assert callback.input_share is not None

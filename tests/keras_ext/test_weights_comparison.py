@@ -1,4 +1,4 @@
-"""The steps at which weights are compared; the comparison itself is tested in `processes/suite_refusals.py`."""
+"""The steps at which weights are compared; `processes/suite_refusals.py` tests the comparison itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = np.ones((10, 3), "float32")
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, steps_per_execution: int, every_steps: int) -> list[str]:
-    """When weights are compared in two epochs of five steps."""
+    """Returns when weights are compared in two epochs of five steps."""
     told: list[str] = []
 
     def compare(model: keras.Model, when: str) -> None:

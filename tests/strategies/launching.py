@@ -19,18 +19,18 @@ from tests.processes import free_ports
 
 LAUNCHER = [sys.executable, "-m", "strategies.launch"]
 TIMEOUT_SECONDS = 120
-# Variables that a test run inherits, from another launcher or from a shell, must not affect the tests.
+# Variables that a test run inherits from another launcher or from a shell must not affect the tests.
 OURS = re.compile(
     r"TF_CONFIG|TF_NUM_|OMP_NUM_|PYTHONUNBUFFERED|HOROVOD_|OMPI_|(LOCAL_|GROUP_)?RANK|.*WORLD_SIZE|MASTER_|TORCHELASTIC_|STRATEGIES_TRACEBACK_DIR"
 )
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not OURS.match(name)}
 
-# Says who it is on stderr; a test waits for the word and is sure that the process stands.
+# Prints a line to stderr; a test that has read it knows that the process runs.
 READY = "import os, signal, sys, time\nprint('ready', os.getpid(), file=sys.stderr)\n"
 
 
 def written(folder: Path, code: str) -> str:
-    """The path, with spaces in it, of a program with that code."""
+    """Writes a program with that code to a path with spaces in it; returns the path."""
     path = folder / "a folder" / "the program.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(code)
@@ -38,7 +38,7 @@ def written(folder: Path, code: str) -> str:
 
 
 def launched(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-    """The launcher, run to its end. Killed after a while, it takes its processes with it."""
+    """Runs the launcher to its end. A launcher that exceeds the time limit is killed with its processes."""
     return subprocess.run(
         [*LAUNCHER, *arguments],
         env=ENVIRONMENT | (environment or {}),
@@ -49,13 +49,13 @@ def launched(*arguments: str, environment: dict[str, str] | None = None) -> subp
 
 
 class Running:
-    """A launcher that is still at work; its stderr is read line by line, its stdout at the end. Killed on exit."""
+    """A running launcher: its stderr is read line by line, its stdout at the end. It is killed on exit."""
 
     def __init__(self, *arguments: str) -> None:
-        # A launcher that is killed leaves its folder there.
+        # A launcher that is killed leaves its folder behind.
         self._temporary = tempfile.TemporaryDirectory()
         self.process = subprocess.Popen(
-            # A shell without job control starts background commands, as the whole test run may be, without SIGINT.
+            # A shell without job control starts background commands, perhaps this test run, with SIGINT ignored.
             ["env", "--default-signal=INT", *LAUNCHER, *arguments],
             env=ENVIRONMENT | {"TMPDIR": self._temporary.name},
             stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ class Running:
         self._temporary.cleanup()
 
     def wait_for(self, word: bytes, count: int = 1) -> list[bytes]:
-        """The lines of stderr with `word`, as soon as there are `count`."""
+        """Returns the lines of stderr with `word`, as soon as there are `count`."""
         assert self.process.stderr is not None
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
@@ -89,12 +89,12 @@ class Running:
             select.select([self.process.stderr], [], [], 1.0)
 
     def ready(self, count: int) -> dict[int, int]:
-        """The process numbers by rank, once `count` processes have said that they are ready."""
+        """Returns process ids by rank, once `count` processes have printed that they are ready."""
         found = (re.fullmatch(rb"\[(\d+)\] ready (\d+)", line) for line in self.wait_for(b"] ready", count))
         return {int(match[1]): int(match[2]) for match in found if match}
 
     def end(self) -> tuple[int, bytes, bytes]:
-        """Exit code, stdout and stderr of the launcher."""
+        """Waits for the launcher; returns its exit code, stdout and stderr."""
         assert self.process.stderr is not None
         os.set_blocking(self.process.stderr.fileno(), True)
         stdout, stderr = self.process.communicate(timeout=TIMEOUT_SECONDS)
@@ -113,7 +113,7 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def nodes(path: str, *flags: str, sizes: Sequence[int] = (1, 2)) -> Iterator[list[Running]]:
-    """The launchers of a job, one for each number of processes."""
+    """Context manager: the launchers of a job, one for each number of processes."""
     [port] = free_ports(1)
     place = ["--nnodes", str(len(sizes)), "--master-addr", "127.0.0.1", "--master-port", str(port)]
     with contextlib.ExitStack() as stack:
@@ -126,16 +126,16 @@ def nodes(path: str, *flags: str, sizes: Sequence[int] = (1, 2)) -> Iterator[lis
 
 
 def ready(launchers: Sequence[Running], sizes: Sequence[int] = (1, 2)) -> dict[int, int]:
-    """The process numbers of all ranks."""
+    """Returns the process ids of all ranks."""
     found = [launcher.ready(size) for launcher, size in zip(launchers, sizes, strict=True)]
     return {rank: pid for pids in found for rank, pid in pids.items()}
 
 
 def name(rank: int) -> str:
-    """A node, as the launchers call it."""
+    """Returns the name that the launchers give a node."""
     return f"node {rank} ({socket.gethostname()})"
 
 
 def last_line(stderr: bytes) -> str:
-    """The last line of a launcher, without its name."""
+    """Returns the last line of a launcher, without its prefix."""
     return stderr.decode().splitlines()[-1].removeprefix("strategies.launch: ")

@@ -1,4 +1,4 @@
-"""CentralStorageStrategy: its arguments, what it refuses, and where its variables are."""
+"""CentralStorageStrategy: its arguments, its refusals, and the placement of its variables."""
 
 from __future__ import annotations
 

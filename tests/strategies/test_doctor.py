@@ -1,4 +1,4 @@
-"""The doctor says what runs here, what is wrong and how to mend it, and never waits for ever."""
+"""The doctor reports the installation, problems and their fixes, and never waits for ever."""
 
 import contextlib
 import json
@@ -30,13 +30,13 @@ def _no_other_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reports(output: str) -> list[dict[str, Any]]:
-    """The lines of JSON in what all ranks have printed, by rank."""
+    """Returns the lines of JSON in the output of all ranks, by rank."""
     found = [json.loads(text) for text in re.findall(r'\{"problems".*\}$', output, flags=re.MULTILINE)]
     return sorted(found, key=lambda report: int(report["rank"]))
 
 
 def finished(folder: Path, command: list[str], environment: dict[str, str] | None = None) -> tuple[int | None, str]:
-    """The exit code (None: it took too long) and the output of one command."""
+    """Runs one command; returns the exit code (None: it took too long) and the output."""
     with Programs(folder, [command], [environment or {}]) as programs:
         [code] = programs.wait(LIMIT_SECONDS)
         return code, programs.output(limit=40000)
@@ -82,7 +82,7 @@ def test_two_processes_measure(by: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("by", "mesh", "axis", "how"),
     [
-        # Two devices in each process: its stage's shards.
+        # Two devices in each process: the shards of its stage.
         ("MultiWorkerMirroredStrategy", "tensor=2,pipe=2", "pipe", "send/recv"),
         pytest.param("HorovodStrategy", "tensor=2", "tensor", "all-reduce", marks=pytest.mark.parity_all),
         pytest.param("HorovodStrategy", "data=-1,pipe=2", "pipe", "send/recv", marks=pytest.mark.parity_all),

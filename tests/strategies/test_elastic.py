@@ -1,4 +1,4 @@
-"""Elastic training: workers are lost and come during one `fit`, and the numbers stay those of one device."""
+"""Elastic training: workers leave and join during one `fit`, and the numbers stay those of one device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 150
 
 
 def on_one_device() -> tuple[list[np.ndarray], dict[int, list[float]], dict[str, list[float]]]:
-    """Weights, logs of steps and logs of epochs of plain Keras."""
+    """Trains with plain Keras; returns weights, logs of steps and logs of epochs."""
     model, kept = elastic.make_model(), dict[int, list[float]]()
     commits = keras_ext.Commits(strategies.elastic.State(), elastic.STEPS_PER_EPOCH)
     elastic.fit(model, commits, [elastic.StepLogs(kept)])
@@ -30,7 +30,7 @@ def on_one_device() -> tuple[list[np.ndarray], dict[int, list[float]], dict[str,
 
 
 class Hosts:
-    """The script by which horovodrun learns about hosts, which all are this machine."""
+    """The script by which horovodrun discovers hosts; all of them are this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "hosts"
@@ -57,7 +57,7 @@ def wait_for(pattern: str, programs: Programs) -> re.Match[str]:
 @pytest.mark.parametrize("lost", [0, 1])
 def test_two_workers_then_one_then_three(lost: int, tmp_path: Path) -> None:
     hosts = Hosts(tmp_path)
-    # One machine by two names: horovodrun never uses a host again on which a worker was lost.
+    # One machine under two names: horovodrun never uses a host again on which a worker was lost.
     names = ("localhost", "127.0.0.1")
     hosts.set(**dict.fromkeys(names, 1))
     options = ["--min-np", "1", "--max-np", "3", "--host-discovery-script", str(hosts.script)]
@@ -83,7 +83,7 @@ def test_two_workers_then_one_then_three(lost: int, tmp_path: Path) -> None:
     logs = json.loads((tmp_path / "logs.json").read_text())
     _same(logs["history"], history)
     found = {int(step): values for step, values in logs["steps"].items()}
-    # Whoever ends as rank 0 has lived through all steps, or come later: none is missing from then on.
+    # The process that ends as rank 0 has run all steps, or joined later: from then on no step is missing.
     assert set(found) == set(range(min(found), elastic.EPOCHS * elastic.STEPS_PER_EPOCH))
     _same(found, {step: steps[step] for step in found})
 
@@ -100,7 +100,7 @@ def test_without_horovod_it_is_called_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     @strategies.elastic.run
     def train(state: strategies.elastic.State, first: int, *, second: int) -> int:
-        """The program's own words."""
+        """Adds its arguments, as the program's function."""
         assert (state.value, state.num_starts) == (None, 1)
         state.commit({"step": 3})
         assert state.value == {"step": 3}

@@ -1,4 +1,4 @@
-"""Even division, of a number that is known and of one that is not."""
+"""Even division of a static number and of a tensor."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""`strategies.exact`: our strategies train under it, with equal bits in every run and the numbers of one device."""
+"""`strategies.exact`: training under our strategies has equal bits in every run, and the numbers of one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def exactly() -> Iterator[None]:
 
 
 def batches() -> tf.data.Dataset:
-    """Shuffled, mapped in parallel; the last batch is smaller."""
+    """Returns a dataset that is shuffled and mapped in parallel; its last batch is smaller."""
     rows = np.random.default_rng(3).standard_normal((45, 8, 8, 3)).astype("float32")
     labels = np.arange(45) % 4
     data = tf.data.Dataset.from_tensor_slices((rows, labels)).shuffle(45)
@@ -31,7 +31,7 @@ def batches() -> tf.data.Dataset:
 
 
 def train(strategy: tf.distribute.Strategy | None, *, dropout: float) -> list[np.ndarray]:
-    """Weights and logs after two epochs of a model that has most of what is random or summed."""
+    """Trains a model with most kinds of random and summed ops for two epochs; returns weights and logs."""
     keras.utils.set_random_seed(1)
     with (strategy or tf.distribute.get_strategy()).scope():
         model = keras.Sequential(
@@ -65,7 +65,7 @@ def test_the_numbers_of_one_device_and_the_same_bits_twice() -> None:
 
 @pytest.mark.usefixtures("exactly")
 def test_arrays_without_a_seed_are_refused_by_tensorflow_and_ours_needs_none() -> None:
-    # `fit` without shuffling draws nothing: what is left is the strategy's own.
+    # `fit` without shuffling draws nothing: any draw would be the strategy's own.
     tf.random.set_seed(None)
     x = np.ones((6, 3), "float32")
     with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():

@@ -1,4 +1,4 @@
-"""The parts of Horovod's build for GPUs that need neither a GPU nor a build: what is found, patches, flags."""
+"""The parts of Horovod's GPU build that need neither a GPU nor a build: detection, patches, flags."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestFinding:
         found, _ = gpu.find_gpu_build({"PATH": str(cuda / "bin")})
         assert found is not None
         assert found.cuda_home == cuda
-        # Relative: the wheel that is kept serves other environments, too.
+        # The path is relative because the cached wheel serves other environments, too.
         assert found.run_path == "$ORIGIN/../../nvidia/nccl/lib"
 
     def test_all_that_is_missing_is_said_at_once(self, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ class TestBuilding:
         assert recipe.recipe_id("gloo", BUILD) != recipe.recipe_id("gloo")
         elsewhere = dataclasses.replace(BUILD, run_path="/opt/nccl")
         assert recipe.recipe_id("gloo", elsewhere) != recipe.recipe_id("gloo", BUILD)
-        # Finished wheels for CPUs serve on.
+        # Finished wheels for CPUs stay valid.
         assert recipe.local_version("2.21.0", "gloo") == "tf2.21.0.gloo.r8b900250"
 
     def test_the_stream_is_asked_for_its_handle(self) -> None:

@@ -1,4 +1,4 @@
-"""The Horovod that `make test` installed works at all: two processes all-reduce a tensor over loopback."""
+"""The Horovod that `make test` installed works: two processes all-reduce a tensor over loopback."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ def run_to_the_end(command: list[str], timeout_seconds: float) -> tuple[int | No
     return status, output.decode(errors="replace")
 
 
-# Horovod's collectives and suites do so too; this one tells whether it works without this package.
+# Horovod's collectives and suites test this, too; this test shows whether Horovod works without this package.
 @pytest.mark.parity_all
 @pytest.mark.timeout(TIMEOUT_SECONDS + 60)
 def test_two_ranks_all_reduce_a_tensor() -> None:
@@ -59,7 +59,7 @@ def test_two_ranks_all_reduce_a_tensor() -> None:
 
 
 def test_a_program_that_never_ends_is_ended_with_its_children() -> None:
-    # The seconds, odd on purpose, are the mark by which the child is found again.
+    # The number of seconds, odd on purpose, identifies the child process afterwards.
     child = ["sleep", f"1000.{os.getpid()}"]
     code = f"import subprocess; subprocess.run({child}, start_new_session=True)"
 

@@ -22,7 +22,7 @@ ALL_TOOLS = {"g++": "12.2.0", "cmake": "cmake version 3.25.1", "make": "", "mpic
 
 @pytest.fixture
 def toolbox(tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """A folder for PATH with one executable per name, each printing the text it is given as its version."""
+    """Returns a folder for PATH with one executable per name; each prints its text as its version."""
     for name, version in request.param.items():
         tool = tmp_path / name
         tool.write_text(f"#!/bin/sh\necho '{version}'\n")
@@ -201,7 +201,7 @@ class TestProcesses:
         child = tmp_path / "child"
         command = ["sh", "-c", f"sleep 1000 & echo $! > {child}; exit 3"]
         assert install_horovod._run(command, os.environ, tmp_path / "log") == 3
-        # The killed child belongs to init now, which collects it in its own time.
+        # The killed child belongs to init now, which reaps it at some later time.
         deadline = time.monotonic() + 30
         with contextlib.suppress(psutil.NoSuchProcess):
             while psutil.Process(int(child.read_text())).status() != psutil.STATUS_ZOMBIE:

@@ -1,4 +1,4 @@
-"""The launcher as a user starts it, with small programs in plain Python: what they are given, what they print."""
+"""The launcher as a user starts it, with small programs in plain Python: their environment and their output."""
 
 import json
 import os

@@ -53,7 +53,7 @@ class Job:
 
     def _take(self, commands: Iterable[tuple[int, Command]]) -> None:
         for rank, command in commands:
-            # As they are sent.
+            # Commands are sent as JSON.
             assert unpacked_command(json.loads(json.dumps(packed(command)))) == command
             self.last[rank] = command
             if isinstance(command, Start):
@@ -72,7 +72,7 @@ class Job:
         self._take(self.coordinator.lost(at, "silent for 30 s"))
 
     def ends(self, **outcomes: Outcome) -> None:
-        """Nodes end one after the other; the commands are those after the last."""
+        """Ends nodes one after the other; the commands are those after the last."""
         for name, outcome in outcomes.items():
             at = int(name.removeprefix("n"))
             self.tells(at, Ended(self.round, outcome, (at * 10 + 5, at * 10 + 6)))
@@ -84,7 +84,7 @@ class Job:
 
     @property
     def started(self) -> Start:
-        """The start that all nodes of it, and nobody else, were told."""
+        """Returns the start command, which exactly the nodes in it have received."""
         starts = {at: command for at, command in self.last.items() if isinstance(command, Start)}
         (start,) = set(starts.values())
         assert [node.node_rank for node in start.nodes] == sorted(starts)
@@ -92,7 +92,7 @@ class Job:
 
     @property
     def verdicts(self) -> dict[int, tuple[str, int]]:
-        """Kind of the cause and exit code for each node that is to return."""
+        """Returns the kind of the cause and the exit code for each node that is to return."""
         return {
             at: (command.cause.kind.value if command.cause else "", exit_code(command.cause, at))
             for at, command in self.last.items()

@@ -21,7 +21,7 @@ def test_one_that_ends_early_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_one_that_fails_ends_the_others_and_has_the_last_word(tmp_path: Path) -> None:
-    # The seconds, odd on purpose, are the mark by which what a process leaves behind is found again.
+    # The number of seconds, odd on purpose, identifies processes that are left behind.
     mark = f"1000.{os.getpid()}"
     go = tmp_path / "go"
     code = f"""
@@ -77,7 +77,7 @@ def test_one_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
 
 @pytest.fixture
 def heard_hangups() -> Iterator[None]:
-    """A test run under nohup ignores hangups, and what it starts inherits that."""
+    """Restores the default action of SIGHUP, which a test run under nohup ignores and its children inherit."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -109,7 +109,7 @@ while True:
 
 
 def test_stopped_ranks_that_nobody_could_miss_end_the_job(tmp_path: Path) -> None:
-    """Neither while another rank runs, nor while the launcher is stopped too, as when a whole job is."""
+    """Ranks may stay stopped while another rank runs, and while the launcher is stopped with its job."""
     go = tmp_path / "go"
     code = (
         READY
@@ -143,7 +143,7 @@ def test_a_second_signal_kills(tmp_path: Path) -> None:
     deaf = "import signal\nfor s in (2, 15): signal.signal(s, signal.SIG_IGN)\n" + READY + "time.sleep(1000)"
     with Running("--nproc-per-node", "2", "--grace-seconds", "1000", written(tmp_path, deaf)) as launcher:
         pids = launcher.ready(2)
-        # Two at once are one request: timeout(1) and some wrappers send them.
+        # Two signals at once are one request: timeout(1) and some wrappers send them.
         launcher.process.send_signal(signal.SIGINT)
         launcher.process.send_signal(signal.SIGTERM)
         (said,) = launcher.wait_for(b"; waiting up to 1000 s for 2 processes to end.")
@@ -154,7 +154,7 @@ def test_a_second_signal_kills(tmp_path: Path) -> None:
         launcher.process.send_signal(signal.SIGTERM)
 
         code, _, stderr = launcher.end()
-        # The system may hand over the second first.
+        # The system may deliver the second signal first.
         first = signal.SIGINT if b"SIGINT" in said else signal.SIGTERM
         assert code == 128 + first
         assert (

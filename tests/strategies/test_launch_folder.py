@@ -1,4 +1,4 @@
-"""The folder of a job, where ranks leave tracebacks: it stays only if the job failed and there is something in it."""
+"""The folder of a job, where ranks leave tracebacks: it stays only if the job failed and the folder is not empty."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from strategies.launching.ports import LaunchError
 from tests.processes import ROOT
 from tests.strategies.launching import last_line, launched, nodes, ready, written
 
-# Leaves a traceback as the engine does, and ends with a code.
+# Leaves a traceback as the engine does, and exits with a code.
 LEAVES = """
 import os, pathlib, sys, time
 folder, rank = pathlib.Path(os.environ["STRATEGIES_TRACEBACK_DIR"]), os.environ["RANK"]
@@ -24,13 +24,13 @@ print(folder)
 
 
 def left_in(folder: Path) -> list[str]:
-    """The names of all files below the temporary folder of a test."""
+    """Returns the names of all files below the temporary folder of a test."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """An empty folder in place of /tmp."""
+    """Returns an empty folder that replaces /tmp."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     return folder
@@ -92,7 +92,7 @@ def test_is_one_for_all_restarts_and_goes_with_success(temporary: Path, tmp_path
     assert b"tracebacks" not in done.stderr
 
 
-# As a program under our strategies does whose rank 1 leaves: rank 0 says so, and fails.
+# Imitates a program under our strategies whose rank 1 leaves: rank 0 records the reason and fails.
 GIVES_A_REASON = """
 import os, sys, time
 from strategies.topology import rank_end

@@ -1,4 +1,4 @@
-"""The meeting of nodes, in threads of one process: who is waited for, who is refused, who is not even heard."""
+"""The rendezvous of nodes, in threads of one process: waiting, refusals, and connections that are ignored."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def nobody(text: str) -> None:
-    """Is told about the waits."""
+    """Ignores the messages about waits."""
 
 
 def node(rank: int, of: int) -> Node:
@@ -81,7 +81,7 @@ def test_all_arrive_whatever_else_knocks(pool: ThreadPoolExecutor, port: int) ->
     garbage += [b'{"protocol": "strategies.launch 2", "node": %s}\n' % node for node in nodes]
     garbage += [NODE_1_OF_3.replace(b"launch 2", b"launch 1"), b'{"protocol": "strategies.launch 2"}\n']
     for text in garbage:
-        # It is shown the door: an end, or a reset where it was still talking.
+        # The connection is closed, or reset if the guest was still sending.
         with connected(port) as guest, contextlib.suppress(ConnectionError):
             guest.sendall(text)
             assert guest.recv(1) == b""
@@ -179,7 +179,7 @@ class TestTwoNodesZero:
     def test_on_two_hosts(
         self, first_is_late: bool, pool: ThreadPoolExecutor, port: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The second listens at all interfaces of its own host, and the first is elsewhere: here, at another port."""
+        """The second listens on all interfaces of its own host; the first has another host: here, another port."""
         here, there = place(port), place(free_ports(1)[0], host="far.example")
         resolve = socket.getaddrinfo
 

@@ -1,4 +1,4 @@
-"""Jobs of several nodes, as launchers on one machine: they end together, and name the cause. Small plain programs."""
+"""Jobs of several nodes, with launchers on one machine: they end together, and name the cause. Small plain programs."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from tests.processes import free_ports
 from tests.strategies.launching import READY, Running, last_line, name, nodes, ready, wait_until_gone, written
 
 SLEEP = READY + "time.sleep(1000)"
-# The first to be killed ends the job: the others obey, and are told nothing else.
+# The first process that is killed ends the job: the others end on the first signal and need no second one.
 LIMIT_SECONDS = 5.0
 
 
@@ -65,7 +65,7 @@ class TestEndTogether:
 
     @pytest.mark.parametrize("at", [0, 1])
     def test_a_launcher_that_is_frozen(self, at: int, tmp_path: Path) -> None:
-        """The shortest limit that the command line takes. When it goes on, it sees that it was given up."""
+        """Uses the shortest limit of the command line. When the launcher resumes, it sees that it was given up."""
         with nodes(written(tmp_path, SLEEP), "--node-timeout", "5") as launchers:
             pids = ready(launchers)
             launchers[at].process.send_signal(signal.SIGSTOP)
@@ -116,7 +116,7 @@ def test_a_program_that_cannot_be_started_ends_the_job_everywhere(tmp_path: Path
 
 
 def test_a_stranger_on_the_link_is_a_node_that_is_gone(tmp_path: Path) -> None:
-    """It has announced itself as node 1, and then speaks another language."""
+    """The guest announces itself as node 1, and then sends data that is not of the protocol."""
     [port] = free_ports(1)
     flags = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     with Running(*flags, written(tmp_path, SLEEP)) as launcher:

@@ -30,7 +30,7 @@ WORLD = World(
 
 
 def test_starts_without_tensorflow() -> None:
-    """In a tenth of a second: what else the package holds is imported when it is asked for."""
+    """Starts in a tenth of a second: the rest of the package is imported on first use."""
     program = "import sys, strategies.launch; print(sorted({'keras', 'numpy', 'tensorflow'} & sys.modules.keys()))"
     environment = ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])}
     assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "[]\n"
@@ -195,7 +195,7 @@ def test_ports_are_held_until_closed() -> None:
 
 
 def test_a_process_that_has_ended_is_not_stopped() -> None:
-    """Also before anyone has looked, when the system knows of no process that could be stopped."""
+    """Tests also a process whose end nobody has noticed yet; the system then has no process that could be stopped."""
     output = Output()
     process = Process(Task(0, [sys.executable, "-c", ""], ENVIRONMENT), output, lambda: None)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -1,4 +1,4 @@
-"""Jobs that start again: after a failure, after a preemption, without a node that is gone. Small plain programs."""
+"""Jobs that restart: after a failure, after a preemption, without a lost node. The programs are small and plain."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from strategies.topology.rank_end import PREEMPTED
 from tests.strategies.launching import Running, last_line, launched, name, nodes, wait_until_gone, written
 
-# Every start is noted in a file of its own, and goes on when all ranks have noted theirs.
+# Each start is noted in a file of its own; the program goes on when all ranks have written theirs.
 PROGRAM = """
 import json, os, pathlib, signal, sys, time
 {first}
@@ -39,14 +39,14 @@ PREEMPTIBLE = "for s in (signal.SIGTERM, signal.SIGINT): signal.signal(s, lambda
 
 
 def program(folder: Path, code: str, first: str = "") -> str:
-    """The path of the program that runs `first`, notes its start, and runs `code`."""
+    """Writes the program that runs `first`, notes its start, and runs `code`; returns its path."""
     starts = folder / "starts"
     starts.mkdir()
     return written(folder, PROGRAM.format(folder=str(starts), first=first, code=code))
 
 
 def told(folder: Path, rank: int, start: int) -> list[Any]:
-    """The notes of one start of a rank, as soon as they are there."""
+    """Returns the notes of one start of a rank, as soon as they exist."""
     path = folder / "starts" / f"{rank}.{start}"
     deadline = time.monotonic() + 60
     while not path.exists():
@@ -77,7 +77,7 @@ class TestRestarts:
         assert b"failed with signal SIGKILL (9) (by the system, if memory ran out); restart 1 of 1, with" in done.stderr
 
     def test_a_restart_costs_little(self, tmp_path: Path) -> None:
-        # The best of a few, since other tests run beside this one. The interpreter's own start is part of it.
+        # The best of a few runs, because other tests run at the same time. It includes the start of the interpreter.
         seconds = []
         with Running("--nproc-per-node", "2", "--max-restarts", "3", program(tmp_path, "run()")) as launcher:
             for start in range(3):
@@ -109,7 +109,7 @@ class TestRestarts:
         ]
 
     def test_fewer_nodes_go_on(self, tmp_path: Path) -> None:
-        """The node in the middle is gone: the last takes its rank, and its processes follow."""
+        """Loses the node in the middle: the last node takes its rank, and its processes are renumbered."""
         code = "run(0 if count else 1000)"
         sizes = (1, 1, 2)
         with nodes(program(tmp_path, code), "--max-restarts", "1", "--min-procs", "3", sizes=sizes) as launchers:
@@ -159,7 +159,7 @@ class TestPreemption:
 
     @pytest.mark.parametrize("max_restarts", [0, 1])
     def test_of_a_rank(self, max_restarts: int, tmp_path: Path) -> None:
-        """As ranks do it that agree on a step: one is told, all end, not at the same moment."""
+        """Imitates ranks that agree on a step: one rank is signalled, and all end, at different moments."""
         code = "if start == 0: time.sleep(0.3 * rank); sys.exit(75)"
         done = launched("--nproc-per-node", "2", "--max-restarts", str(max_restarts), program(tmp_path, code))
         if max_restarts:
@@ -194,7 +194,7 @@ class TestPreemption:
 
 def test_the_launcher_ends_with_its_last_rank(tmp_path: Path) -> None:
     path = written(tmp_path, "import time\nprint(time.time())")
-    # The best of a few. What is left: the interpreters of the ranks end, and then that of the launcher.
+    # The best of a few runs. What remains is the exit of the ranks' interpreters and then of the launcher's.
     seconds = []
     for _ in range(3):
         done = launched("--nproc-per-node", "2", path)

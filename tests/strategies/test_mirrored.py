@@ -1,4 +1,4 @@
-"""MirroredStrategy: what it refuses, and that several of them live in one process."""
+"""MirroredStrategy: its refusals, and several of them in one process."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class TestGradientAccumulation:
             np.testing.assert_allclose(received, expected, atol=1e-6)
 
     def test_what_is_read_in_between_is_the_whole_sum(self) -> None:
-        """Keras' own test of the stock strategy finds what the first replica has gathered, which is half of it here."""
+        """Keras' own test of the stock strategy finds the first replica's accumulator: here half of the sum."""
         strategy = mirrored(2)
         with strategy.scope():
             variable = keras.Variable([1.0, 2.0])
@@ -239,7 +239,7 @@ class TestGradientAccumulation:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_variables_of_tensorflow_are_trained(num_devices: int, compiled: bool) -> None:
-    """Gradients are reduced and clipped as those of Keras' variables, slots and accumulators included."""
+    """Gradients are reduced and clipped like those of Keras' variables, slots and accumulators included."""
 
     def trained(strategy: tf.distribute.Strategy, gradient: list[float]) -> list[list[float]]:
         with strategy.scope():

@@ -1,4 +1,4 @@
-"""The way gradients take on GPUs, TensorFlow's collectives, driven here between logical CPU devices."""
+"""The path of gradients on GPUs, TensorFlow's collectives, between logical CPU devices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_two_strategies_at_once() -> None:
 
 
 def test_each_part_of_the_replicas_by_itself() -> None:
-    """Shards of weights are summed over the devices that have the same, in loops of several steps, too."""
+    """Shards of weights are summed over the devices with the same shard, also in loops of several steps."""
 
     def trained(scope: Any) -> list[np.ndarray]:
         keras.utils.set_random_seed(3)

@@ -1,4 +1,4 @@
-"""The strategies of many processes in a process of its own: alone, in a wrong environment, too late."""
+"""Multi-process strategies in a process of their own: alone, in a wrong environment, too late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tested versions are those that are required, and others are warned of."""
+"""The tested versions are the required ones, and other versions cause a warning."""
 
 import tomllib
 import warnings

@@ -1,7 +1,7 @@
 """Runs the grids of Keras' surface: ``python -m tests.surface docs/surface.md`` (``make surface``).
 
-All cells take about two hours on two cores, layers in a process for each. ``--seconds=600`` draws cells of layers at
-random instead, and prints the seed that repeats them. It ends with 1 if a cell is wrong, or crashed.
+All cells take about two hours on two cores, with a process for each layer. ``--seconds=600`` draws cells of layers at
+random instead, and prints the seed that repeats them. It exits with 1 if a cell is wrong or crashed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIMIT_SECONDS = 3 * 3600
 
 
 def main() -> int:
-    """Runs what the arguments ask for; returns the exit code."""
+    """Runs the cells that the arguments select; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.surface", description="Runs the grids of Keras' surface.")
     parser.add_argument("page", type=Path, nargs="?", help="written from all results, those of earlier runs included")
     parser.add_argument("--results", type=Path, default=_RESULTS, help=f"a line for each cell ({_RESULTS})")
@@ -60,23 +60,23 @@ def main() -> int:
 
 
 def _here(grid: str, arguments: argparse.Namespace) -> Iterator[str]:
-    """Runs cells of a grid, one after the other, and yields a line for each."""
+    """Runs cells of a grid in this process, one after the other, and yields a line for each."""
     import tensorflow as tf
 
     devices = [tf.config.LogicalDeviceConfiguration()] * 4
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
-    # Rewriting the graphs takes most of the time, and changes roundings only.
+    # Rewriting the graphs takes most of the time, and changes only roundings.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     import keras
 
-    # The place of an error tells whose words it has.
+    # The location of an error tells whose message it has.
     keras.config.disable_traceback_filtering()
     for cell, outcome in _layers(arguments) if grid == "layers" else _others(grid):
         yield json.dumps({"grid": grid, "cell": cell, **asdict(outcome)})
 
 
 def _layers(arguments: argparse.Namespace) -> Iterator[tuple[list[str], Any]]:
-    """Runs cells of layers, all meshes of a layer and column together."""
+    """Runs cells of layers; all meshes of a layer and column run together."""
     from tests.surface import cells
     from tests.surface.columns import COLUMNS
     from tests.surface.meshes import MESHES
@@ -108,7 +108,7 @@ def _others(grid: str) -> Iterator[tuple[list[str], Any]]:
 
 
 def _by_processes(grids: Iterable[str], arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
-    """Runs cells in processes, a layer or a grid in each, or a random part in each; notes results as they come."""
+    """Runs cells in processes, one for each layer, grid or random part; records results as they arrive."""
     given: list[str] = []
     for name in ("columns", "meshes"):
         if values := getattr(arguments, name):
@@ -136,7 +136,7 @@ def _by_processes(grids: Iterable[str], arguments: argparse.Namespace) -> list[M
 
 
 def _lines(arguments: Iterable[str]) -> list[str]:
-    """Runs cells in one process, and returns the line that it prints for each."""
+    """Runs cells in one process, and returns the line printed for each."""
     command = [sys.executable, "-m", "tests.surface", "--here", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
     if done.returncode:
@@ -145,7 +145,7 @@ def _lines(arguments: Iterable[str]) -> list[str]:
 
 
 def _parsed(lines: Iterable[str]) -> list[Mapping[str, Any]]:
-    """The latest outcome of every cell."""
+    """Returns the latest outcome of every cell."""
     return list({str((each["grid"], each["cell"])): each for each in map(json.loads, lines)}.values())
 
 

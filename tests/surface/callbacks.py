@@ -1,6 +1,6 @@
-"""The grid of callbacks: every class of `keras.callbacks` x meshes, trained beside one device.
+"""The grid of callbacks: every class of `keras.callbacks` x meshes, trained and compared with one device.
 
-A cell trains two epochs and more, and compares weights, logs and what the callback keeps or writes.
+A cell trains at least two epochs, and compares weights, logs and what the callback keeps or writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import keras_ext
 import strategies
 from tests.surface.cells import Outcome, is_ours
 
-#: Arguments of the strategy.
+#: Arguments of the strategy, by mesh.
 MESHES: Mapping[str, Mapping[str, Any]] = {
     "data=2": {},
     "shard=optimizer": {"shard": "optimizer"},
@@ -36,13 +36,13 @@ MESHES: Mapping[str, Mapping[str, Any]] = {
     "pipe=2": {"mesh": {"pipe": 2}},
 }
 
-#: Cells that are refused, with what the error says.
+#: Cells that are refused, with the text of the error.
 REFUSED: Mapping[tuple[str, str], str] = {
     ("SwapEMAWeights", "shard=optimizer"): "ema_overwrite_frequency",
     ("SwapEMAWeights", "shard=weights"): "ema_overwrite_frequency",
 }
 
-#: Cells that differ, with what the warning says.
+#: Cells that differ, with the text of the warning.
 WARNED: Mapping[tuple[str, str], str] = {
     ("TensorBoard", "tensor=2"): "draws each shard of a weight",
 }
@@ -55,7 +55,7 @@ Making = Callable[[], keras.Model]
 
 
 def _fitted(make: Making, *callbacks: Any, epochs: int = 2, x: np.ndarray = X, **kwargs: Any) -> dict[str, Any]:
-    """Returns weights and logs of a new model that is trained with callbacks."""
+    """Returns weights and logs of a new model, trained with callbacks."""
     model = make()
     history = model.fit(x, Y, epochs=epochs, callbacks=list(callbacks), **{**OPTIONS, **kwargs})
     rate = float(model.optimizer.learning_rate)
@@ -99,7 +99,7 @@ def _callback_list(make: Making, folder: Path) -> dict[str, Any]:
 
 
 def _early_stopping(make: Making, folder: Path) -> dict[str, Any]:
-    """The loss falls, which it takes for worse: it stops, and goes back to the first epoch."""
+    """The falling loss counts as worse, so that the callback stops and restores the first epoch."""
     callback = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
     found = _fitted(make, callback, epochs=4)
     return {**found, "kept": [callback.stopped_epoch, callback.best_epoch, callback.best]}
@@ -130,7 +130,7 @@ def _scheduler(make: Making, folder: Path) -> dict[str, Any]:
 
 
 def _checkpoint(make: Making, folder: Path) -> dict[str, Any]:
-    """Plain Keras opens the files, and has the optimizer's state."""
+    """Plain Keras opens the files, including the optimizer's state."""
     found = _fitted(
         make,
         keras.callbacks.ModelCheckpoint(folder / "{epoch}-{batch}.keras", save_freq=2),
@@ -147,7 +147,7 @@ def _checkpoint(make: Making, folder: Path) -> dict[str, Any]:
 
 
 def _orbax(make: Making, folder: Path) -> dict[str, Any]:
-    """Orbax itself needs JAX: what it is given is compared."""
+    """Orbax itself needs JAX: the test compares what Orbax is given."""
     given: list[Any] = []
     saver = SimpleNamespace(save_checkpointables=lambda step, payload: given.append((step, payload["pytree"])))
     saver.close = tuple
@@ -161,7 +161,7 @@ def _orbax(make: Making, folder: Path) -> dict[str, Any]:
 
 
 def _progress(make: Making, folder: Path) -> dict[str, Any]:
-    """Lines have times, and numbers that are rounded: what is named in them is compared, and how often."""
+    """Lines have times and rounded numbers: the test compares the printed names, and how often they occur."""
     callback = keras.callbacks.ProgbarLogger()
     with contextlib.redirect_stdout(io.StringIO()) as written:
         found = _fitted(make, callback, verbose=1)
@@ -183,7 +183,7 @@ def _remote(make: Making, folder: Path) -> dict[str, Any]:
 
 
 def _swap(make: Making, folder: Path) -> dict[str, Any]:
-    """In validation, and at the end of an epoch, weights are averages."""
+    """During validation, and at the end of an epoch, weights are averages."""
     found = _fitted(make, keras.callbacks.SwapEMAWeights())
     averages = _fitted(make, keras.callbacks.SwapEMAWeights(swap_on_epoch=True))
     return {**found, "of epochs": {name: value for name, value in averages.items() if name != "model"}}
@@ -202,7 +202,7 @@ def _tensorboard(make: Making, folder: Path) -> dict[str, Any]:
 
 
 def _nan(make: Making, folder: Path) -> dict[str, Any]:
-    """The last batch, of two rows, has no number."""
+    """The last batch, of two rows, has a NaN."""
     x = X.copy()
     x[-1] = np.nan
     return _fitted(make, keras.callbacks.TerminateOnNaN(), epochs=3, x=x)
@@ -269,12 +269,12 @@ def _found(row: str, make: Making) -> dict[str, Any]:
 
 @functools.cache
 def on_one_device(row: str) -> dict[str, Any]:
-    """Returns what was found with a plain model."""
+    """Returns the values of a plain model."""
     return _found(row, _model)
 
 
 def differences(row: str, mesh: str) -> Iterator[str]:
-    """Trains a cell; yields where it is not what one device has, to 1e-6."""
+    """Trains a cell; yields each difference from one device above 1e-6."""
     expected, received = on_one_device(row), _found(row, lambda: _spread(mesh))
     try:
         keras.tree.assert_same_structure(received, expected)
@@ -291,7 +291,7 @@ def differences(row: str, mesh: str) -> Iterator[str]:
 
 
 def outcome(row: str, mesh: str) -> Outcome:
-    """Returns what came of a cell."""
+    """Returns the outcome of a cell."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -1,4 +1,4 @@
-"""One cell of the grid: a layer, something done to it, and a mesh, trained beside one device."""
+"""One cell of the grid: a layer, something done to it, and a mesh, trained and compared with one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.surface.meshes import MESHES, Mesh, policy
 from tests.surface.rows import ROWS, Row, data
 
 _OURS = tuple(str(Path(__file__).parents[2] / package) + "/" for package in ("strategies", "keras_ext"))
-# The second batch is smaller, and its rows do not divide by two.
+# The second batch is smaller, and its number of rows is odd.
 _NUM_ROWS, _BATCH_SIZE = 7, 4
 
 Values = Mapping[str, Sequence[np.ndarray]]
@@ -36,8 +36,8 @@ class Outcome:
     Attributes:
         kind: "equal"; "warned" (differs, after a `strategies.DifferenceWarning`); "refused" (an error of ours); "wrong"
             (differs); "crash" (another error); "absent" (plain Keras cannot do it either).
-        difference: the largest, relative where values are above 1; None if there is none to measure.
-        words: of the warning or of the error; for "wrong" the part that differs most.
+        difference: the largest difference, relative where values are above 1; None if nothing was measured.
+        words: message of the warning or of the error; for "wrong" the part that differs most.
     """
 
     kind: str
@@ -46,12 +46,12 @@ class Outcome:
 
     @property
     def is_allowed(self) -> bool:
-        """False for what must not be: a wrong number, or a crash."""
+        """False for a wrong number or a crash."""
         return self.kind not in ("wrong", "crash")
 
 
 def outcome(row: str, column: str, mesh: str) -> Outcome:
-    """Trains one cell on one device and on the mesh, and compares. The arguments are names."""
+    """Trains one cell on one device and on the mesh, and compares them. The arguments are names."""
     how = MESHES[mesh]
     plain = _plain(row, column, how.accumulates)
     if isinstance(plain, str):
@@ -64,7 +64,7 @@ def outcome(row: str, column: str, mesh: str) -> Outcome:
             return Outcome("refused" if is_ours(error) else "crash", words=words_of(error))
     parts = {name: difference_of(plain[name], ours.get(name, ())) for name in plain}
     if not plain.get("file: slots"):
-        # Keras does not compile a model that it opens if its class has a `compile` of its own. A pipeline's has not.
+        # Keras does not compile a loaded model whose class has its own `compile`. A pipeline's class does not.
         parts.pop("file: slots", None)
     worst = max(parts, key=lambda name: parts[name])
     if parts[worst] <= COLUMNS[column].tolerance:
@@ -78,7 +78,7 @@ def outcome(row: str, column: str, mesh: str) -> Outcome:
 
 @functools.lru_cache(maxsize=4)
 def _plain(row: str, column: str, accumulates: bool) -> Values | str:
-    """The outcome on one device; a reason where there is none."""
+    """Returns the values on one device, or the reason why there are none."""
     if reason := missing(ROWS[row], COLUMNS[column]):
         return reason
     try:
@@ -92,7 +92,7 @@ def _plain(row: str, column: str, accumulates: bool) -> Values | str:
 
 
 def _trained(row: Row, column: Column, mesh: Mesh | None, accumulates: bool) -> Values:
-    """Trains the model of a cell, saves it and opens the file; returns all that is compared."""
+    """Trains the model of a cell, saves it and opens the file; returns all values to compare."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     x, y = data(row, _NUM_ROWS)
@@ -118,7 +118,7 @@ def _trained(row: Row, column: Column, mesh: Mesh | None, accumulates: bool) -> 
             scopes.enter_context(mesh.strategy().scope())
         model = build() if mesh is None else mesh.spread(build)
         column.split(model)
-        # A pipeline is a model of its own, which has to be compiled.
+        # A pipeline is a new model, which has to be compiled.
         if not column.compiled_first or (mesh is not None and "pipe" in mesh.axes):
             compile_(model)
     arguments: dict[str, Any] = {"batch_size": _BATCH_SIZE, "verbose": 0}
@@ -134,7 +134,7 @@ def _trained(row: Row, column: Column, mesh: Mesh | None, accumulates: bool) -> 
 
 
 def _of_files(model: Any, x: np.ndarray) -> Values:
-    """Saves a model, opens the files in plain Keras, and returns what is in them; nothing if it cannot be opened."""
+    """Saves a model, opens the files in plain Keras, and returns their values; {} if a file cannot be opened."""
     with tempfile.TemporaryDirectory() as folder:
         path, weights = f"{folder}/model.keras", f"{folder}/model.weights.h5"
         model.save(path)
@@ -142,9 +142,9 @@ def _of_files(model: Any, x: np.ndarray) -> Values:
         try:
             opened = keras.saving.load_model(path, custom_objects={"CompilesItself": CompilesItself})
         except ValueError:
-            # Keras cannot open every file that it writes, as of attentions with quantized layers inside.
+            # Keras cannot open every file that it writes, such as those of attentions with quantized layers inside.
             return {}
-        # One whose class has another `compile` is opened without an optimizer.
+        # A model whose class has its own `compile` is opened without an optimizer.
         slots = getattr(getattr(opened, "optimizer", None), "variables", ())
         found: dict[str, Sequence[Any]] = {
             "file: weights": opened.get_weights(),
@@ -170,7 +170,7 @@ def _model(row: Row, column: Column, x: np.ndarray) -> Any:
     else:
         y = row.called(layer, inputs)
     y = keras.layers.Flatten()(y)
-    # So that a step is one that converges, in which rounding does not grow, whatever the number of features.
+    # Scaled so that a step converges and rounding does not grow, whatever the number of features.
     y = keras.layers.Rescaling(y.shape[-1] ** -0.5)(y)
     return column.model_class(inputs, keras.layers.Dense(2, name="head")(y))
 
@@ -183,11 +183,11 @@ def difference_of(plain: Sequence[Any], ours: Sequence[Any]) -> float:
 
 
 def is_ours(error: BaseException) -> bool:
-    """True if this package has raised an error, with words of its own."""
+    """Returns True if this package has raised an error, with its own message."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     if last.filename.startswith(_OURS):
         return (last.line or "").startswith("raise ")
-    # AutoGraph raises errors again, with the places in their text.
+    # AutoGraph re-raises errors, with the source locations in their text.
     places = [line for line in str(error).splitlines() if line.strip().startswith('File "')]
     return bool(places) and places[-1].strip().removeprefix('File "').startswith(_OURS)
 

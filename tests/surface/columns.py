@@ -1,4 +1,4 @@
-"""The columns of the grid: what people do to a layer before, or after, they train it."""
+"""The columns of the grid: what people do to a layer before or after they train it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ TESTED = "tested"
 
 @dataclass(frozen=True)
 class Column:
-    """A thing done to a layer.
+    """Something done to a layer.
 
     Attributes:
-        arguments: of the layer's constructor; None if it does not take them.
-        whole: what is done to the plain model, once it is built.
-        split: what is done to the model that is trained, on the mesh.
-        optimizer: makes that of the model, given further arguments of its constructor.
-        compiled_first: True if the plain model is compiled, and its copy not compiled again.
-        model_class: of the model.
+        arguments: makes arguments of the layer's constructor; None if it does not take them.
+        whole: changes the plain model, once it is built.
+        split: changes the model that is trained, on the mesh.
+        optimizer: makes the model's optimizer, given further arguments of its constructor.
+        compiled_first: whether the plain model is compiled, and its copy not compiled again.
+        model_class: class of the model.
         shape: how the model around the layer is built: "once", "twice" or "nested".
         policy: the dtype policy.
-        tolerance: of differences; more than 1e-6 for less than float32 only.
+        tolerance: largest allowed difference; above 1e-6 only for less than float32.
     """
 
     arguments: Callable[[Callable[..., Any]], Mapping[str, Any] | None] = lambda make: {}
@@ -44,14 +44,14 @@ class Column:
 
 
 class NotForThisLayer(Exception):  # noqa: N818
-    """A column does not exist for a layer, in plain Keras either."""
+    """Raised if a column does not apply to a layer, in plain Keras either."""
 
 
 class CompilesItself(keras.Model):
-    """A model whose compile has arguments of its own, and sets something of its own."""
+    """A model whose compile has its own arguments and sets its own attributes."""
 
     def compile(self, base: Any = None, size: float = 1.0, **kwargs: Any) -> None:
-        """Compiles with an optimizer under another name, and a loss that it makes itself."""
+        """Compiles with an optimizer under another name, and a loss of its own."""
         super().compile(optimizer=base, loss="mse", loss_weights=[size], **kwargs)
         self.size = size
 
@@ -62,7 +62,7 @@ def tested(model: Any) -> Any:
 
 
 def inside(model: Any) -> list[Any]:
-    """Returns the layer under test and those in it."""
+    """Returns the layer under test and its inner layers."""
     return list(tested(model)._flatten_layers())
 
 
@@ -78,7 +78,7 @@ def _freeze_layer(model: Any) -> None:
 
 
 def _enable_lora(model: Any) -> None:
-    """Enables LoRA in all layers that have it, with values of B that make a difference at once."""
+    """Enables LoRA in all layers that support it, with nonzero B, so that it matters at once."""
     able = [layer for layer in inside(model) if hasattr(layer, "enable_lora")]
     if not able:
         raise NotForThisLayer("it has no LoRA")
@@ -102,7 +102,7 @@ def _quantize(mode: str) -> Callable[[Any], None]:
 
 
 def _penalties(make: Callable[..., Any]) -> Mapping[str, Any] | None:
-    """Returns a regularizer and a constraint for every argument of a constructor that takes one."""
+    """Returns a regularizer or a constraint for every argument of a constructor that takes one."""
     names = _taken_by(make)
     found: dict[str, Any] = {name: keras.regularizers.L2(0.01) for name in names if name.endswith("_regularizer")}
     found.pop("activity_regularizer", None)
@@ -153,7 +153,7 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def missing(row: Row, column: Column) -> str:
-    """Returns why a column does not exist for a row; empty if it may."""
+    """Returns why a column does not apply to a row; empty if it may."""
     if column.arguments(row.make) is None:
         return "it takes no regularizer and no constraint"
     return ""

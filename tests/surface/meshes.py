@@ -1,4 +1,4 @@
-"""The meshes of the grid: how the model is spread over devices, and what it is trained with."""
+"""The meshes of the grid: how the model is distributed over devices, and its training options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Mesh:
     """A way to train.
 
     Attributes:
-        axes: of the mesh.
-        arguments: of the strategy, beside the mesh.
-        accumulates: the optimizer updates weights in every second step.
+        axes: axes of the mesh.
+        arguments: arguments of the strategy, besides the mesh.
+        accumulates: whether the optimizer updates weights in every second step only.
     """
 
     axes: Mapping[str, int]
@@ -63,7 +63,7 @@ MESHES: Mapping[str, Mesh] = {
 
 @contextlib.contextmanager
 def policy(name: str) -> Any:
-    """Inside, layers are made with a dtype policy."""
+    """Context manager: makes layers in the block with a dtype policy."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(name)
     try:

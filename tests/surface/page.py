@@ -74,7 +74,7 @@ def _table(outcomes: Outcomes) -> str:
 
 
 def _words(outcomes: Outcomes) -> str:
-    """A list of what is not equal, by kind and words."""
+    """Returns a list of the cells that are not equal, by kind and message."""
     by_words: dict[tuple[str, str], list[list[str]]] = {}
     for each in outcomes:
         if each["kind"] != "equal":

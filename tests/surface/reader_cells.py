@@ -1,6 +1,6 @@
-"""One cell of the third grid: a reader and a strategy, trained, tested and asked for predictions beside one device.
+"""One cell of the third grid: a reader and a strategy, in training, evaluation and prediction, against one device.
 
-A stop in the middle of an epoch, and the way from there, is in `reader_stops`.
+`reader_stops` tests stops in the middle of an epoch, and resuming.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCHS = 2
 
 
 def trained(reader: Reader, place: Place) -> Values:
-    """Trains for two epochs, tests and predicts; returns all that is compared."""
+    """Trains for two epochs, evaluates and predicts; returns all values to compare."""
     model = place.model(reader.inputs)
     keras.utils.set_random_seed(11)
     logs = BatchLogs()
@@ -58,12 +58,12 @@ def compared(
     run: Callable[[Reader, Place], Values],
     expected: Callable[[Reader, Place], Values],
 ) -> Outcome:
-    """Runs a reader at both places, and compares.
+    """Runs a reader in both places, and compares the results.
 
     Args:
-        reader: to read.
-        place: of a strategy.
-        plain: of one device.
+        reader: the reader.
+        place: the place with a strategy.
+        plain: the place on one device.
         run: called for `place`.
         expected: called for `plain`, once for each reader.
     """
@@ -84,11 +84,11 @@ def compared(
         return Outcome("wrong", parts[worst], ", ".join(f"{part} {parts[part]:.1e}" for part in parts))
     new = _messages(of_ours) - _messages(of_keras)
     if new:
-        # A warning that Keras does not give on one device is a difference that a user sees.
+        # A user notices a warning that Keras does not give on one device.
         return Outcome("wrong", parts[worst], f"warns, unlike one device: {sorted(new)[0]}")
     return Outcome("equal", parts[worst])
 
 
 def _messages(caught: Sequence[warnings.WarningMessage]) -> set[str]:
-    """Returns what users are warned of: NumPy says its own of every file that Keras writes."""
+    """Returns the warnings except NumPy's own, which occurs for every file that Keras writes."""
     return {str(each.message) for each in caught if not issubclass(each.category, DeprecationWarning)}

@@ -1,4 +1,4 @@
-"""Makes readers of input, each from a batch of an epoch on."""
+"""Makes readers of input that start at a given batch of an epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.surface.reading import (
     sparse,
 )
 
-#: Makes the arguments of `fit` that an epoch reads, from a batch on: x, y, batch_size, steps_per_epoch, shuffle.
+#: Makes the arguments of `fit` for an epoch from a given batch on: x, y, batch_size, steps_per_epoch, shuffle.
 Make = Callable[[int], dict[str, Any]]
 
 
@@ -69,7 +69,7 @@ def dataset_of_rows(first: int) -> tf.data.Dataset:
 
 
 def dataset(change: Callable[[tf.data.Dataset], Any], *, endless: bool = False) -> Make:
-    """Of a dataset of rows, which is changed into one of batches."""
+    """Returns a maker of a dataset: `change` turns a dataset of rows into one of batches."""
 
     def make(first: int) -> dict[str, Any]:
         steps = {"steps_per_epoch": NUM_BATCHES - first} if endless else {}
@@ -88,7 +88,7 @@ def batches_dataset(x_of: Callable[[slice], Any], *, weighted: bool = False) -> 
 
 
 def interleaved(rows: tf.data.Dataset) -> tf.data.Dataset:
-    """Two readers whose rows come in turns, and a map that runs in parallel."""
+    """Returns batches of two interleaved readers, with a map that runs in parallel."""
     count = int(rows.cardinality())
     halves = tf.data.Dataset.range(2).interleave(
         lambda i: rows.skip(i * (count // 2)).take(count - count // 2),
@@ -102,7 +102,7 @@ def interleaved(rows: tf.data.Dataset) -> tf.data.Dataset:
 
 @functools.cache
 def _service() -> tuple[Any, Any]:
-    """A dispatcher and a worker of tf.data's service, which end with the process."""
+    """Returns a dispatcher and a worker of tf.data's service, which end with the process."""
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()
     address = dispatcher.target.split("://")[1]
@@ -123,12 +123,12 @@ def from_generator(rows: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def distributed(rows: tf.data.Dataset) -> Any:
-    """The dataset that the strategy of the scope makes."""
+    """Returns the dataset that the strategy of the scope distributes."""
     return tf.distribute.get_strategy().experimental_distribute_dataset(rows.batch(BATCH_SIZE))
 
 
 class Batches(keras.utils.PyDataset):
-    """The batches of an epoch, from one on."""
+    """The batches of an epoch, from a given one on."""
 
     def __init__(self, first: int, of: Callable[[slice], Any], num_batches: int | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -136,7 +136,7 @@ class Batches(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches; None if they never end."""
+        """The number of batches; None if endless."""
         return self._num_batches
 
     def __getitem__(self, index: int) -> Any:
@@ -179,7 +179,7 @@ def py_dataset(
 
 
 def generator(of: Callable[[slice], Any]) -> Make:
-    """A generator that never ends; it is drawn from further in each epoch."""
+    """Returns a maker of an endless generator; each epoch continues where the previous one stopped."""
 
     def endless(index: int) -> Iterator[Any]:
         while True:
@@ -190,7 +190,7 @@ def generator(of: Callable[[slice], Any]) -> Make:
 
 
 class GrainRows:
-    """Rows that Grain's loaders look up by their number."""
+    """Rows that Grain's loaders index by number."""
 
     def __init__(self, first: int) -> None:
         self._first = BATCH_SIZE * first
@@ -216,7 +216,7 @@ def grain_loader(first: int, **settings: Any) -> Any:
 
 
 def grain_endless(first: int) -> dict[str, Any]:
-    """The batches again and again; the position of its iterator is a number of batches."""
+    """Returns endlessly repeated batches; the position of the iterator is a number of batches."""
     whole = grain_map(0).repeat()
     return {"x": whole[first:].to_iter_dataset(), "steps_per_epoch": NUM_BATCHES - first}
 

@@ -19,7 +19,7 @@ from tests.surface.reading import MODELS, compiled
 Values = Mapping[str, Sequence[Any]]
 Run = tuple[Values | Exception, Sequence[warnings.WarningMessage]]
 
-#: In one process. Batches of 5 and 2 rows: 2, 2, 1 and 1, 1, 0 rows on three replicas.
+#: Meshes in one process. Batches of 5 and 2 rows: 2, 2, 1 and 1, 1, 0 rows on three replicas.
 IN_PROCESS: Mapping[str, Mesh] = {
     "data=2": MESHES["data=2"],
     "data=3": Mesh({"data": 3}),
@@ -37,7 +37,7 @@ class Place:
     Attributes:
         strategy: None for one device.
         mesh: splits the models, if they are to be split.
-        folder: of files, the same on all ranks; None in one process.
+        folder: folder of files, the same on all ranks; None in one process.
     """
 
     strategy: Any = None
@@ -48,7 +48,7 @@ class Place:
     _num_folders: int = 0
 
     def new_folder(self) -> Path:
-        """Returns a new folder, the same on all ranks, which all ask for in the same order."""
+        """Returns a new folder, the same on all ranks, which call this in the same order."""
         if self.folder is None:
             return Path(tempfile.mkdtemp())
         self._num_folders += 1
@@ -56,7 +56,7 @@ class Place:
 
     @staticmethod
     def on(mesh: Mesh) -> Place:
-        """Returns the place of a mesh of this process."""
+        """Returns the `Place` of a mesh of this process."""
         return Place(mesh.strategy(), mesh)
 
     def scope(self) -> Any:
@@ -64,7 +64,7 @@ class Place:
         return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
 
     def model(self, inputs: str) -> Any:
-        """Returns the compiled model of a kind of inputs, set back to its first weights and slots."""
+        """Returns the compiled model for a kind of inputs, reset to its initial weights and slots."""
         if inputs not in self._models:
             keras.utils.set_random_seed(7)
             with self.scope():
@@ -77,16 +77,16 @@ class Place:
         model, path = self._models[inputs]
         model.load_weights(path)
         model.stop_training = False
-        # Keras keeps the epoch that a backup was of, for a process that ends after `fit`.
+        # Keras keeps the epoch of a restored backup in the model, which is meant for a process that ends after `fit`.
         model._initial_epoch = 0
         return model
 
     def forget(self, inputs: str) -> None:
-        """Has a model made again after an error, which may have left it in any state."""
+        """Drops a model after an error, which may have left it in any state; the next use makes a new one."""
         self._models.pop(inputs, None)
 
     def known(self, reader: Reader, run: Callable[[Reader, Place], Values]) -> Run:
-        """Returns what a function comes to here, which is called once for each reader."""
+        """Returns the result of a function here, which is called once for each reader."""
         if (reader, run) not in self._runs:
             self._runs[reader, run] = run_caught(reader, self, run)
         return self._runs[reader, run]

@@ -1,4 +1,4 @@
-"""Runs all cells of readers, in this process and over two."""
+"""Runs all cells of readers, in this process and over two processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVER_PROCESSES = ("MultiWorkerMirroredStrategy", "HorovodStrategy")
 
 
 def outcomes() -> Iterator[tuple[str, str, Outcome]]:
-    """Yields reader, strategy and outcome of all cells of this process, those of stops included."""
+    """Yields reader, strategy and outcome of all cells of this process, including stops."""
     plain = Place()
     for strategy, mesh in IN_PROCESS.items():
         place = Place.on(mesh)
@@ -28,10 +28,10 @@ def outcomes() -> Iterator[tuple[str, str, Outcome]]:
 
 
 def outcomes_over_processes(folder: Path, limit_seconds: float = 3000) -> Iterator[tuple[str, str, Outcome]]:
-    """Yields the same over two processes, for each strategy of several; they are started in turn.
+    """Yields the same over two processes, for each strategy over processes, one job after the other.
 
     Raises:
-        RuntimeError: a cell was wrong, or the job ended before the last; those before it have been yielded.
+        RuntimeError: a cell was wrong, or the job ended before its last cell; earlier cells have been yielded.
     """
     worker = str(Path(__file__).parents[1] / "strategies" / "processes" / "worker.py")
     arguments = [worker, "-ptests.strategies.processes.ranks", "suite_readers.py"]

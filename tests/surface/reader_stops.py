@@ -1,4 +1,4 @@
-"""Stops in the middle of an epoch, and the way from there to the weights and logs of a run that nobody stopped."""
+"""Stops in the middle of an epoch, and resuming to the weights and logs of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.surface.reader_places import BatchLogs, Place, Values
 from tests.surface.readers import Reader
 from tests.surface.reading import NUM_BATCHES
 
-#: Steps of the second epoch before the stop.
+#: Number of steps of the second epoch before the stop.
 STEPS = 3
 
 
 class Stopped(Exception):  # noqa: N818
-    """Ends training as an error of the program does."""
+    """Ends training like an error of the program."""
 
 
 class _Stop(keras.callbacks.Callback):
@@ -47,12 +47,12 @@ def _until_stopped(model: Any, arguments: Mapping[str, Any], callback: Any) -> N
 
 
 def _lost(model: Any) -> None:
-    """Leaves nothing of what was trained, as in a process that starts again."""
+    """Erases the trained weights, as in a process that starts again."""
     model.set_weights([0 * weight for weight in model.get_weights()])
 
 
 def with_checkpoints(reader: Reader, place: Place) -> Values:
-    """Stops after the third step of an epoch, of which two are saved, and goes on with the third."""
+    """Stops after the third step of an epoch, two of which are saved, and resumes with the third."""
     model = place.model(reader.inputs)
     folder = place.new_folder()
 
@@ -77,7 +77,7 @@ def with_backup(reader: Reader, place: Place) -> Values:
 
 
 def with_backup_of_steps(reader: Reader, place: Place) -> Values:
-    """Stops where a backup of some steps of the epoch is there: Keras takes these steps twice, on one device, too."""
+    """Stops when there is a backup of some steps of the epoch: Keras repeats these steps, on one device, too."""
     return _from_backup(reader, place, keras.callbacks.BackupAndRestore(place.new_folder(), save_freq=2))
 
 
@@ -122,9 +122,9 @@ class Keeper:
     """A callback that keeps the position.
 
     Attributes:
-        run: stops, and goes on.
-        expected: without a stop, on one device; `run` where Keras does not go on in place.
-        within: True if it begins within an epoch.
+        run: stops and resumes.
+        expected: trains without a stop, on one device; `run` where Keras does not resume at the position.
+        within: whether it resumes within an epoch.
     """
 
     run: Callable[[Reader, Place], Values]
@@ -140,12 +140,12 @@ KEEPERS: Mapping[str, Keeper] = {
 
 
 def stopped(reader: Reader, name: str, place: Place, plain: Place) -> Outcome:
-    """Stops a run at a place in its second epoch, goes on, and compares with a run on one device without a stop."""
+    """Stops a run in its second epoch, resumes it, and compares it with an uninterrupted run on one device."""
     keeper = KEEPERS[name]
     if keeper.within and reader.fixed:
         return Outcome("absent", words=reader.fixed)
     expected = keeper.expected
     if expected is not keeper.run and not keeper.within and reader.fixed:
-        # A shuffle begins with its first order again, on one device, too.
+        # A resumed shuffle starts with its first order again, on one device, too.
         expected = keeper.run
     return compared(reader, place, plain, keeper.run, expected)

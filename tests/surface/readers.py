@@ -1,4 +1,4 @@
-"""The readers of the third grid: whatever Keras' `fit`, `evaluate` and `predict` read batches from."""
+"""The readers of the third grid: everything from which Keras' `fit`, `evaluate` and `predict` read batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.surface.reading import BATCH_SIZE, NUM_BATCHES, NUM_ROWS, ragged, spa
 
 @dataclass(frozen=True)
 class Reader:
-    """A thing to read batches from.
+    """A source of batches.
 
     Attributes:
         adapter: the class of Keras that reads it.
-        make: the arguments of `fit`.
+        make: makes the arguments of `fit`.
         inputs: the kind of the model's inputs, one of `reading.MODELS`.
         needs: a package that has to be installed for it.
-        fixed: why it cannot be made from a batch on; empty if it can.
+        fixed: the reason why it cannot start at a given batch; empty if it can.
     """
 
     adapter: str
@@ -113,7 +113,7 @@ READERS: Mapping[str, Reader] = {
     "grain.IterDataset, repeated": Reader(_GRAIN, made.grain_endless, needs="grain"),
     "grain.DataLoader": Reader(_GRAIN, made.only(made.grain_loader), needs="grain"),
     "torch DataLoader": Reader(_TORCH, made.only(made.torch_loader), needs="torch"),
-    # One that is forked from a process with threads, as by default, dies at times, in plain Keras, too.
+    # Workers forked from a process with threads, as by default, sometimes die, in plain Keras, too.
     "torch DataLoader, processes": Reader(
         _TORCH,
         made.only(lambda first: made.torch_loader(first, num_workers=1, multiprocessing_context="spawn")),
@@ -122,7 +122,7 @@ READERS: Mapping[str, Reader] = {
     "torch DataLoader, stream": Reader(_TORCH, made.only(made.torch_stream), needs="torch"),
 }
 
-#: Those that `make test` runs over two processes.
+#: The readers that `make test` runs over two processes.
 SAMPLE = (
     "tf.data, interleaved",
     "tf.data, of unknown length",
@@ -134,7 +134,7 @@ SAMPLE = (
 
 
 def adapters() -> set[str]:
-    """Returns the names of the classes by which Keras reads, found by walking its modules."""
+    """Returns the names of the classes with which Keras reads, found by walking its modules."""
     package = importlib.import_module("keras.src.trainers.data_adapters")
     base = importlib.import_module("keras.src.trainers.data_adapters.data_adapter").DataAdapter
     found: set[str] = set()

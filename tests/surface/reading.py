@@ -1,4 +1,4 @@
-"""The rows that all readers give, 22 in batches of 5, dense, sparse, ragged or of two inputs, and models of them."""
+"""The common rows of all readers, 22 in batches of 5: dense, sparse, ragged or with two inputs; and models of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-#: Batches of 5, 5, 5, 5 and 2 rows: no number of replicas divides all of them.
+#: Batches of 5, 5, 5, 5 and 2 rows: not all are divisible by any number of replicas.
 NUM_ROWS, BATCH_SIZE, NUM_BATCHES = 22, 5, 5
 
 _random = np.random.default_rng(5)
 X = _random.standard_normal((NUM_ROWS, 4)).astype("float32")
 Y = _random.standard_normal((NUM_ROWS, 2)).astype("float32")
-#: Of samples: some are 0.
+#: Sample weights; some are 0.
 WEIGHTS = (_random.integers(0, 4, NUM_ROWS) / 2).astype("float32")
-#: Two of three numbers are 0; there is a row of zeros.
+#: About two of three numbers are 0; there is a row of zeros.
 SPARSE = np.where(_random.random((NUM_ROWS, 4)) < 0.3, X, 0).astype("float32")
 SPARSE[3] = 0
 #: The second input of models with two.
@@ -31,7 +31,7 @@ def batch_of(index: int) -> slice:
 
 
 def rows_from(first: int) -> slice:
-    """Returns the rows of an epoch from a batch on."""
+    """Returns the rows of an epoch from a given batch on."""
     return slice(BATCH_SIZE * first, NUM_ROWS)
 
 
@@ -47,16 +47,16 @@ def sparse(rows: slice = slice(None)) -> tf.SparseTensor:
 
 @keras.saving.register_keras_serializable("tests")
 class SumOfRow(keras.layers.Layer):
-    """The sum of the numbers of each row, dense or ragged, and of their squares."""
+    """Returns the sums of each row, dense or ragged, and of its squares."""
 
     def call(self, x: Any) -> Any:
-        """Returns shape (rows, 2)."""
+        """Returns the sums, of shape (rows, 2)."""
         if isinstance(x, keras.KerasTensor):
             return keras.KerasTensor((x.shape[0], 2), "float32")
         return tf.stack([tf.reduce_sum(x, axis=1), tf.reduce_sum(x * x, axis=1)], axis=1)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns that of the two sums."""
+        """Returns the shape of the two sums."""
         return (input_shape[0], 2)
 
 
@@ -84,12 +84,12 @@ def _body(x: Any) -> Any:
     return keras.layers.Dense(2)(keras.layers.Dense(8, "tanh")(x))
 
 
-#: Makes a model, by the kind of its inputs.
+#: Functions that make a model, by the kind of its inputs.
 MODELS: Mapping[str, Callable[[], keras.Model]] = {"dense": _dense, "sparse": _sparse, "ragged": _ragged, "two": _two}
 
 
 def compiled(model: Any) -> None:
-    """Compiles a model with an optimizer that has slots, and that does not make rounding larger."""
+    """Compiles a model with an optimizer that has slots and does not magnify rounding."""
     optimizer = keras.optimizers.Adam(0.01, epsilon=0.1)
     model.compile(optimizer, "mse", metrics=["mae"], weighted_metrics=["mse"], auto_scale_loss=False)
     model.optimizer.build(model.trainable_variables)

@@ -1,7 +1,7 @@
-"""The rows of the grid: every layer of `keras.layers` that has weights, in a size that trains in a moment.
+"""The rows of the grid: every layer of `keras.layers` that has weights, in a size that trains quickly.
 
-The list of names comes from Keras: a class that a new release adds is in none of the tables below, and a test fails on
-what `unknown` returns.
+The list of names comes from Keras: a class that a new release adds is in none of the tables below, and a test fails for
+every name that `unknown` returns.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Row:
     """A layer under test.
 
     Attributes:
-        make: makes it; takes further arguments of the layer's constructor.
-        shape: of one row of the input.
-        whole_numbers: True if the input is ids, below `VOCABULARY`.
-        called: what is called with the layer and its input, where that is more than ``layer(x)``.
-        learns: True if the layer has to adapt to data before it is used.
+        make: makes the layer; takes further arguments of its constructor.
+        shape: shape of one row of the input.
+        whole_numbers: whether the input is ids, below `VOCABULARY`.
+        called: calls the layer on its input, where that takes more than ``layer(x)``.
+        learns: whether the layer has to adapt to data before it is used.
     """
 
     make: Callable[..., Any]
@@ -52,7 +52,7 @@ def _listed(layer: Any, x: Any) -> Any:
 _SEQUENCE, _IMAGE = (LENGTH, CHANNELS), (SIDE, SIDE, 4)
 _VOLUME = (4, 4, 4, 2)
 
-#: By the name of the class.
+#: Rows by the name of the layer's class.
 ROWS: Mapping[str, Row] = {
     "AdditiveAttention": Row(layers.AdditiveAttention, _SEQUENCE, called=_listed),
     "Attention": Row(lambda **own: layers.Attention(use_scale=True, **own), _SEQUENCE, called=_listed),
@@ -134,19 +134,19 @@ def names() -> list[str]:
 
 
 def has_weights(name: str) -> bool:
-    """Returns True unless a layer, made without arguments or with numbers, is built of nothing that can be a weight.
+    """Returns False for a layer that, made without arguments or with numbers, is built of nothing that can be a weight.
 
-    A class is one with weights if its source, or that of a base, adds some or holds other layers.
+    A class has weights if its source, or that of a base, adds some or holds other layers.
     """
     cls = getattr(layers, name)
     bases = [base for base in cls.__mro__ if issubclass(base, keras.Layer) and base is not keras.Layer]
-    # Preprocessing layers that change images keep seeds only.
+    # Preprocessing layers that change images have only seeds.
     text = "".join(inspect.getsource(base) for base in bases if "BaseImagePreprocessingLayer" not in base.__name__)
     return any(sign in text for sign in ("add_weight(", "add_variable(", "self.layer =", "self.cell =", "self.cells ="))
 
 
 def unknown() -> list[str]:
-    """Returns the names of layers with weights that have no row, and no reason to have none."""
+    """Returns the names of layers with weights that have neither a row nor a reason to have none."""
     return [name for name in names() if name not in ROWS and name not in LEFT_OUT and has_weights(name)]
 
 

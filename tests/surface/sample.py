@@ -17,7 +17,7 @@ SAMPLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("SeparableConv2D", "regularizer, constraint"): ("data x tensor",),
 }
 
-#: Those that were wrong, or crashed, when the grid was first run: what is done to one layer failed for others alike.
+#: Cells that were wrong or crashed when the grid was first run; one layer represents others that failed alike.
 FAILED: dict[tuple[str, str], tuple[str, ...]] = {
     ("Dense", "one weight frozen"): ("tensor=2",),
     ("MultiHeadAttention", "one weight frozen, after"): ("tensor=2",),

@@ -1,10 +1,10 @@
-"""Callbacks give what they give on one device: a fixed sample; with `--parity-all` every class on every mesh."""
+"""Callbacks behave as on one device: a fixed sample; with `--parity-all` every class on every mesh."""
 
 import pytest
 
 from tests.surface import callbacks
 
-#: Each class on one mesh, and what has ever failed.
+#: One mesh for each class, and cells that have ever failed.
 SAMPLE = {
     "BackupAndRestore": ["shard=weights"],
     "CSVLogger": ["pipe=2"],
@@ -21,7 +21,7 @@ SAMPLE = {
 
 
 def cells() -> list[object]:
-    """Returns all cells; those that are not in the sample are marked."""
+    """Returns all cells; those that are not in the sample have a mark."""
     every = [(row, mesh) for row in callbacks.ROWS for mesh in callbacks.MESHES]
     left_out = pytest.mark.parity_all
     return [pytest.param(*cell, marks=[] if cell[1] in SAMPLE.get(cell[0], []) else left_out) for cell in every]

@@ -10,7 +10,7 @@ from tests.surface.meshes import MESHES
 
 @pytest.fixture(autouse=True)
 def _whole_tracebacks() -> Iterator[None]:
-    """The place of an error tells whose words it has."""
+    """Shows whole tracebacks: the location of an error tells whose message it has."""
     keras.config.disable_traceback_filtering()
     yield
     keras.config.enable_traceback_filtering()

@@ -9,13 +9,13 @@ from tests.surface.reader_places import IN_PROCESS, Place
 from tests.surface.reader_stops import KEEPERS, stopped
 from tests.surface.readers import READERS, SAMPLE, without_readers
 
-# Keras says so of every dataset of unknown length, with or without us.
+# Keras warns of every dataset of unknown length, with or without us.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Your input ran out of data"),
     pytest.mark.usefixtures("without_rewriting"),
 ]
 
-#: Every strategy, and every way to go on; what is like it runs with `--parity-all`.
+#: Every strategy, and every way to resume; similar cells run with `--parity-all`.
 _CELLS = {
     "data=2": ("PyDataset, threads", "tf.data, repeated"),
     "data=3": ("generator", "tf.data, interleaved"),

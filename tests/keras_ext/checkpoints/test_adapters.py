@@ -1,4 +1,4 @@
-"""A run with LoRA goes on from its checkpoints, on other meshes too, with the numbers of one that nobody stopped."""
+"""A run with LoRA resumes from its checkpoints, also on other meshes, with the numbers of an uninterrupted run."""
 
 from __future__ import annotations
 

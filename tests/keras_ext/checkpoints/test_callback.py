@@ -1,4 +1,4 @@
-"""A run that is stopped and goes on from its checkpoints has the numbers of one that nobody stopped."""
+"""A run that is stopped and resumed from its checkpoints has the numbers of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _STEPS = -(-_ROWS // _BATCH)
 
 
 class StoppedError(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
 class StopsAt(keras.callbacks.Callback):
-    """Raises behind a step, counted over all epochs of this `fit`; or inside the saving of a checkpoint."""
+    """Raises after `steps` steps, counted over all calls of `fit`."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_goes_on_as_if_nothing_had_happened(num_devices: int, tmp_path: Path) ->
         with pytest.raises(StoppedError):
             _run(folder, num_devices, 4, stop)
     resumed, resumed_history = _run(folder, num_devices, 4)
-    # Sums that replicas share are put back in equal parts: they round otherwise.
+    # Sums that replicas share are restored in equal parts, which round differently.
     for name, values in history.items():
         np.testing.assert_allclose(resumed_history[name], values, rtol=0 if num_devices == 0 else 1e-6)
     for ours, theirs in zip(resumed.get_weights(), whole.get_weights(), strict=True):
@@ -102,7 +102,7 @@ def test_what_is_not_whole_is_passed_over(tmp_path: Path) -> None:
     _run(tmp_path, 0, None)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [name.split(".", 1)[1] for name in names] == ["json", "weights.h5"] * 2
-    # Weights without their mark, a mark cut short, weights cut short.
+    # Weights without their marker file, a truncated marker, truncated weights.
     (tmp_path / "step-000000099.weights.h5").write_bytes(b"")
     (tmp_path / "step-000000098.json").write_text("{")
     weights = tmp_path / names[3]
@@ -111,7 +111,7 @@ def test_what_is_not_whole_is_passed_over(tmp_path: Path) -> None:
 
 
 class StopsTraining(keras.callbacks.Callback):
-    """Asks `fit` to end behind a step of its first epoch."""
+    """Makes `fit` stop after a step of its first epoch."""
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self.model.stop_training = self.model.stop_training or batch == 5
@@ -130,7 +130,7 @@ def test_what_another_run_left_does_not_come_first(tmp_path: Path) -> None:
     _run(tmp_path, 0, None)
     model = _model()
     checkpoints = keras_ext.Checkpoints(tmp_path, _STEPS, num_kept=1)
-    # Begun anew without `restore`.
+    # Started from the beginning, without `restore`.
     model.fit(_batches(0, 0), callbacks=[checkpoints], verbose=0, shuffle=False)
     assert keras_ext.Checkpoints(tmp_path, _STEPS).restore(_model()) == keras_ext.TrainingPosition(1)
 

@@ -1,4 +1,4 @@
-"""Commits in one process: training goes on from them as if nothing had happened. With workers: test_elastic.py."""
+"""Commits in one process: training resumes from them without a difference. Several workers: test_elastic.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS_PER_EPOCH, EPOCHS, BATCH = 6, 3, 4
 
 
 def train(state: strategies.elastic.State, hurt: faults.Faults | None = None, **changes: Any) -> Any:
-    """Trains to the end, or to a fault; returns weights and history."""
+    """Trains to the end, or until a fault; returns weights and history."""
     strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
     keras.utils.set_random_seed(changes.get("seed", 1))
     with strategy.scope():
@@ -51,7 +51,7 @@ def test_goes_on(step: int) -> None:
     state = strategies.elastic.State()
     with pytest.raises(RuntimeError, match="asked for"):
         train(state, faults.fail_at(kind="raise", step=step))
-    # Before the first commit behind a step, too: the initial weights are committed.
+    # Also before the first commit after a step: the initial weights are committed.
     found, resumed = train(state, seed=2)
     for one, other in zip(found, weights, strict=True):
         np.testing.assert_array_equal(one, other)

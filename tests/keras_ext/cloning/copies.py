@@ -1,4 +1,4 @@
-"""Makes the copies whose contract is tested here: those of `parallelize` and of `PipelineModel`."""
+"""Makes the copies whose contract is tested here: the copies of `parallelize` and of `PipelineModel`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ L = keras.layers
 
 
 def parallelized(model: Any, plan: Mapping[str, str] | None = None) -> Any:
-    """With shards, where something can be split, or where a plan says so."""
+    """Returns a copy with shards, where something can be split or a plan says so."""
     with mesh_strategy({"tensor": 2}).scope():
         return keras_ext.parallelize(model, plan)
 
@@ -33,7 +33,7 @@ each_copy = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 
 
 def assert_like(copy: Any, model: Any, x: Any, atol: float = 0) -> None:
-    """Weights, to the bit if no training was between, and outputs."""
+    """Compares weights, bit for bit if nothing was trained in between, and outputs."""
     assert [weight.shape for weight in copy.get_weights()] == [weight.shape for weight in model.get_weights()]
     for mine, theirs in zip(copy.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)

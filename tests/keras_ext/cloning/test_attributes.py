@@ -1,4 +1,4 @@
-"""A copy of each of Keras' layers takes all that can be set on its weights; what Keras adds there fails here."""
+"""A copy of each of Keras' layers keeps everything that can be set on its weights; attributes new to Keras fail."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from strategies.replica.weight_identity import keys_of
 from tests.keras_ext.cloning.copies import L, parallelized
 from tests.keras_ext.cloning.test_layers import one_of_each
 
-# The class of Keras' own among the bases, without TensorFlow's.
+# Keras' own class among the bases, without TensorFlow's.
 VARIABLE = next(each for each in keras.Variable.__mro__ if "overwrite_with_gradient" in vars(each))
 SETTABLE = {name for name, each in vars(VARIABLE).items() if isinstance(each, property) and each.fset}
-#: The constructor's arguments that a copy has from where it is made, and not from its weight.
+#: The constructor's arguments that a copy takes from its context, not from its weight.
 OF_MAKING = {"initializer", "shape", "dtype", "name", "layout", "kwargs"}
-#: Those that are given where the copy is made.
+#: The arguments that are given where the copy is made.
 GIVEN = ("aggregation", "synchronization", "dtype", "name", "shape")
 
 
 class Odd:
-    """A regularizer or constraint that is no other's."""
+    """A regularizer or constraint; every instance is distinct."""
 
     def __call__(self, value: Any) -> Any:
         return value
@@ -42,19 +42,19 @@ def weights_of(model: Any) -> list[Any]:
 
 
 def set_odd(model: Any) -> None:
-    """Sets on each weight all that can be set, so that none has what its layer would give it."""
+    """Sets on each weight everything that can be set, so that no value is the one that its layer would give."""
     for i, weight in enumerate(weights_of(model)):
         weight.trainable = not weight.trainable
         weight.regularizer, weight.constraint = Odd(), Odd()
         weight.overwrite_with_gradient = bool(i % 2)
         weight._autocast = not weight._autocast
     for layer in model._flatten_layers(include_self=False):
-        # Without the weights, which have flags of their own.
+        # Sets only the layer's flag: weights have their own flags.
         layer._trainable = not layer._trainable
 
 
 def differences(model: Any, made: Any) -> list[str]:
-    """The names of what differs on the weights of a copy, with their paths."""
+    """Returns what differs on the weights of a copy, with their paths."""
     found = []
     ours, theirs = weights_of(made), weights_of(model)
     assert len(ours) == len(theirs)

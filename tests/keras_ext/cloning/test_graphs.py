@@ -1,4 +1,4 @@
-"""Copies have their weights, and optimizers their slots, in the order of the model."""
+"""Copies have their weights, and their optimizers' slots, in the order of the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.strategies.parity.harness import vectors
 
 
 class Translator(keras.Model):
-    """As KerasHub writes models: of a graph, whose layers are attributes, made in another order, before it."""
+    """A model in KerasHub's style: functional, its layers are attributes, made before the graph in another order."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         self.decoder = L.Dense(units + 2, name="decoder")
@@ -35,7 +35,7 @@ def test_weights_are_in_the_order_of_the_model(copied: Any) -> None:
     keras.utils.set_random_seed(1)
     model = Translator(4)
     names = [weight.path.split("/")[-2] for weight in model.weights][::2]
-    # Up to Keras 3.14 it is the order of the graph.
+    # Up to Keras 3.14 the order is that of the graph.
     by_attributes = ["decoder", "embedding", "second", "first", "head"]
     by_graph = ["embedding", "second", "first", "decoder", "head"]
     assert names == (by_attributes if has_keras("3.15") else by_graph)
@@ -45,7 +45,7 @@ def test_weights_are_in_the_order_of_the_model(copied: Any) -> None:
     for weights in (copy.weights, copy.trainable_weights, copy.variables):
         found = [weight.path.split("/")[-2] for weight in weights]
         assert list(dict.fromkeys(found)) == names
-    # Inside of another model, and called twice there.
+    # Nested in another model, and called twice there.
     source, target = keras.Input((6,), name="source"), keras.Input((6,), name="target")
     first, second = ({"source": a, "target": b} for a, b in ((source, target), (target, source)))
     outer = keras.Model({"source": source, "target": target}, L.Add()([model(first), model(second)]))
@@ -53,7 +53,7 @@ def test_weights_are_in_the_order_of_the_model(copied: Any) -> None:
 
 
 class Segmenter(keras.Model):
-    """As KerasHub's SAM: its graph has layers of another model, which is an attribute and no layer of the graph."""
+    """Like KerasHub's SAM: its graph uses layers of a model that is an attribute, but no layer of the graph."""
 
     def __init__(self, **kwargs: Any) -> None:
         source = keras.Input((6,), name="source")
@@ -83,7 +83,7 @@ def test_slots_of_an_optimizer_are_in_the_order_of_the_model() -> None:
 
 
 class Marked(keras.Model):
-    """As KerasHub's T5Gemma2: the model itself holds weights, and its graph uses them between layers."""
+    """Like KerasHub's T5Gemma2: the model itself holds weights, and its graph uses them between layers."""
 
     def __init__(self, **kwargs: Any) -> None:
         source = keras.Input((6,), name="source")
@@ -106,7 +106,7 @@ def test_weights_that_a_model_itself_holds_are_trained_in_its_copy() -> None:
     assert_like(copy, model, vectors(), atol=1e-6)
     assert type(copy) is Marked
     assert copy.mark is not model.mark
-    # Inside of another model, too.
+    # Also nested in another model.
     outer = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])
     for copied in (parallelized, staged):
         assert_like(copied(outer), outer, vectors())

@@ -1,4 +1,4 @@
-"""The copies that `parallelize` and `PipelineModel` make of a model have all that it has."""
+"""The copies that `parallelize` and `PipelineModel` make of a model have everything that it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import keras_ext
 from tests.keras_ext.cloning.copies import L, each_copy, staged
 from tests.releases import is_there
 
-# Of each class in keras.layers one layer, on inputs of a kind.
+# One layer of each class in keras.layers, by kind of input.
 TEXT = np.array([["a b"], ["b c"], ["c q"]])
 WORDS = np.array([["a", "b"], ["b", "c"], ["c", "q"]])
 IDS = np.array([[1, 2], [2, 3], [3, 1]])
@@ -36,7 +36,7 @@ def set_to(layer: Any, vocabulary: Any) -> Any:
 
 
 def newer(name: str, *args: Any, **kwargs: Any) -> list[Any]:
-    """The layer, unless the installed Keras is older than it."""
+    """Returns a list with the layer, empty if the installed Keras does not have it."""
     return [getattr(L, name)(*args, **kwargs)] if is_there(name) else []
 
 
@@ -126,23 +126,23 @@ LAYERS: Sequence[tuple[Any, Callable[[], Sequence[Any]]]] = (
         ],
     ),
 )
-# On several inputs.
+# Layers that take several inputs.
 MERGING = ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract", "Attention")
-# Of other backends; files of TensorFlow's; bases of others; and what takes images with boxes and labels.
+# Layers of other backends or of TensorFlow's files, base classes, and layers for images with boxes and labels.
 LEFT_OUT = {"FlaxLayer", "JaxLayer", "TorchModuleWrapper", "TFSMLayer", "Layer", "Wrapper"}
 LEFT_OUT |= {"CutMix", "MixUp", "MaxNumBoundingBoxes", "HashedCrossing"}
 
 
 def one_of_each(dropout: float) -> tuple[Any, list[Any], set[type]]:
-    """A model with a branch for each layer, its inputs, and the classes of the layers; `dropout` is of attentions."""
+    """Returns a model with a branch per layer, its inputs, and the layers' classes; `dropout` is for attentions."""
     keras.utils.set_random_seed(1)
     inputs, values, outputs, seen = [], [], [], set()
     for value, make in LAYERS:
         inputs.append(keras.Input(value.shape[1:], dtype="string" if value.dtype.kind == "U" else str(value.dtype)))
         values.append(keras.ops.convert_to_tensor(value))
         for layer in make():
-            # Of some, Keras makes no graph: their output is their input to it. Before Keras 3.15 only an EinsumDense
-            # that is built knows its output.
+            # Keras makes no graph for some layers: they return their symbolic input. Before Keras 3.15, EinsumDense
+            # knows its output only when built.
             is_whole = isinstance(layer, L.EinsumDense) or layer.compute_output_spec(inputs[-1]) is not inputs[-1]
             outputs.append((layer if is_whole else L.Pipeline([layer]))(inputs[-1]))
             seen |= {type(inner) for inner in layer._flatten_layers()}
@@ -157,18 +157,18 @@ def one_of_each(dropout: float) -> tuple[Any, list[Any], set[type]]:
 
 @each_copy
 def test_of_each_of_keras_layers_it_has_all(copied: Any) -> None:
-    # An attention whose heads may be split draws from new seeds, so it has no dropout.
+    # An attention whose heads may be split draws dropout from new seeds, so it has none here.
     model, values, seen = one_of_each(0.5 if copied is staged else 0.0)
     classes = {each for each in vars(L).values() if isinstance(each, type) and issubclass(each, keras.Layer)}
     assert sorted(each.__name__ for each in classes - seen) == sorted(LEFT_OUT)
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:
-            # Draws have gone on from where they began.
+            # Generators have advanced from their initial state.
             generator.next()
     copy = copied(model) if copied is staged else keras_ext.parallelize(model)
     results = []
     for each in (copy, model):
-        # AugMix draws from Python's generator.
+        # AugMix uses Python's random generator.
         random.seed(1)
         results.append(keras.tree.flatten(each(values, training=True)))
     for output, mine, theirs in zip(model.outputs, *results, strict=True):

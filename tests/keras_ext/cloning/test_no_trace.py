@@ -1,4 +1,4 @@
-"""Copying leaves no trace: names, random numbers and draws go on as without it."""
+"""Copying has no side effects: names, random numbers and draws continue as if there had been no copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.keras_ext.cloning.copies import L, parallelized, staged
 
 
 class Drawing(keras.Layer):
-    """Draws from every generator there is while it is made."""
+    """Draws from every random generator in its constructor."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -47,7 +47,7 @@ def test_what_is_made_afterwards_is_as_without_it() -> None:
 
 
 def in_a_stage(model: Any) -> Any:
-    # That Sequential itself is the program's own.
+    # The program itself makes this layer.
     return keras_ext.PipelineStage(model, name="stage")
 
 

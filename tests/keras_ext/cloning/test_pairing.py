@@ -1,4 +1,4 @@
-"""Layers inside of others are found by their place in a copy."""
+"""Layers inside other layers are found by their position in a copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = np.array([["a", "b"], ["b", "c"], ["c", "q"]])
 
 
 class Inner(keras.Layer):
-    """Without a get_config; its arguments are plain values. Not registered, as all others here."""
+    """A layer without get_config; its arguments are plain values. Not registered, like all classes here."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Inner(keras.Layer):
 
 
 class Unnamed(keras.Layer):
-    """Of its config, it is made with another name."""
+    """Made from its config, it gets another name."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__()
@@ -75,6 +75,6 @@ def test_layers_inside_of_others_are_found_by_their_place(copied: Any) -> None:
     assert_like(copy, model, vectors())
     assert [layer.name for layer in copy._flatten_layers()] == [layer.name for layer in model._flatten_layers()]
     assert [layer.trainable for layer in copy._flatten_layers()].count(False) == 1
-    # None is shared with the old model.
+    # Copies share no layer with the old model.
     words.adapt(["a", "b", "c", "q"])
     assert copy.get_layer("inner").layers[0].feed_forward.layers[1].words.vocabulary_size() == 4

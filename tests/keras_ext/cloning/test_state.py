@@ -1,4 +1,4 @@
-"""Copies have the weights of their models in the form that `enable_lora` and `quantize` gave them, and as frozen."""
+"""Copies have their models' weights in the form that `enable_lora` and `quantize` gave them, and frozen as there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Block(L.Layer):
 
 
 def layered() -> Any:
-    """A model with all kinds of layers that can be adapted and quantized: apart, and inside of Keras' and of others."""
+    """Returns a model with all kinds of layers that support LoRA or quantization: alone, and inside other layers."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,), dtype="int32")
     embedding = L.ReversibleEmbedding(7, 4, name="embedding")
@@ -67,7 +67,7 @@ FORMS: dict[str, Callable[[Any], None]] = {
 }
 
 
-# Keras says so of each layer that cannot be quantized.
+# Keras warns of each layer that cannot be quantized.
 @pytest.mark.filterwarnings("ignore:.*`quantize`:UserWarning", "ignore:Invalid quantization mode:UserWarning")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_copy_has_the_form_of_its_model(form: str) -> None:
@@ -122,7 +122,7 @@ def test_what_is_frozen_and_penalized_stays_so(when: str, tmp_path: pathlib.Path
         if when == "pipeline":
             split = keras_ext.PipelineModel(split, partition="uniform", num_microbatches=2)
     before = split.get_weights()
-    # Biases are zeros, and move if they are trained.
+    # Biases start at zero, and change if they are trained.
     results = trained(split), trained(model)
     for mine, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
@@ -130,7 +130,7 @@ def test_what_is_frozen_and_penalized_stays_so(when: str, tmp_path: pathlib.Path
         np.testing.assert_array_equal(results[0][position], before[position])
     if when == "after":
         split.save(tmp_path / "m.keras")
-        # In files layers are frozen, not weights one by one, and so the slots are others.
+        # Files store which layers are frozen, not which weights, and so the slots differ.
         opened = keras.models.load_model(tmp_path / "m.keras", compile=False)
         assert [layer.trainable for layer in opened.layers] == [True, False, True]
 
@@ -161,7 +161,7 @@ def test_layers_inside_of_layers_keep_their_paths() -> None:
     with mesh_strategy({"tensor": 2}).scope():
         copies.append(keras_ext.parallelize(model))
     paths = [weight.path for weight in model.weights]
-    # Keras' own copy has others.
+    # The paths in Keras' own copy differ.
     assert [weight.path for weight in copies[0].weights] != paths
     for copy in copies[1:]:
         assert [weight.path for weight in layer_api.joined(copy.weights)] == paths

@@ -1,4 +1,4 @@
-"""Layers of a user's classes are copied as they are, whatever their constructors and configs say."""
+"""Layers of users' classes are copied as they are, whatever their constructors and configs do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.strategies.parity.harness import vectors
 
 
 class Scale:
-    """No layer; holds one."""
+    """An object that is not a layer, but holds one."""
 
     def __init__(self, dense: Any) -> None:
         self.dense = dense
@@ -28,7 +28,7 @@ class Scale:
 
 
 class Leaf(keras.Layer):
-    """Its config leaves out what decides about its weights, and their names are no attributes."""
+    """A layer whose config omits what determines its weights, and whose weights are not attributes."""
 
     def __init__(self, units: int = 3, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -44,7 +44,7 @@ class Leaf(keras.Layer):
 
 
 class Holds(keras.Layer):
-    """Reaches the layer around it by an object that holds that."""
+    """Refers to the layer around it through an object that holds that layer."""
 
     def __init__(self, held: Any) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Holds(keras.Layer):
 
 
 class Tangled(keras.Layer):
-    """Holds layers in every way there is; its constructor takes what no config holds, and may run once only."""
+    """Holds layers in many ways; its constructor needs an argument that no config has, and can run only once."""
 
     made = 0
 
@@ -108,7 +108,7 @@ def test_what_layers_hold(copied: Any) -> None:
     assert not {id(weight) for weight in copy.variables} & {id(weight) for weight in model.variables}
     assert new.leaf.trainable_weights == []
     assert new.leaf.count.dtype == "int32"
-    # It draws on from where the other one is, by itself.
+    # The copy draws the same values, and has its own state.
     drawn = [each.seed_generator.state.numpy() for each in (new.dropout, tangled.dropout)]
     np.testing.assert_array_equal(*drawn)
     new(vectors(), training=True)
@@ -116,7 +116,7 @@ def test_what_layers_hold(copied: Any) -> None:
 
 
 class Compiled(keras.Layer):
-    """Computes by a function that TensorFlow has compiled for it, which only its constructor can make."""
+    """Computes with a `tf.function` that only its constructor can make."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -150,7 +150,7 @@ def test_what_cannot_be_copied_is_made_of_its_config_or_named(copied: Any) -> No
 
 
 class Named(keras.Model):
-    """As KerasHub writes models: of a graph, with attributes of its own."""
+    """A model in KerasHub's style: functional, with its own attributes."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         self.tower = keras.Sequential([keras.Input((6,)), L.Dense(units)], name="tower")

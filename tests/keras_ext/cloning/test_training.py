@@ -1,4 +1,4 @@
-"""A copy is compiled with what its model was compiled with: functions and classes that no registry knows, too."""
+"""A copy is compiled with its model's arguments, even with unregistered functions and classes."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_functions_and_classes_of_a_program(scales: bool) -> None:
 
 
 class TwoRates(keras.Model):
-    """A model with a `compile` of its own: other arguments, attributes, two optimizers, a loss with a layer in it."""
+    """A model with its own `compile`: other arguments, attributes, two optimizers, a loss that uses a layer."""
 
     def compile(self, rates: Any, weight: float, teacher: Any) -> None:
         super().compile(rates[0], loss=self.difference, metrics=["mae"])
         self.rates = {"body": rates[0], "head": rates[1]}
-        # Keras counts a layer that is an attribute for one of the model's.
+        # Hidden in a lambda, because Keras adds a layer that is an attribute to the model's layers.
         self.weight, self.hints = weight, [lambda x: teacher(x)]
         self.seen = keras.metrics.Mean(name="seen")
 

@@ -1,4 +1,4 @@
-"""A model with experts and a table, trained on one device and on any strategy: for tests in one process and in many."""
+"""A model with experts and a table, trained on one device and on any strategy: for tests in one or more processes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ L: Any = keras.layers
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Indices and labels in three batches of 16, of which the last has 3 rows, fewer than there may be replicas.
+    """Returns indices and labels in three batches of 16; the last has 3 rows, fewer than there may be replicas.
 
-    In the first one all are the same: two experts get all tokens, and one row of the table all lookups.
+    All indices of the first batch are equal: two experts get all tokens, and one row of the table all lookups.
     """
     draw = np.random.default_rng(0)
     x = draw.integers(0, ROWS, (35, LENGTH)).astype("int32")
@@ -31,14 +31,14 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def model(strategy: Any, axes: Mapping[str, int], optimizer: str, seed: int = 3) -> Any:
-    """Compiled; plain where there is no strategy.
+    """Returns the compiled model; plain without a strategy.
 
-    With the optimizer "adam, micro-batches" it has two in a pipeline, and nothing that is made of the batch in its
-    mixture: in a pipeline that is the micro-batch.
+    With the optimizer "adam, micro-batches" a pipeline has two micro-batches, and the mixture uses no statistics of the
+    batch: in a pipeline, these would be of the micro-batch.
     """
     is_cut = optimizer == "adam, micro-batches"
     with contextlib.nullcontext() if strategy is None else strategy.scope():
-        # Its rows lie on the replicas that share the optimizer: where none do, there is no such layer.
+        # Its rows are on the replicas that share the optimizer: without such replicas, the layer cannot be used.
         is_shared = layer_api.row_exchange("data") is not None or layer_api.num_replicas() == 1
         table = keras_ext.ShardedEmbedding if strategy is not None and is_shared else L.Embedding
         keras.utils.set_random_seed(seed)
@@ -70,43 +70,43 @@ def model(strategy: Any, axes: Mapping[str, int], optimizer: str, seed: int = 3)
 
 
 def optimizers_of(axes: Mapping[str, int]) -> list[str]:
-    """Those with which the model is trained on a mesh of several processes."""
+    """Returns the optimizers with which the model is trained on a mesh of several processes."""
     if "expert" not in axes:
         return ["adagrad"]
     return ["adam", "adam, micro-batches"] if "pipe" in axes else ["adam"]
 
 
 def trained(made: Any, epochs: int = 3) -> list[Any]:
-    """Logs, weights and slots. Evaluation and predictions, with functions of their own to trace, cost as much again."""
+    """Returns logs, weights and slots. Evaluation and prediction, with their own functions, would double the cost."""
     x, y = data()
     logs = made.fit(x, y, batch_size=16, epochs=epochs, shuffle=False, verbose=0).history
     return [*logs.values(), *state(made)]
 
 
 def state(made: Any) -> list[Any]:
-    """Weights and slots."""
+    """Returns weights and slots."""
     return [*made.get_weights(), *layer_api.values_of(made, layer_api.joined(made.optimizer.variables))]
 
 
 def inferred(made: Any) -> list[Any]:
-    """Returns what evaluate and predict return."""
+    """Returns the results of evaluate and predict."""
     x, y = data()
     return [made.evaluate(x, y, batch_size=16, verbose=0), made.predict(x, batch_size=16, verbose=0)]
 
 
 def found(made: Any, epochs: int = 3) -> list[Any]:
-    """All of these."""
+    """Returns the results of `trained` and of `inferred`."""
     return [*trained(made, epochs), *inferred(made)]
 
 
 @functools.cache
 def plain(optimizer: str) -> list[Any]:
-    """Returns what is found on one device."""
+    """Returns the results of `found` on one device."""
     return found(model(None, {}, optimizer))
 
 
 def assert_trained_as(one: list[Any], other: list[Any]) -> None:
-    """Takes what was trained, and what was found."""
+    """Compares results of `trained` with results of `found`."""
     assert_same(one, other[:-2])
 
 
@@ -117,6 +117,6 @@ def assert_same(one: list[Any], other: list[Any]) -> None:
 
 
 def own_rows(made: Any) -> list[tuple[int, ...]]:
-    """The shapes of what this process' first replica holds of each weight whose rows lie on several."""
+    """Returns the shapes of this process' first shard of each weight whose rows are on several replicas."""
     values = [variable.value for variable in made.weights]
     return [tuple(each.values[0].shape) for each in values if getattr(each, "has_own_rows", False)]

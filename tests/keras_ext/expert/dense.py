@@ -14,13 +14,13 @@ class DenseMixture(keras.Layer):
 
     Args:
         num_experts: number of experts.
-        hidden_dim: of each expert.
-        top_k: number of experts that each token takes.
+        hidden_dim: hidden units of each expert.
+        top_k: number of experts per token.
         balance: factor of the load-balancing loss.
         z: factor of the z-loss.
-        bias_step: of the router's bias; 0 for none.
+        bias_step: step of the router's bias; 0 for none.
         capacity_factor: None for no capacity.
-        **kwargs: of every layer.
+        **kwargs: arguments of every layer.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DenseMixture(keras.Layer):
 
 
 def skewed(num_tokens: int, features: int, num_experts: int, load: str, seed: int = 0) -> tuple[Any, Any]:
-    """Returns tokens, and a router's kernel that sends them as told: "even", "skewed", "empty" or "one".
+    """Returns tokens, and a router kernel that routes them as `load` says: "even", "skewed", "empty" or "one".
 
     The first feature is 1: its row of the kernel is a bias.
     """

@@ -39,11 +39,11 @@ def sparse(**arguments: Any) -> Any:
 
 
 def trained(mixture: Any, strategy: Any = None, weights: Any = None, **optimizer: Any) -> tuple[Any, list[Any], Any]:
-    """Model, its weights before, and logs; batches of 8, 8 and 1 rows, of which one leaves replicas without rows."""
+    """Returns model, initial weights and logs; batches of 8, 8 and 1 rows: the last leaves replicas without rows."""
     keras.utils.set_random_seed(3)
     generator = np.random.default_rng(0)
     x = generator.normal(size=(17, LENGTH, FEATURES)).astype("float32")
-    # A mask whose part of the tokens is another one on each replica.
+    # The mask covers a different share of the tokens on each replica.
     x[::3, 1:] = 0.0
     y = generator.normal(size=(17, LENGTH, FEATURES)).astype("float32")
     with contextlib.nullcontext() if strategy is None else strategy.scope():
@@ -113,7 +113,7 @@ def test_in_a_pipeline() -> None:
 
     for a, b in zip(piped(mixture, 0), piped(mixture, 1), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-    # Of two rows each, as many as a token has choices, which could be taken for a count of rows: nothing is warned of.
+    # Batches of two rows, equal to top_k, so that a dim of choices could be mistaken for rows: there is no warning.
     piped(mixture, 2)
 
 

@@ -1,4 +1,4 @@
-"""The mesh axis "expert" in one process: weights, slots and logs of one device, and experts on their replicas only."""
+"""The mesh axis "expert" in one process: weights, slots and logs of one device, and experts only on their replicas."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_numbers_of_one_device(
     model = clicks.model(strategy, axes, optimizer)
     clicks.assert_trained_as(clicks.trained(model), clicks.plain(optimizer))
     held = clicks.own_rows(model)
-    # Six of the experts, and the table.
+    # Six expert weights, and the table.
     assert len(held) == 7
     assert all(shape[0] == clicks.EXPERTS // axes["expert"] for shape in held if len(shape) > 2)
     if optimizer != "accumulation":
@@ -82,7 +82,7 @@ def test_rows_are_in_float32_where_layers_compute_in_half() -> None:
     one = trained(contextlib.nullcontext(), keras.layers.Embedding)
     assert len(clicks.own_rows(model)) == 4
     for weight, expected in zip(model.get_weights(), one.get_weights(), strict=True):
-        # Their gradients are of half precision.
+        # Their gradients have half precision.
         np.testing.assert_allclose(weight, expected, atol=1e-4)
 
 

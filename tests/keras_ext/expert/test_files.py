@@ -1,4 +1,4 @@
-"""A MixtureOfExperts in files: a model of Keras' own layers, which becomes the sparse layer again."""
+"""A MixtureOfExperts in files: saved as a model of Keras' own layers, which becomes the sparse layer again."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_is_a_plain_model_that_becomes_sparse_again(form: str, tmp_path: pathlib
     [mixture] = [layer for layer in sparse.layers if isinstance(layer, keras_ext.MixtureOfExperts)]
     config, own = mixture.get_config(), model.layers[1].get_config()
     assert {**config, "model": 0} == {**own, "model": 0}
-    # Trained on, it is what it would be without the file.
+    # Trained further, it gives what it would give without the file.
     for each in (model, sparse):
         each.fit(x, x[..., :2], verbose=0)
     for a, b in zip(model.get_weights(), sparse.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     np.testing.assert_array_equal(model.optimizer.iterations, sparse.optimizer.iterations)
 
-    # Weights alone, from each to the other.
+    # Weights alone, in both directions.
     plain.load_weights(tmp_path / "model.weights.h5")
     plain.save_weights(tmp_path / "plain.weights.h5")
     model.load_weights(tmp_path / "plain.weights.h5")

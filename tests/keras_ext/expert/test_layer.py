@@ -1,4 +1,4 @@
-"""MixtureOfExperts on one device: the dense sum over experts, its gradients and losses."""
+"""MixtureOfExperts on one device: equal to the dense sum over experts, in gradients and losses, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOADS = ("even", "skewed", "empty", "one")
 
 
 def pair(top_k: int, load: str, *, bias: bool = False, capacity: float | None = None) -> tuple[Any, Any, Any]:
-    """The sparse layer and the dense one with the same weights, and tokens."""
+    """Returns the sparse layer and the dense one with the same weights, and tokens."""
     tokens, kernel = skewed(24, FEATURES, EXPERTS, load)
     sparse = keras_ext.MixtureOfExperts(
         EXPERTS,
@@ -42,7 +42,7 @@ def pair(top_k: int, load: str, *, bias: bool = False, capacity: float | None = 
 
 
 def computed(layer: Any, inputs: Any, mask: Any = None) -> list[Any]:
-    """Output, losses, and the gradients of inputs and weights of a number made of all of them."""
+    """Returns output, losses, and the gradients with respect to inputs and weights of a scalar made of all of them."""
     inputs = tf.constant(inputs)
     with tf.GradientTape() as tape:
         tape.watch(inputs)
@@ -76,7 +76,7 @@ def test_mask_bias_and_capacity_equal_the_dense_sum() -> None:
             for own in (None, mask):
                 sparse, dense, inputs = pair(2, load, **arguments)
                 assert_equal(computed(sparse, inputs, own), computed(dense, inputs, own))
-    # Nothing is dropped when it is used.
+    # Nothing is dropped in inference.
     sparse, dense, inputs = pair(2, "one", capacity=0.25)
     np.testing.assert_allclose(sparse(inputs), dense(inputs), atol=1e-6)
     assert np.abs(sparse(inputs) - sparse(inputs, training=True)).max() > 0.01
@@ -94,7 +94,7 @@ def test_work_is_that_of_the_chosen_experts() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("keras_ext.expert.layer.ops.matmul", counted)
         sparse(inputs)
-    # Of three matrices.
+    # Products with three matrices per expert.
     assert sum(sizes) == 3 * 24 * 2
     assert len(sizes) == 3 * EXPERTS
 

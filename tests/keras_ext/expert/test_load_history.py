@@ -18,7 +18,7 @@ EXPERTS, EPOCHS = 4, 2
 
 
 def fitted(folder: Path, strategy: Any = None, update_freq: Any = "epoch") -> tuple[Any, Any, Any]:
-    """Shares and logs of training with 7 rows in batches of 4, of which the last has no row for the second half."""
+    """Returns shares and logs of training with 7 rows in batches of 4; the last has no rows for the second half."""
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         keras.utils.set_random_seed(2)
         layer = keras_ext.MixtureOfExperts(EXPERTS, 3, 2, name="experts")
@@ -28,7 +28,7 @@ def fitted(folder: Path, strategy: Any = None, update_freq: Any = "epoch") -> tu
     x = np.random.default_rng(0).normal(size=(7, 3, 5)).astype("float32")
     board = keras.callbacks.TensorBoard(str(folder), write_graph=False, update_freq=update_freq)
     loads = keras_ext.ExpertLoadHistory(board)
-    # Whatever the order of the two.
+    # In either order.
     callbacks = [board, loads] if strategy is None else [loads, board]
     logs = model.fit(
         x, x, batch_size=4, epochs=EPOCHS, validation_data=(x[:3], x[:3]), verbose=0, shuffle=False, callbacks=callbacks
@@ -38,7 +38,7 @@ def fitted(folder: Path, strategy: Any = None, update_freq: Any = "epoch") -> tu
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Steps and values in the one event file of a folder, by tag."""
+    """Returns steps and values in the one event file of a folder, by tag."""
     (path,) = folder.glob("events.out.tfevents.*")
     found: dict[str, list[tuple[int, float]]] = {}
     for event in tf.compat.v1.train.summary_iterator(str(path)):
@@ -52,15 +52,15 @@ def test_shares_are_those_of_one_device_and_in_the_files(tmp_path: Path) -> None
     model, plain, logs = fitted(tmp_path / "plain")
     _, two, same = fitted(tmp_path / "two", strategies.MirroredStrategy(["CPU:0", "CPU:1"]), update_freq=100)
     assert sorted(plain) == sorted(two) == ["experts", "val_experts"]
-    # Nothing of it is in the logs.
+    # The callback adds nothing to the logs.
     assert sorted(logs) == sorted(same) == ["experts_load", "loss", "val_experts_load", "val_loss"]
     for name in plain:
         np.testing.assert_array_equal(plain[name], two[name])
         assert np.shape(plain[name]) == (EPOCHS, EXPERTS)
         np.testing.assert_allclose(np.sum(plain[name], 1), 1, rtol=1e-6)
-        # The metric in the logs is the largest of them.
+        # The metric in the logs is the largest share, times the number of experts.
         np.testing.assert_allclose(np.max(plain[name], 1) * EXPERTS, logs[f"{name}_load"], rtol=1e-6)
-    # Validation is of the weights behind the epoch; evaluated afterwards, those of the last epoch stay.
+    # Validation uses the weights after the epoch; after `evaluate`, the shares of the last epoch stay.
     chosen = model.layers[0].by_name()["router"](np.random.default_rng(0).normal(size=(7, 3, 5))[:3].astype("float32"))
     last = np.bincount(np.argsort(-np.asarray(chosen), -1)[..., :2].ravel(), minlength=EXPERTS)
     np.testing.assert_allclose(plain["val_experts"][-1], last / last.sum(), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The mesh axis "tensor" in one process: experts cut along `hidden_dim`, with the numbers of one device."""
+"""The mesh axis "tensor" in one process: experts split along `hidden_dim`, with the numbers of one device."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_numbers_of_one_device(
     clicks.assert_same(clicks.found(model), plain(optimizer))
     for name, bank in banks_of(model).items():
         assert tuple(bank.shape) == SHAPES[name]
-        # The bias that is added to the sum is not cut.
+        # The bias that is added to the sum is not split.
         assert isinstance(bank, layer_api.SplitWeight) == (name != "down_bias")
         for index, shard in enumerate(bank.shards if name != "down_bias" else ()):
             assert shard.shape[bank.dim] == HIDDEN // 2
@@ -100,7 +100,7 @@ def trained(model: Any) -> list[Any]:
 
 
 def test_parallelize_cuts_the_experts_of_a_plain_model() -> None:
-    # Two matrices, dropped choices, a penalty of all numbers, and norms over what is cut.
+    # Two matrices, dropped choices, a penalty over all elements, and norms over the split dim.
     plain = small(
         gated=False, capacity_factor=0.7, kernel_regularizer="l2", kernel_constraint=keras.constraints.MaxNorm(0.5, 1)
     )
@@ -108,7 +108,7 @@ def test_parallelize_cuts_the_experts_of_a_plain_model() -> None:
     with spread({"tensor": 2}).scope():
         plan = keras_ext.default_plan(plain)
         assert {path: choice.kind for path, choice in plan.items()} == {"mixture": "hidden", "after": "column"}
-        # Of 192 + 24 + 192 parameters each device has a half, and all of the router's and of the last bias' 64.
+        # Each device has half of 192 + 24 + 192 parameters, and all 64 of the router and the last bias.
         assert re.search(r"mixture +MixtureOfExperts +hidden +whole +472 +268\n", str(plan))
         split = keras_ext.parallelize(plain)
         assert keras_ext.default_plan(split)["mixture"].kind == "hidden"
@@ -125,12 +125,12 @@ def test_parallelize_cuts_the_experts_of_a_plain_model() -> None:
     run = tf.function(lambda x: split.distribute_strategy.run(gradients, args=(x,)))
     graph = run.get_concrete_function(tf.zeros([4, 5, 8])).graph
     products = [op.device[-5:] for op in graph.get_operations() if op.type in ("MatMul", "BatchMatMulV2")]
-    # Two of each of four experts, and their gradients, on both devices; those of the router on the first one.
+    # Two products for each of four experts, and their gradients, on both devices; the router's on the first one.
     assert 24 <= products.count("CPU:1") < products.count("CPU:0") <= products.count("CPU:1") + 3
 
 
 def test_mixed_precision() -> None:
-    # In such a layer Keras casts the variables that are asked for, and so reads them.
+    # Under a mixed policy, Keras casts variables when they are accessed, and so reads them.
     expected = trained(small(dtype="mixed_float16"))
     with spread({"expert": 2, "tensor": 2}).scope():
         model = small(dtype="mixed_float16")

@@ -1,12 +1,12 @@
-"""Selection of the tests of stages that run without `--parity-all`."""
+"""Selects the tests of stages that run without `--parity-all`."""
 
 import pytest
 
 from tests.keras_ext.pipeline.test_parity import IN_ONE_REPLICA, SELDOM
 from tests.selecting import leave_to_parity_all
 
-# Of each kind of test one or two stay, of loops in stages and of meshes at least one each. A block of the language
-# model and all of the GPT example run beside them.
+# One or two tests of each kind stay, and at least one for loops in stages and one for each mesh. A block of the
+# language model and all of the GPT example run besides them.
 LEFT_OUT = (
     "test_architectures.py::test_a_language_model_trains_alike[data=2,pipe=2,tensor=2]",
     "test_architectures.py::test_a_language_model_trains_alike[data=4,pipe=1,tensor=2]",
@@ -25,7 +25,7 @@ LEFT_OUT = (
     "test_measured_timeline.py::test_a_measured_step[1f1b]",
     "test_model.py::test_parity_with_whole_batches[2 stages, 1f1b]",
     "test_model.py::test_parity_with_whole_batches[masks]",
-    # The last batch has fewer rows than there are micro-batches in the other cases, too.
+    # In the other cases, too, the last batch has fewer rows than micro-batches.
     "test_model.py::test_parity_with_whole_batches[more micro-batches than rows]",
     "test_model.py::test_parity_with_whole_batches[replicas]",
     "test_model.py::test_parity_with_whole_batches[stages that are functions]",
@@ -51,7 +51,7 @@ LEFT_OUT = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out, without the flag, what takes half a minute and longer, and what is like others."""
+    """Leaves out, without the flag, tests that take half a minute or longer, and tests that resemble others."""
     leave_to_parity_all(config, items, _is_left_out)
 
 
@@ -60,6 +60,6 @@ def _is_left_out(item: pytest.Item) -> bool:
         return False
     callspec = getattr(item, "callspec", None)
     name = getattr(callspec.params.get("case"), "name", None) if callspec is not None else None
-    # Of parity, each case on one of two meshes.
+    # Each parity case runs on one of two meshes.
     is_other_mesh = name is not None and item.nodeid.endswith("-pipe=2]") != (name in IN_ONE_REPLICA)
     return is_other_mesh or item.nodeid.endswith(LEFT_OUT) or name in SELDOM

@@ -1,4 +1,4 @@
-"""Models as they are in use: ResNet50 and a small GPT in stages train as they do in one piece."""
+"""Models in common use: ResNet50 and a small GPT train in stages as they do in one piece."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.strategies.parity.harness import TOLERANCE
 
 L = keras.layers
 
-#: Each between a residual block's first and last convolution: beside it, the block's shortcut crosses the cut.
+#: Each lies between a residual block's first and last convolution, so that the block's shortcut crosses the cut, too.
 INSIDE_OF_BLOCKS = ["conv3_block2_2_conv", "conv4_block3_3_conv", "conv5_block1_2_conv"]
 IMAGES = np.random.default_rng(1).standard_normal((8, 32, 32, 3))
 CLASSES = np.arange(8)
@@ -31,7 +31,7 @@ CLASSES = np.arange(8)
 
 @pytest.fixture
 def _float64() -> Iterator[None]:
-    """Normalizations over a few rows multiply rounding; what is left of it here proves the arithmetic."""
+    """Runs a test in float64: normalizations over few rows magnify rounding; the small rest proves the arithmetic."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("float64")
     yield
@@ -44,7 +44,7 @@ def compiled(model: Any) -> Any:
 
 
 def resnets(axes: Mapping[str, int], frozen: bool, **arguments: Any) -> tuple[Any, Any]:
-    """ResNet50 with what it learns of batches frozen, or not; plain, and in stages."""
+    """Returns ResNet50, plain and in stages; `frozen` fixes its batch statistics."""
     keras.utils.set_random_seed(1)
     plain = resnet()
     for layer in plain.layers:
@@ -61,7 +61,7 @@ def assert_same_weights(model: Any, plain: Any) -> None:
 
 
 def assert_opens_alone(model: Any, x: Any, folder: pathlib.Path) -> None:
-    """In a process that cannot import this package, the model's file is one of Keras' own layers and predicts alike."""
+    """Asserts that the model's file opens without this package, with Keras' own layers, and predicts alike."""
     model.save(folder / "split.keras")
     np.save(folder / "x.npy", x)
     arguments = [str(folder / name) for name in ("split.keras", "x.npy", "found.npz")]
@@ -96,7 +96,7 @@ def test_resnet50_equals_the_micro_batches_accumulated(tmp_path: pathlib.Path) -
 
 
 def language_model(split: bool, num_blocks: int = 4) -> Any:
-    """Split over "tensor" where the mesh has that axis."""
+    """Returns a language model, split over "tensor" where the mesh has that axis."""
     model = gpt(num_blocks)
     if split:
         model = keras_ext.PipelineModel(keras_ext.parallelize(model), num_microbatches=2, partition="parameters")
@@ -113,8 +113,8 @@ GPT_MESHES = {
 }
 
 
-# In float64, as the tensor-parallel one is: Adam divides rounding errors by rounding errors where a gradient is zero,
-# as that of an attention's key bias is.
+# In float64, like the tensor-parallel test: Adam divides rounding errors by rounding errors where a gradient is zero,
+# like that of an attention's key bias.
 @pytest.mark.parametrize("axes", GPT_MESHES.values(), ids=GPT_MESHES)
 def test_a_language_model_trains_alike(axes: Mapping[str, int]) -> None:
     assert_parity(language_model, IDS, np.roll(IDS, -1, 1), axes, dtype_policy="float64", predict=True)

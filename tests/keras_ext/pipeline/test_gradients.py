@@ -1,4 +1,4 @@
-"""Weights that are not trained in stages: single ones, layers, whole stages, and kernels under adapters."""
+"""Frozen weights in stages: single weights, layers, whole stages, and kernels under adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 8
 
 
 class Block(keras.layers.Layer):
-    """A layer that holds others, as those of libraries do: frozen itself, with parts that are trained."""
+    """A layer that holds others, as in libraries: frozen itself, with trainable parts."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -34,7 +34,7 @@ class Block(keras.layers.Layer):
 
 
 def blocks() -> Any:
-    """Four layers, one in each of four stages, or two in each of two."""
+    """Returns four layers, one in each of four stages, or two in each of two."""
     inputs = keras.Input((8,))
     x = L.Dense(8, "tanh", name="first", kernel_regularizer="l2")(inputs)
     x = Block(name="second")(Block(name="third")(x))
@@ -42,7 +42,7 @@ def blocks() -> Any:
 
 
 def with_adapters(model: Any) -> None:
-    """The recipe of KerasHub: all layers are frozen, and those that have adapters are not."""
+    """Follows KerasHub's recipe: freezes all layers, and unfreezes those with adapters."""
     for layer in model._flatten_layers(include_self=False):
         layer.trainable = False
     for block in (model.get_layer("second"), model.get_layer("third")):
@@ -110,7 +110,7 @@ def test_parity(freeze: Any, axes: Mapping[str, int], arguments: Mapping[str, An
         np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)
     whole = layer_api.joined(model.weights)
     assert [weight.trainable for weight in whole] == [weight.trainable for weight in plain.weights]
-    # Weights that are frozen have no slots.
+    # Frozen weights have no slots.
     assert len(layer_api.joined(model.optimizer.variables)) == len(plain.optimizer.variables)
     model.save_weights(tmp_path / "staged.weights.h5")
     unadapted = blocks()

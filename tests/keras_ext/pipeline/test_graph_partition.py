@@ -1,4 +1,4 @@
-"""Cuts by what layers cost, measured."""
+"""Cuts by the measured cost of layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ L = keras.layers
 
 @keras.saving.register_keras_serializable("tests")
 class Slow(keras.Layer):
-    """Takes so many seconds forward."""
+    """Takes a given number of seconds in the forward pass."""
 
     def __init__(self, seconds: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -89,7 +89,7 @@ def test_any_input_will_do() -> None:
     assert len(made.partition.stages) == 2
     sample = {"ids": np.full((3, 9), 4, "int32"), "x": np.zeros((3, 3), "float32")}
     given = keras_ext.PipelineModel(model, 2, partition=keras_ext.PartitionByTime(sample))
-    # 6 numbers for each of 9 entries of 3 rows, and the entries, by which the gradient goes.
+    # 6 numbers for each of 9 entries of 3 rows, and the entries themselves, which the embedding's gradient needs.
     assert given.partition.links[0].activation_bytes == 3 * 9 * (6 + 1) * 4
 
 

@@ -1,4 +1,4 @@
-"""`evaluate`, `predict` and plain calls: forward only, in micro-batches where devices can work at the same time."""
+"""`evaluate`, `predict` and plain calls: forward only, with micro-batches where devices can work in parallel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def num_products(step: Any, model: Any) -> int:
 def test_batches_flow_in_micro_batches() -> None:
     with mesh_strategy({"pipe": 2}).scope():
         model = pipelined(skipping, True, num_microbatches=4)
-    # Four dense layers, one of which is called twice.
+    # Four dense layers, one of them called twice.
     assert num_products(model.test_step, model) == num_products(model.predict_step, model) == 4 * 5
     assert num_products(lambda data: model(data[0]), model) == 5
 

@@ -1,4 +1,4 @@
-"""The cost of layers: measured as one function each, whatever the layer, and once for layers that are alike."""
+"""The cost of layers: each is measured as one function, and equal layers are measured once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ L = keras.layers
 
 @keras.saving.register_keras_serializable("tests")
 class Counting(keras.layers.Dense):
-    """Remembers how it was called: in a graph or not."""
+    """Records how it was called: in a graph or eagerly."""
 
     calls: list[tuple[str, bool]]
 
@@ -48,17 +48,17 @@ def test_a_layer_is_traced_once_and_those_that_are_alike_are_measured_once(calls
     costs = costs_of(model, None, 8)
     in_graph = [name for name, is_eager in calls if not is_eager]
     assert in_graph == ["first", "wider", "other_shape", "frozen"]
-    # For their outputs.
+    # These run eagerly, only to compute their outputs.
     assert [name for name, is_eager in calls if is_eager] == ["alike", "shared", "shared"]
     assert len(costs) == 7
     assert costs[0] == costs[1] == costs[2] == costs[3]
-    # Outputs, and inputs for the gradient of the kernel.
+    # Outputs, which are the inputs of the next layer that the gradient of its kernel needs.
     assert [held for _, held in costs[:1] + costs[4:6]] == [8 * 4 * 4, 8 * 5 * 4, 8 * 5 * 4]
 
 
 @keras.saving.register_keras_serializable("tests")
 class Untraceable(keras.Layer):
-    """Looks at values."""
+    """Cannot be traced, because it reads values."""
 
     def call(self, x: Any) -> Any:
         return x * 2 if isinstance(x, keras.KerasTensor) or float(x.numpy().sum()) >= 0 else x
@@ -75,7 +75,7 @@ def test_what_cannot_be_traced_is_timed_op_by_op() -> None:
 
 
 def test_what_is_timed_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not tracing, not the first run."""
+    """Neither tracing nor the first run counts."""
     clock = Clock()
     monkeypatch.setattr(layer_costs, "time", clock)
     waited: list[float] = []
@@ -143,7 +143,7 @@ def test_a_layer_that_refuses_zeros_is_named() -> None:
 
 @keras.saving.register_keras_serializable("tests")
 class Positions(keras.Layer):
-    """Takes sequences up to a length."""
+    """Takes sequences up to a maximum length."""
 
     def build(self, shape: Any) -> None:
         self.table = self.add_weight(shape=(8, shape[-1]))

@@ -1,4 +1,4 @@
-"""Losses that are no means over rows, in micro-batches that have different shares of what they divide by."""
+"""Losses that are not means over rows, in micro-batches with different shares of the divisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESHES = {"pipe=2": {"pipe": 2}, "data=2,pipe=2": {"data": 2, "pipe": 2}}
 
 
 def ragged() -> np.ndarray:
-    """Sequences of which the first rows are long, and one has nothing at all."""
+    """Returns sequences: the first rows are long, and one row is all padding."""
     ids = np.random.default_rng(3).integers(1, 11, (NUM_ROWS, 7)).astype("int32")
     lengths = np.maximum(0, 7 - np.arange(NUM_ROWS) % 9)
     return np.where(np.arange(7) < lengths[:, None], ids, 0).astype("int32")
@@ -27,7 +27,7 @@ def ragged() -> np.ndarray:
 def masked(split: bool, reduction: str, loss: Any = keras.losses.SparseCategoricalCrossentropy) -> Any:
     ids = keras.Input((7,), dtype="int32")
     h = L.Embedding(11, 6, mask_zero=True)(ids)
-    # Masks pass a Dense as they pass a loop, which takes many times as long to trace: one test below has a loop.
+    # Masks pass through a Dense as through a loop, which is many times slower to trace: one test below has a loop.
     model = keras.Model(ids, L.Dense(11, activation="softmax")(L.Dense(6, "tanh")(h)))
     if split:
         model = keras_ext.PipelineModel(model, num_microbatches=3, partition="uniform")
@@ -73,7 +73,7 @@ def test_two_outputs_with_losses_of_two_kinds() -> None:
 
 
 def test_trained_by_single_batches_without_a_strategy() -> None:
-    """Nothing has built the loss before the first step."""
+    """The first step builds the loss: nothing has built it before."""
     x = ragged()[:6]
     results = []
     for split in (False, True):

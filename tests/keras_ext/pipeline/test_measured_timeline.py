@@ -1,4 +1,4 @@
-"""Timelines of steps that were run."""
+"""Timelines of executed steps."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_stages_of_one_device_send_nothing() -> None:
 
 
 class TestTraffic:
-    """Four stages, in turn in processes 0 and 1: what 0 makes goes to 1, 2 and 3."""
+    """Four stages, alternating between processes 0 and 1: stage 0's output goes to stages 1, 2 and 3."""
 
     made = (("a",), ("b",), ("c", "early"), ("late",))
     taken = (("x",), ("a",), ("a", "b"), ("a", "c", "x"))
@@ -33,9 +33,9 @@ class TestTraffic:
 
     def test_each_value_goes_once_to_each_process_that_takes_it(self) -> None:
         traffic = self.traffic((0, 1, 0, 1), {1})
-        # Neither "x", which all have, nor "a" from stage 0 to stage 2, of the same process.
+        # Neither "x", which all processes have, nor "a" from stage 0 to stage 2, in the same process.
         assert traffic.forward == ({1: ("a",)}, {0: ("b",)}, {1: ("c", "early")}, {})
-        # Of "a", which stages 1 and 3 take in one process, with the backward pass of stage 1, which is the later one.
+        # The gradient of "a", which stages 1 and 3 of one process use, goes with the later backward pass, stage 1's.
         assert traffic.backward == ({}, {0: ("a",)}, {1: ("b",)}, {0: ("c", "early")})
         assert traffic.last == 1
 
@@ -48,7 +48,7 @@ class TestTraffic:
         traffic = self.traffic((0, 1, 2, 3), {0, 1, 2, 3})
         assert traffic.forward[2] == {3: ("c", "early"), 0: ("early",), 1: ("early",)}
         assert traffic.forward[3] == {0: ("late",), 1: ("late",), 2: ("late",)}
-        # Only the last stage computes a loss of them.
+        # Only the last stage computes a loss of the outputs.
         assert traffic.backward[3] == {0: ("a",), 2: ("c", "early")}
 
     def test_in_one_process_nothing_is_sent(self) -> None:

@@ -1,4 +1,4 @@
-"""PipelineModel: the numbers of the plain model, whatever the schedule and the mesh."""
+"""PipelineModel: the numbers of the plain model, for every schedule and mesh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ L = keras.layers
 
 
 def skipping() -> keras.Model:
-    """A tensor that crosses every cut, penalties of weights and of activities, a layer that is used twice."""
+    """Returns a model with a tensor that crosses every cut, weight and activity penalties, and a layer used twice."""
     x = keras.Input((6,))
     shared = L.Dense(8, activation="tanh", name="shared")
     first = L.Dense(8, activation="relu", kernel_regularizer="l2", name="first")(x)
@@ -45,7 +45,7 @@ def convolutional() -> keras.Model:
 
 
 def recurrent() -> keras.Model:
-    """With masks, which cross the cuts."""
+    """Returns a model with masks, which cross the cuts."""
     ids = keras.Input((7,), dtype="int32")
     h = L.Embedding(11, 8, mask_zero=True, name="embedding")(ids)
     h = L.LSTM(8, return_sequences=True, name="lower")(h)
@@ -72,7 +72,7 @@ INPUTS: Mapping[Any, Callable[[], Any]] = {
     convolutional: lambda: features(NUM_ROWS, 8, 8, 3),
     recurrent: sentences,
 }
-# Batches of 14 rows, and of 3 at the end: fewer than micro-batches.
+# Batches of 14 rows, and a last one of 3: fewer rows than micro-batches.
 CASES = {
     "2 stages, 1f1b": (skipping, {"pipe": 2}, {"num_microbatches": 4}),
     "4 stages, gpipe": (skipping, {"pipe": 4}, {"num_microbatches": 3, "schedule": "gpipe"}),
@@ -125,9 +125,9 @@ def test_several_inputs_and_outputs_by_name() -> None:
 
 
 def accumulate(model: Any, x: Any, y: Any, number: int, steps: int) -> None:
-    """Steps of a plain model with a batch in `number` equal micro-batches, as one writes them by hand."""
+    """Trains a plain model with each batch in `number` equal micro-batches, as one would write it by hand."""
     size = len(x) // number
-    # Of a batch whose size is not known beforehand, as in `fit`: what is known is divided by in another way.
+    # The batch size is not known statically, as in `fit`: TensorFlow divides by a known size with other roundings.
     signature = [tf.TensorSpec((None, *x.shape[1:]), x.dtype), tf.TensorSpec((None,), y.dtype)]
 
     @tf.function(autograph=False, input_signature=signature)
@@ -170,7 +170,7 @@ def test_to_the_bit_the_micro_batches_accumulated(
 ) -> None:
     x, y = vectors()[:12], labels()[:12]
     keras.utils.set_random_seed(1)
-    # Unclipped: TensorFlow adds up the squares of a global norm in another order on several devices.
+    # Without clipping: on several devices, TensorFlow sums the squares of a global norm in another order.
     plain = pipelined(normalizing, False, clip=None)
     with mesh_strategy({"pipe": devices}).scope():
         split = keras_ext.PipelineModel(plain, num_microbatches=4, schedule=schedule)
@@ -238,7 +238,7 @@ class Holder(keras.Layer):
 
 
 class Sharing(keras.Layer):
-    """Computes with a layer that another one made."""
+    """Computes with a layer that another layer made."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(name="sharing")

@@ -1,4 +1,4 @@
-"""The parity law inside a pipeline: what a plain model does on one device, its stages do with micro-batches."""
+"""The parity law inside a pipeline: stages with micro-batches give the results of a plain model on one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.releases import marks_of
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.harness import Case, Outcome, compare, execute
 
-#: Cases that are not run in a pipeline, and the reasons.
+#: Cases that do not run in a pipeline, and the reasons.
 LEFT_OUT = {
     **dict.fromkeys(
         (
@@ -55,11 +55,11 @@ LEFT_OUT = {
     "R2Score, RMSE, LogCoshError, CosineSimilarity": "one layer",
 }
 
-#: Of what optimizers do by themselves little has to do with stages, and loops in stages are in test_losses.py, too: the
-#: others run with `--parity-all`.
+#: Most of what optimizers do is independent of stages, and test_losses.py has loops in stages, too: the other cases run
+#: with `--parity-all`.
 OPTIMIZERS = ("accumulation", "LossScaleOptimizer", "global_clipnorm", "EMA with overwrite")
 SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.name for each in OPTIMIZERS)} | {
-    # Batches are read and dealt out as they are without stages.
+    # Batches are read and sharded as they are without stages.
     "arrays, shuffled",
     "class_weight",
     "tf.data, infinite, steps_per_epoch",
@@ -69,7 +69,7 @@ SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.n
     "one-pass generator",
     "list of inputs",
     "tuple of inputs",
-    # Beside others of their kind.
+    # Similar to other cases.
     "Conv2D, pooling",
     "Dropout(0)",
     "Lamb, global_clipnorm",
@@ -89,8 +89,8 @@ SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.n
     *(name for name in ALL if name.startswith("masked sequences")),
 }
 
-#: Layers, metrics and optimizers do the same however many replicas there are beside the stages, save for sums that are
-#: left over, and overflows.
+#: Layers, metrics and optimizers give the same for any number of replicas besides the stages, except for leftover sums
+#: and overflows.
 IN_ONE_REPLICA = {
     case.name
     for section in ("Layers", "Metrics and training options", "Optimizers")
@@ -101,12 +101,12 @@ MESHES = {"pipe=2": {"pipe": 2}, "data=2,pipe=2": {"data": 2, "pipe": 2}}
 
 
 def in_pipeline(case: Case) -> Case:
-    """The same case with the model that it makes in two stages, compiled alike."""
+    """Returns the same case with its model in two stages, compiled alike."""
 
     def make() -> Any:
         model = case.make()
         split = keras_ext.PipelineModel(model, num_microbatches=3, partition="uniform")
-        # One that does not know the variables of the plain model.
+        # A new optimizer, which does not know the variables of the plain model.
         optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
         if hasattr(model, "_compiled_with"):
             split.compile(**model._compiled_with | {"optimizer": optimizer})
@@ -140,6 +140,6 @@ def test_equals_one_device(case: Case, axes: Any, on_one_device: Callable[[str],
 
 @pytest.mark.usefixtures("without_rewriting")
 def test_batches_of_one_row_to_the_bit() -> None:
-    """The other micro-batches hold that row, too, and weigh nothing."""
+    """The other micro-batches hold copies of that row, with weight 0."""
     case = ALL["batches of 1 row"]
     assert compare(execute(case, None), execute(in_pipeline(case), mesh_strategy({"pipe": 2}))).largest == 0

@@ -1,4 +1,4 @@
-"""Cuts of chains: literal ones, and that none is better."""
+"""Cuts of chains: literal ones, and a check that no other cut is better."""
 
 from __future__ import annotations
 

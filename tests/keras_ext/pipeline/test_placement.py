@@ -1,4 +1,4 @@
-"""Placement of a stage's variables and ops, forward and backward, on its device: by the graph, and by a profile."""
+"""A stage's variables and ops, forward and backward, are on its device: in the graph, and in a profile."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.strategies.parity.harness import features, labels, vectors
 
 L = keras.layers
 
-#: Of layer k activation k, each of which has an op for its gradient.
+#: The activation of each layer; each has its own op for its gradient.
 ACTIVATIONS = ("tanh", "elu", "softsign", "selu")
 KINDS = ("Tanh", "Elu", "Softsign", "Selu")
 
-#: The mesh, and micro-batches: few, or so many that stages are functions in the graph.
+#: The mesh, and the number of micro-batches: few, or enough that stages become functions in the graph.
 CASES: Mapping[str, tuple[Mapping[str, int], int]] = {
     "pipe=4": ({"pipe": 4}, 3),
     "pipe=4, functions": ({"pipe": 4}, 8),
@@ -37,7 +37,7 @@ NUM_PROFILED = 3
 
 
 def unlike(axes: Mapping[str, int], num_microbatches: int) -> Any:
-    """A model in which no two layers compute the same."""
+    """Returns a model in which no two layers compute the same."""
     layers = [L.Dense(8, activation, name=f"unlike_{k}") for k, activation in enumerate(ACTIVATIONS)]
     model: Any = keras.Sequential([keras.Input((6,)), *layers])
     with mesh_strategy(axes).scope():
@@ -49,7 +49,7 @@ def unlike(axes: Mapping[str, int], num_microbatches: int) -> Any:
 
 
 def devices_of(stage: int, axes: Mapping[str, int], replica: int | None = None) -> set[str]:
-    """Those of a stage, of one replica or of all."""
+    """Returns the devices of a stage, in one replica or in all."""
     replicas = range(axes.get("data", 1)) if replica is None else [replica]
     shards = axes.get("tensor", 1)
     first = [(one * axes["pipe"] + stage) * shards for one in replicas]
@@ -57,14 +57,14 @@ def devices_of(stage: int, axes: Mapping[str, int], replica: int | None = None) 
 
 
 def expected_of(node: Node, axes: Mapping[str, int]) -> set[str]:
-    """The devices on which a node of a layer may be."""
+    """Returns the devices on which a node of a layer may be."""
     [layer] = set(re.findall(r"unlike_(\d)", node.name))
     names = node.name if node.call is None else node.call.name
     return devices_of(int(layer) * axes["pipe"] // 4, axes, int("replica_1" in names))
 
 
 def is_of_layer(node: Node) -> bool:
-    # Other names than those of any other test: a worker may still run the graphs of a test that ran before.
+    # The names are unique among all tests: a worker may still run the graphs of an earlier test.
     return has_layer(node.name) and node.op not in ("NoOp", "Const")
 
 
@@ -93,7 +93,7 @@ def test_variables_slots_and_ops_are_on_the_device_of_their_stage(num_microbatch
         return strategy.run(model.train_step, args=((x, y),))
 
     nodes = nodes_of(step.get_concrete_function(tf.constant(vectors()[:18]), tf.constant(labels()[:18])))
-    # Of each dense layer and micro-batch one forward and two backward; that of the first one's inputs nobody uses.
+    # One forward and two backward per dense layer and micro-batch; nobody uses the gradient of the first one's inputs.
     products = collections.Counter(node.device for node in nodes if node.op == "MatMul")
     assert products == dict.fromkeys(names, 3 * num_microbatches)
     if num_microbatches == 9:
@@ -125,13 +125,13 @@ def test_variables_slots_and_ops_are_in_their_replica_and_stage(axes: Any, num_m
     assert [node for node in of_layers if node.device not in expected_of(node, axes)] == []
     products = [node for node in of_layers if node.op == "MatMul"]
     assert {node.call is None for node in products} == {axes["pipe"] * num_microbatches <= MOST_CALLS_IN_LINE}
-    # A shard of each layer of the stage: for each micro-batch one forward and two backward.
+    # For each layer's shard in the stage and each micro-batch, one forward and two backward.
     count = collections.Counter(node.device for node in products)
     num_devices = int(np.prod(list(axes.values())))
     assert count == {f"CPU:{i}": 3 * num_microbatches * 4 // axes["pipe"] for i in range(num_devices)}
 
 
-# Nodes of functions have the same names in all replicas: a profile does not tell them apart.
+# Nodes of functions have the same names in all replicas: a profile does not distinguish them.
 PROFILED = {name: case for name, case in CASES.items() if not ("functions" in name and "data" in name)}
 
 
@@ -152,18 +152,18 @@ def test_by_a_profile_each_op_ran_on_the_device_of_its_stage(
         if has_layer(name):
             node = of_layers[name]
             assert node.device in expected_of(node, axes)
-            # Forward and backward: TensorFlow may fuse the ops of some nodes; the last one's name stays.
+            # Forward and backward: TensorFlow may fuse ops into one node, which keeps the last one's name.
             seen[re.sub(r"_\d+$", "", name.rpartition("/")[2])].add(node.device)
         if op.endswith("MatMul"):
             products[of_layers[name].device] += 1
         if op == "_Send":
-            # Between devices only graphs send, and never the functions that they call.
+            # Only graphs send between devices, never the functions that they call.
             assert name in {node.name for node in nodes if node.call is None}
     for layer, kind in enumerate(KINDS):
         for each in (kind, f"{kind}Grad"):
             assert seen[each], each
             assert seen[each] <= devices_of(layer * axes["pipe"] // 4, axes), each
-    # Of each layer of a stage one forward and two backward, but for the gradient of the model's inputs.
+    # For each layer of a stage one forward and two backward, except the gradient of the model's inputs.
     per_device = {
         device: 3 * 4 // axes["pipe"] - (stage == 0)
         for stage in range(axes["pipe"])

@@ -1,4 +1,4 @@
-"""Stages that are computed again for their backward pass: the same numbers, to the bit."""
+"""Stages that are recomputed in their backward pass: the same numbers, bit for bit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def trained_once(make: Any, remat: Any, num_replicas: int) -> list[np.ndarray]:
     [(normalizing, 2), (recurrent, 1), pytest.param(recurrent, 2, marks=pytest.mark.parity_all)],
 )
 def test_to_the_bit(make: Any, num_replicas: int, remat: Any) -> None:
-    """With draws of a Dropout, whose seeds change once for each micro-batch, and moving statistics, which do, too."""
+    """Covers Dropout, whose seeds change once per micro-batch, and moving statistics, which change once, too."""
     for mine, theirs in zip(*(trained_once(make, way, num_replicas) for way in (remat, None)), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -70,7 +70,7 @@ def test_layers_made_under_a_remat_scope_keep_it() -> None:
 
 
 def test_a_remat_scope_under_a_strategy_without_stages() -> None:
-    """Keras alone fails here in `fit`, and drops other positions when it computes again."""
+    """Keras alone fails here in `fit`, and its recomputation drops other positions."""
     results = []
     for scope in (True, False):
         keras.utils.set_random_seed(1)

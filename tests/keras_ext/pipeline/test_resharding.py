@@ -1,7 +1,7 @@
-"""Stages whose weights are gathered for each pass of a micro-batch, and dropped behind it (``reshard_after_pass``).
+"""Stages whose weights are unsharded for each pass of a micro-batch, and resharded after it (``reshard_after_pass``).
 
-The graph, with what waits for what, is tested in ``tests/strategies/engine/test_backward_gathers.py``; stages in
-several processes in ``tests/strategies/processes/spanning_sharded.py``.
+``tests/strategies/engine/test_backward_gathers.py`` tests the graph and its dependencies;
+``tests/strategies/processes/spanning_sharded.py`` tests stages in several processes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.strategies.parity.harness import TOLERANCE
 L: Any = keras.layers
 FOUR = [f"CPU:{i}" for i in range(4)]
 MESH = {"data": 2, "pipe": 2}
-#: With these, a kernel of 8 x 8 is a unit of its own; several are, over the borders of stages, and biases are small.
+#: Unit sizes: with the first, a kernel of 8 x 8 is its own unit; with the second, a unit has several, across stages.
 ALONE, TOGETHER = 1, 2560
 
 
 def language_model(*, draws: bool) -> keras.Model:
-    """Its table is used in the first stage and in the last; there are penalties, and kernels that are reshaped."""
+    """Returns a model with a table in the first and the last stage, penalties, and kernels that are reshaped."""
     words, table = keras.Input((7,), dtype="int32"), L.ReversibleEmbedding(50, 8)
     x = L.MultiHeadAttention(2, 4)(table(words), table(words))
     for k in range(3):
@@ -38,7 +38,7 @@ def language_model(*, draws: bool) -> keras.Model:
 
 
 def trained(model: str, arguments: dict[str, Any] | None) -> list[np.ndarray]:
-    """Returns losses, weights and slots: on one device, or in stages that are made with the arguments."""
+    """Returns losses, weights and slots: on one device, or in stages made with `arguments`."""
     keras.utils.set_random_seed(3)
     strategy: Any = tf.distribute.get_strategy()
     if arguments is not None:
@@ -62,7 +62,7 @@ def trained(model: str, arguments: dict[str, Any] | None) -> list[np.ndarray]:
 
 @functools.cache
 def trained_once(model: str, in_stages: bool) -> list[np.ndarray]:
-    """Trains once for all cases: of this model schedules give the same numbers to the bit, however many stages."""
+    """Trains once for all cases: for this model all schedules and numbers of stages give the same bits."""
     return trained(model, {} if in_stages else None)
 
 
@@ -88,6 +88,6 @@ def test_equals_weights_that_stay_and_one_device(
     found = trained(model, {"schedule": schedule, "remat": remat, "reshard_after_pass": True})
     for mine, theirs in zip(found, stayed, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    # Draws and roundings are those of micro-batches.
+    # Draws and roundings depend on the micro-batches.
     for mine, theirs in zip(found, trained_once(model, False), strict=True) if model == "plain" else ():
         np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)

@@ -1,4 +1,4 @@
-"""Micro-batches where it matters what comes from rows: added losses, and tables looked up by positions."""
+"""Micro-batches where row dependence matters: added losses, and tables looked up by positions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_tables_looked_up_by_positions(axes: Any) -> None:
 
 
 def test_batches_of_known_size_and_steps_that_run_as_they_are_called() -> None:
-    """Of which a program gets the number of rows as a plain number."""
+    """Run eagerly, a program gets the number of rows as a Python number."""
 
     def train(split: bool) -> Any:
         keras.utils.set_random_seed(3)
@@ -76,7 +76,7 @@ def test_batches_of_known_size_and_steps_that_run_as_they_are_called() -> None:
 @pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("axes", [{"pipe": 2}, {"data": 2}], ids=str)
 def test_positions_counted_in_batches_of_known_size(axes: Any) -> None:
-    """As `examples/gpt` counts them; of ones in the shape of a batch that is known a graph has a constant only."""
+    """Positions are counted as in `examples/gpt`; with a static batch size, the graph has only a constant of ones."""
 
     def train(split: bool) -> Any:
         keras.utils.set_random_seed(3)
@@ -88,7 +88,7 @@ def test_positions_counted_in_batches_of_known_size(axes: Any) -> None:
             if split and "pipe" in axes:
                 model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
             model.compile(keras.optimizers.Adam(0.02, epsilon=1e-3), "mse")
-        # Three rows, two and one of which are together: then two and two, of which sums would go unnoticed.
+        # Three rows split into two and one; four rows would split evenly, and sums in place of means go unnoticed.
         losses = [model.train_on_batch(tokens()[:rows], targets()[:rows]) for rows in (3, 4, 3, 4)]
         return [*losses, *model.get_weights()]
 

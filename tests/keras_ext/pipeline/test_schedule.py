@@ -1,4 +1,4 @@
-"""Schedules: how they print, what they hold, and their times."""
+"""Schedules: their printed form, their contents, and their times."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_eager_1f1b() -> None:
 
 
 def end_with_messages(schedule: Schedule, latency: float) -> float:
-    """The time at which the last action ends, if what a device makes is at another one so much later."""
+    """Returns the end of the last action, if an output reaches another device after `latency`."""
     ends: dict[Action, float] = {}
     for action in schedule.order():
         forward = action.kind is Kind.FORWARD
@@ -101,7 +101,7 @@ def test_of_all_small_ones(make: Callable[[int, int], Schedule]) -> None:
         assert sent.count(Kind.SEND_FORWARD) == sent.count(Kind.RECEIVE_FORWARD)
         assert sent.count(Kind.SEND_FORWARD) == sent.count(Kind.SEND_BACKWARD)
         for stage in range(schedule.num_stages):
-            # Gradients are added up in the order of the micro-batches.
+            # Gradients are accumulated in the order of the micro-batches.
             for kind in (Kind.FORWARD, Kind.BACKWARD):
                 ordered = [a.microbatch for a in order if a.stage == stage and a.kind is kind]
                 assert ordered == list(range(m))

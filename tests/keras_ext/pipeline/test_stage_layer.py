@@ -39,7 +39,7 @@ def test_what_a_stage_holds_is_on_its_device() -> None:
         second.build((None, 8))
         third = keras_ext.PipelineStage([L.Dropout(0.5)], stage=3)
     for stage, device in ((first, "CPU:0"), (second, "CPU:1"), (third, "CPU:1")):
-        # The state of the Dropout included, which is made with the layer.
+        # Includes the state of the Dropout, which is made with the layer.
         assert {variable.value.device[-5:] for variable in stage.variables} == {device}
         assert stage.variables
 

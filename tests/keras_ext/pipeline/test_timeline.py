@@ -1,4 +1,4 @@
-"""Timelines: bubbles by formula and by hand, and what the picture and the trace hold."""
+"""Timelines: bubbles by formula and by hand, and the contents of picture and trace."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def backward(stage: int, microbatch: int) -> Action:
     return Action(stage, Kind.BACKWARD, microbatch)
 
 
-# In seconds from the beginning of the step: from 10 ms to 20 ms. The first device works for 6 ms of it; the second for
-# 4 ms, where 1F0 and 1B0 overlap by 1 ms.
+# In seconds from the beginning of the step; the passes run from 10 ms to 20 ms. The first device works for 6 ms of it;
+# the second for 4 ms, where 1F0 and 1B0 overlap by 1 ms.
 MEASURED = {
     forward(0, 0): (0.010, 0.012),
     forward(1, 0): (0.012, 0.015),

@@ -1,4 +1,4 @@
-"""Models that are made in unusual ways train in stages as they do in one piece, or are refused when they are made."""
+"""Models made in unusual ways train in stages as they do in one piece, or are refused when they are made."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_compiled_model_and_functions_of_ones_own() -> None:
         x = keras.Input((6,))
         h = L.Lambda(lambda x: 2 * x, name="twice")(L.Dense(8, "tanh")(x))
         model = keras.Model(x, L.Dense(3, "softmax")(h))
-        # A loss that cannot be made from its config; the pipeline does not need it.
+        # A loss that cannot be restored from its config; the pipeline does not need that.
         model.compile("adam", lambda y, y_pred: keras.ops.mean(y_pred))
         return compiled(model, split)
 
@@ -94,7 +94,7 @@ class Either(keras.Layer):
 
 @pytest.mark.filterwarnings("ignore:The pipeline .*synchronized:strategies.DifferenceWarning")
 def test_batch_statistics_of_all_replicas_in_functions() -> None:
-    """Micro-batches of the same rows, so that their statistics are those of the batch."""
+    """All micro-batches have the same rows, so that their statistics are those of the batch."""
     x, y = np.repeat(vectors()[:2], 14, 0).reshape(2, 14, 6).swapaxes(0, 1).reshape(28, 6), np.tile([0, 1], 14)
     results = []
     for split in (False, True):
@@ -194,7 +194,7 @@ def test_refuses(message: str) -> None:
 
 
 class LooksAtValues(keras.layers.Layer):
-    """Cannot be called on symbolic tensors, but knows its shapes."""
+    """Cannot be called on symbolic tensors, but knows its output shapes."""
 
     def call(self, x: Any) -> Any:
         return x * float(np.abs(x.numpy()).max() >= 0)

@@ -1,4 +1,4 @@
-"""Schedules that do not compute a pipeline are refused, and the error marks the fault."""
+"""Schedules that do not compute a pipeline are rejected, and the error marks the mistake."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.strategies.parity.harness import NUM_ROWS, features
 LENGTH, SIZE = 5, 6
 
 
-#: Builds inputs and outputs of a model around the attention layer it is given.
+#: Builds inputs and outputs of a model around the given attention layer.
 Wire = Callable[[keras.layers.Layer], tuple[Any, Any]]
 
 
@@ -44,15 +44,15 @@ def classifier(layer: Any, wire: Wire = to_itself) -> keras.Model:
     pooled = [keras.layers.Flatten()(output) for output in keras.tree.flatten(outputs)]
     y = keras.layers.Concatenate()(pooled) if len(pooled) > 1 else pooled[0]
     model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(y))
-    # A bias of keys shifts all scores of a query alike, so its gradient is zero but for rounding, which Adam would
-    # divide by itself.
+    # A key bias shifts all scores of a query alike, so its gradient is zero up to rounding, which Adam would divide by
+    # itself.
     optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.5)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
 def begun(make: Any, split: bool, axes: Mapping[str, int], **arguments: Any) -> keras.Model:
-    """A model of the layer and one after it, and of weights that depend on the seed alone."""
+    """Returns a model of the layer and one after it, with weights that depend only on the seed."""
     keras.utils.set_random_seed(3)
     with mesh_strategy(axes).scope():
         x = keras.Input((LENGTH, SIZE))

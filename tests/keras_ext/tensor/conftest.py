@@ -1,14 +1,14 @@
-"""Selection of the tests that run without `--parity-all`: all of them take ten minutes on two cores."""
+"""Selects the tests that run without `--parity-all`: all of them take ten minutes on two cores."""
 
 import pytest
 
 from tests.selecting import leave_to_parity_all
 
-# Of the meshes, one with replicas; for the first kind of layers the widest, too.
+# One mesh with replicas; for the first kind of layers also the widest.
 LEFT_OUT_MESHES = ("tensor=2", "tensor=2,data=2")
 WIDEST = "tensor=4"
 
-# ResNet50, and variants, blocks and layers that others have, too.
+# ResNet50, and variants, blocks and layers that other tests cover, too.
 LEFT_OUT = (
     "test_channelwise.py::test_batch_normalization_of_a_whole_tensor[{'data': 2}]",
     "test_channelwise.py::test_batch_normalization_of_a_whole_tensor[{'tensor': 4}]",
@@ -37,7 +37,7 @@ LEFT_OUT = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out, without the flag, meshes and arguments beside which similar ones run."""
+    """Leaves out, without the flag, meshes and arguments that resemble others."""
     seen: set[str] = set()
 
     def is_left_out(item: pytest.Item) -> bool:
@@ -53,7 +53,7 @@ def _is_like_another(item: pytest.Item, another_ran: bool) -> bool:
     if "tests/keras_ext/tensor" not in item.nodeid:
         return False
     variant = item.name.partition("[")[2].removesuffix("]")
-    # One of the arguments' variants stays.
+    # One variant of the arguments stays.
     is_variant = item.name.startswith("test_arguments") and another_ran
     is_widest = variant == WIDEST and "test_dense.py" not in item.nodeid
     return variant in LEFT_OUT_MESHES or is_widest or is_variant or item.nodeid.endswith(LEFT_OUT)

@@ -12,7 +12,7 @@ import numpy as np
 import strategies
 from tests.strategies.parity.harness import TOLERANCE, Case, Outcome, compare, execute, fit_arrays
 
-#: The meshes on which every layer is tried.
+#: The meshes on which every layer is tested.
 MESHES: Mapping[str, Mapping[str, int]] = {
     "tensor=2": {"tensor": 2},
     "tensor=4": {"tensor": 4},
@@ -20,7 +20,7 @@ MESHES: Mapping[str, Mapping[str, int]] = {
     "tensor=2,data=2": {"tensor": 2, "data": 2},
 }
 
-#: Makes and compiles the model: split, or plain.
+#: Makes and compiles the model: split if True, else plain.
 Make = Callable[[bool], Any]
 
 
@@ -28,7 +28,7 @@ _plain: dict[Any, Outcome] = {}
 
 
 def mesh_strategy(axes: Mapping[str, int]) -> strategies.MirroredStrategy:
-    """A strategy over the first logical CPU devices."""
+    """Returns a strategy over the first logical CPU devices."""
     count = int(np.prod(list(axes.values())))
     return strategies.MirroredStrategy([f"CPU:{i}" for i in range(count)], mesh=axes)
 
@@ -44,10 +44,10 @@ def assert_parity(
     predict: bool = False,
     **fit: Any,
 ) -> None:
-    """Trains the split model on the mesh and the plain one on one device, for three epochs, and compares.
+    """Trains the split model on the mesh and the plain one on one device, for three epochs, and compares them.
 
-    Weights, optimizer slots, logs of epochs and batches; if `predict`, of `evaluate` and the output of `predict`, too.
-    Batches have 14 rows, the last one fewer.
+    It compares weights, optimizer slots, and logs of epochs and batches; with `predict`, also the logs of `evaluate`
+    and the output of `predict`. Batches have 14 rows, the last one fewer.
     """
     run = fit_arrays(x, y, epochs=3, predict=predict, **fit)
 
@@ -55,7 +55,7 @@ def assert_parity(
         case = Case("", functools.partial(make, split), run, dtype_policy)
         return execute(case, mesh_strategy(axes) if split else None)
 
-    # A test's outcome on one device is the same for every mesh, so it is computed once.
+    # A test's result on one device is the same for every mesh, so it is computed once.
     data = [np.asarray(each).tobytes() for each in keras.tree.flatten([x, y])]
     key = (make, *data, dtype_policy, predict)
     plain = None if fit else _plain.get(key)

@@ -1,4 +1,4 @@
-"""ParallelMultiHeadAttention and ParallelGroupQueryAttention: what Keras' layers do, in parts."""
+"""ParallelMultiHeadAttention and ParallelGroupQueryAttention: the results of Keras' layers, from shards."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BOTH = {"data": 2, "tensor": 2}
 
 
 def tokens() -> np.ndarray:
-    """Numbers of tokens; 0 is padding, at the end, of all but one token in some rows."""
+    """Returns token ids; 0 is padding at the end, in some rows of all tokens but one."""
     rng = np.random.default_rng(1)
     lengths = rng.integers(1, LENGTH + 1, size=(NUM_ROWS, 1))
     return np.where(np.arange(LENGTH) < lengths, rng.integers(1, 9, (NUM_ROWS, LENGTH)), 0)
 
 
 def masks(seed: int, *shape: int) -> np.ndarray:
-    """True at random; at the first place always, so that none is empty."""
+    """Returns a random mask; the first position is always True, so that no mask is empty."""
     mask = np.random.default_rng(seed).random((NUM_ROWS, *shape)) < 0.6
     mask[..., 0] = True
     return mask
@@ -93,13 +93,13 @@ CALLS: Mapping[str, tuple[Wire, Any]] = {
 }
 
 
-# Keras' own layer for grouped queries hands masks on to layers that know of none.
+# Keras' own layer for grouped queries passes masks to layers that do not support them.
 @pytest.mark.filterwarnings("ignore:(.*\n)*.*passed an input with a mask:UserWarning")
 @pytest.mark.parametrize(
     "in_groups", [["causal"], pytest.param([name for name in CALLS if name != "causal"], marks=pytest.mark.parity_all)]
 )
 def test_calls(in_groups: list[str]) -> None:
-    """Side by side in one model, which is traced once; some of them with grouped queries."""
+    """All calls are in one model, which is traced once; some layers use grouped queries."""
 
     def model(split: bool) -> keras.Model:
         def wire(_: Any) -> tuple[Any, Any]:
@@ -133,7 +133,7 @@ ARGUMENTS: Mapping[str, tuple[Any, dict[str, Any]]] = {
     ),
     "regularizers, shape of outputs": (
         multi,
-        # Not "l1" for biases: the sign of a bias of keys is that of rounding, as above.
+        # No "l1" for biases: the sign of a key bias comes from rounding, as above.
         {"kernel_regularizer": "l1", "bias_regularizer": "l2", "output_shape": (2, 3), "value_dim": 4},
     ),
     "constraints": (
@@ -159,7 +159,7 @@ def test_arguments_of_the_plain_layer(make: Any, arguments: dict[str, Any]) -> N
 
 
 def test_mixed_precision() -> None:
-    # Shards round partial sums to 8 bits of mantissa before they are added, where one device rounds the sum.
+    # Shards round partial sums to 8 bits of mantissa before adding them, where one device rounds the sum.
     assert_parity(
         lambda split: classifier(multi(split)),
         sequences(),

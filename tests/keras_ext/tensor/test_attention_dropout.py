@@ -1,4 +1,4 @@
-"""Attention: where initial weights and dropout of split heads are drawn."""
+"""Attention: where the initial weights and the dropout of split heads are drawn."""
 
 from __future__ import annotations
 

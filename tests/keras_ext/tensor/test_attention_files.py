@@ -1,4 +1,4 @@
-"""Attention: split heads are those of the plain layer in files and configs."""
+"""Attention: in files and configs, split heads are those of the plain layer."""
 
 from __future__ import annotations
 

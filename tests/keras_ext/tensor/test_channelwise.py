@@ -1,4 +1,4 @@
-"""Layers that take and return pieces: what the plain layers do, and nothing joined between."""
+"""Layers that take and return split tensors: the results of the plain layers, without gathering in between."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def images() -> np.ndarray:
 
 
 def between(split: bool, *layers: keras.Layer) -> list[keras.Layer]:
-    """The layers, with a convolution before that splits its outputs, and one after that splits its inputs."""
-    # A bias would be subtracted again with the mean: its gradient is rounding, of which Adam makes steps of full size.
+    """Returns the layers between a convolution with split outputs and one with split inputs."""
+    # A bias would be subtracted with the mean: its gradient is only rounding, which Adam turns into full-size steps.
     if split:
         before, after = ColumnParallelConv2D(8, 3, use_bias=False, gather_output=False), RowParallelConv2D(4, 2)
     else:
@@ -97,7 +97,7 @@ def test_masks() -> None:
     x[::2, 1] = 0
 
     def make(split: bool) -> keras.Model:
-        # With as many channels as shards, of which Keras squeezes the one dimension away.
+        # Four channels on four shards: each shard has one channel, a dimension that Keras squeezes away.
         dense: Any = keras_ext.ColumnParallelDense if split else keras.layers.Dense
         kwargs = {"gather_output": False} if split else {}
         model = keras.Sequential(
@@ -116,8 +116,8 @@ def test_masks() -> None:
 
 
 def test_mixed_precision() -> None:
-    # Shards round partial sums to 8 bits of mantissa before they are added, where one device rounds the sum.
-    # Accuracy is left out: by rounding, one row of 28 is a hit or a miss.
+    # Shards round partial sums to 8 bits of mantissa before adding them, where one device rounds the sum.
+    # Accuracy is left out: rounding decides whether one row of 28 is a hit.
     assert_parity(
         lambda split: normalized(split, compiled={"metrics": ()}),
         images(),
@@ -130,7 +130,7 @@ def test_mixed_precision() -> None:
 
 Layers = Callable[[Any], list[keras.Layer]]
 
-#: Of layers without weights, by the module that has them: Keras' own, or the present one with its prefix.
+#: Layers without weights, by the module that has them: Keras' own, or ours with its prefix.
 OTHERS: Mapping[str, Layers] = {
     "activations": lambda get: [get("ReLU")(max_value=1.0), get("LeakyReLU")(0.2), get("Activation")("gelu")],
     "activation of all channels": lambda get: [get("Activation")("softmax")],

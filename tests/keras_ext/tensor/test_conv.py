@@ -1,4 +1,4 @@
-"""ColumnParallelConv2D and RowParallelConv2D: what keras.layers.Conv2D does, in parts."""
+"""ColumnParallelConv2D and RowParallelConv2D: the results of keras.layers.Conv2D, from shards."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_activation_of_all_channels() -> None:
 
 
 def test_mixed_precision() -> None:
-    # Shards round partial sums to 8 bits of mantissa before they are added, where one device rounds the sum.
+    # Shards round partial sums to 8 bits of mantissa before adding them, where one device rounds the sum.
     assert_parity(classifier, images(), labels(), {"tensor": 2}, dtype_policy="mixed_bfloat16", tolerance=3e-2)
 
 
@@ -163,7 +163,7 @@ class TestPieces:
 
 
 def test_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    # TensorFlow has such convolutions for GPUs only.
+    # TensorFlow supports such convolutions only on GPUs.
     def on_cpu(layer: Any, x: Any, kernel: Any) -> Any:
         y = keras.ops.conv(keras.ops.transpose(x, (0, 2, 3, 1)), kernel, data_format="channels_last")
         return keras.ops.transpose(y, (0, 3, 1, 2))

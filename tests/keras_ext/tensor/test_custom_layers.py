@@ -1,4 +1,4 @@
-"""`parallelize` of models with layers of a user's own classes, which hold plain layers."""
+"""`parallelize` of models with layers of users' classes, which hold plain layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNITS, LENGTH = 8, 5
 
 @keras.saving.register_keras_serializable("tests")
 class Block(keras.Layer):
-    """As libraries write them: layers are made, and built, in `build`; Keras' ops in `call`."""
+    """A layer in the style of libraries: makes and builds layers in `build`; uses Keras' ops in `call`."""
 
     def __init__(self, heads: int, hidden: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -52,7 +52,7 @@ class Block(keras.Layer):
 
 @keras.saving.register_keras_serializable("tests")
 class Tutorial(keras.Layer):
-    """As tutorials write them: layers and models of layers are made in `__init__`; in lists, too, and in two places."""
+    """A layer in the style of tutorials: makes layers and models in `__init__`, also in lists and under two names."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -92,7 +92,7 @@ def compiled(make_layer: Any, split: bool) -> Any:
     model = classifier(make_layer())
     if split:
         model = keras_ext.parallelize(model)
-    # A bias of keys has a gradient of zero but for rounding.
+    # The gradient of the key bias is zero up to rounding.
     optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.5)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -126,14 +126,14 @@ def test_the_default_plan_finds_pairs_inside() -> None:
     assert kinds == {
         up: ("column", True),
         down: ("row", False),
-        # The second is called twice.
+        # The second layer is called twice.
         "steps/0": ("column", False),
         "steps/1": ("column", False),
         "inner/_attention": ("heads", False),
         "inner/_up": ("column", True),
         "inner/_down": ("row", False),
         "named/a name": ("column", False),
-        # Three classes for two shards.
+        # Three classes are not divisible by two shards.
         "": ("row", False),
     }
 
@@ -168,7 +168,7 @@ def test_the_old_model_is_left_as_it_is() -> None:
 
 @keras.saving.register_keras_serializable("tests")
 class Foreign(keras.Layer):
-    """Computes with TensorFlow: what goes where cannot be seen."""
+    """Computes with TensorFlow, so that the flow of tensors cannot be traced by Keras."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -188,7 +188,7 @@ def test_without_a_graph_each_layer_is_split_for_itself() -> None:
 
 @keras.saving.register_keras_serializable("tests")
 class BuiltAtOnce(Block):
-    """Is built when it is made of its config."""
+    """Is built in its constructor."""
 
     def __init__(self, *args: Any, built_for: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -211,7 +211,7 @@ def test_layers_that_are_built_when_the_one_around_them_is_made() -> None:
 
 @keras.saving.register_keras_serializable("tests")
 class Hidden(keras.Layer):
-    """Puts layers into a list while it is built."""
+    """Appends layers to a list while it is built."""
 
     def build(self, shape: Any) -> None:
         self.steps: list[Any] = []

@@ -1,4 +1,4 @@
-"""ColumnParallelDense and RowParallelDense: what keras.layers.Dense does, in parts."""
+"""ColumnParallelDense and RowParallelDense: the results of keras.layers.Dense, from shards."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestParity:
 
 
 def test_sparse_inputs() -> None:
-    """Of text as counts of words: each shard gets them as one dense tensor."""
+    """Sparse inputs are texts as word counts: each shard gets them as one dense tensor."""
     counts, targets = np.maximum(vectors() - 0.5, 0), vectors()[:, :4]
     batches = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(counts), targets)).batch(14)
     results = []
@@ -81,7 +81,7 @@ def test_sparse_inputs() -> None:
 
 
 class Normalized(keras.optimizers.Optimizer):
-    """Divides each gradient by its largest number."""
+    """Divides each gradient by its largest element."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         largest = keras.ops.max(keras.ops.abs(gradient)) + 1e-3
@@ -106,7 +106,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 }
 
 
-#: Of those that look at each number by itself, at whole weights, at norms, and at gradients of earlier steps.
+#: Optimizers that use single elements, whole weights, norms, and gradients of earlier steps.
 FEW = ("clipnorm", "average, overwritten", "LAMB, average, accumulation", "Adafactor", "LAMB, loss scale", "own class")
 
 
@@ -114,13 +114,13 @@ FEW = ("clipnorm", "average, overwritten", "LAMB, average, accumulation", "Adafa
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.parity_all) for name in OPTIMIZERS]
 )
 def test_optimizers(name: str) -> None:
-    # Replicas sum a gradient before the optimizer looks at it, unless they accumulate.
+    # Replicas sum a gradient before the optimizer uses it, unless they accumulate.
     axes = {"data": 2, "tensor": 2} if "accumulation" in name else {"tensor": 2}
     assert_parity(lambda split: classifier(split, OPTIMIZERS[name]), vectors(), labels(), axes)
 
 
 def halved(weight: Any) -> Any:
-    """Looks at a whole weight."""
+    """Scales a weight by its largest element, which needs the whole weight."""
     return weight / (1 + keras.ops.max(keras.ops.abs(weight)))
 
 
@@ -156,7 +156,7 @@ def test_arguments_of_the_plain_layer(column: dict[str, Any], row: dict[str, Any
 
 
 def test_mixed_precision() -> None:
-    # Shards round partial sums to 8 bits of mantissa before they are added, where one device rounds the sum.
+    # Shards round partial sums to 8 bits of mantissa before adding them, where one device rounds the sum.
     assert_parity(classifier, vectors(), labels(), {"tensor": 2}, dtype_policy="mixed_bfloat16", tolerance=3e-2)
 
 
@@ -278,7 +278,7 @@ def test_an_output_in_pieces_is_whole_outside() -> None:
         model.compile("adam", "mse")
         return model
 
-    # The last batch has one row: a replica has none.
+    # The last batch has one row: one replica has none.
     assert_parity(
         make, vectors()[:43], vectors()[:43, :1] * np.ones(8, "float32"), {"data": 2, "tensor": 2}, predict=True
     )
@@ -297,7 +297,7 @@ def test_losses_take_what_a_last_activation_was_computed_of(layer: Any, activati
         split.build(x.shape)
         split.set_weights(plain.get_weights())
 
-    # In a graph, as in `fit`: probabilities alone would be clipped at 1e-7.
+    # In a graph, as in `fit`: eager probabilities, without their logits, would be clipped at 1e-7.
     @tf.function
     def lost(layer: Any) -> Any:
         return loss(y, layer(x))

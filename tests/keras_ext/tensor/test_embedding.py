@@ -1,4 +1,4 @@
-"""VocabParallelEmbedding and VocabParallelReversibleEmbedding: what Keras' embeddings do, in parts."""
+"""VocabParallelEmbedding and VocabParallelReversibleEmbedding: the results of Keras' embeddings, from shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.keras_ext.tensor.harness import MESHES, assert_parity, mesh_strategy
 from tests.strategies.parity.harness import NUM_ROWS
 
 DATA_AND_TENSOR = {"data": 2, "tensor": 2}
-# Neither 2 nor 4 shards divide it, and an id comes up many times in a batch.
+# Not divisible by 2 or 4 shards, and small enough that an id occurs many times in a batch.
 VOCABULARY = 11
 Optimizer = Callable[[], keras.Optimizer]
 
@@ -67,7 +67,7 @@ class TestParity:
         assert_parity(reversible_model, tokens(), tokens(1), axes)
 
 
-# Keras squares each slice of a sparse gradient by itself, so that shards have to hand on the same slices.
+# Keras squares each slice of a sparse gradient separately, so shards must pass on the same slices.
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "SGD": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
     "SGD, momentum, clipvalue": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipvalue=0.01),
@@ -117,7 +117,7 @@ def test_arguments_of_the_plain_reversible_layer(arguments: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("make", [language_model, reversible_model])
 def test_mixed_precision(make: Callable[[bool], Any]) -> None:
-    # Shards round their parts of the gradient of what enters the projection to 8 bits, one device rounds the sum.
+    # Shards round their parts of the gradient of the projection's input to 8 bits, one device rounds the sum.
     assert_parity(make, tokens(), tokens(1), {"tensor": 2}, dtype_policy="mixed_bfloat16", tolerance=3e-2)
 
 

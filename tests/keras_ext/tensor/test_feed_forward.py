@@ -1,4 +1,4 @@
-"""ParallelFeedForward: a Sequential of two dense layers, in parts."""
+"""ParallelFeedForward: the results of a Sequential of two dense layers, from shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that hold split weights whole: plain Keras and other meshes open them, and training goes on to the same end."""
+"""Files hold split weights whole: plain Keras and other meshes open them, and training continues to the same result."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_whole_weight_is_never_on_a_device_that_holds_a_shard(monkeypatch: pyt
 @pytest.mark.parametrize("by_name", [False, True])
 def test_weights_of_the_legacy_format_go_into_shards(by_name: bool, tmp_path: pathlib.Path) -> None:
     plain = make(split=False)
-    # Keras 2 counted the weights that are not trained last.
+    # Keras 2 put the frozen weights last.
     plain.layers[0].kernel.trainable = False
     for number, layer in enumerate(plain.layers):
         layer.name = f"layer_{number}"

@@ -1,4 +1,4 @@
-"""Weights of layers of any class in shards: the numbers of one device, whole files, and copies in stages."""
+"""Sharded weights in layers of any class: the numbers of one device, whole files, and copies in stages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_stages(split: bool) -> Any:
 
 @pytest.mark.parametrize("axes", [{"pipe": 2, "tensor": 2}], ids=str)
 def test_copies_in_stages_are_in_shards_too(axes: Mapping[str, int]) -> None:
-    # The layer's own penalty is a mean over micro-batches as of a whole batch: it does not look at rows.
+    # The layer's own penalty does not depend on rows: its mean over micro-batches is that of a whole batch.
     assert_parity(in_stages, sequences(), labels(), axes)
 
 
@@ -57,7 +57,7 @@ def test_what_lies_where_and_files(tmp_path: pathlib.Path) -> None:
     assert isinstance(bank.inside, keras_ext.ColumnParallelDense)
     shapes = {name: [tuple(shard.shape) for shard in getattr(bank, name).shards] for name in ("bank", "back")}
     assert shapes == {"bank": [(3, 3, 5)] * 2, "back": [(5, 3)] * 2}
-    # State, which the layer may write.
+    # A non-trainable weight, which the layer may write.
     assert bank.fixed.shape == (6, 6)
     tables = {name: [tuple(shard.shape) for shard in getattr(bank, name).shards] for name in ("by_rows", "by_columns")}
     assert tables == {"by_rows": [(5, 6)] * 2, "by_columns": [(2, 3)] * 2}
@@ -90,7 +90,7 @@ def test_half_precision_casts_what_is_put_together() -> None:
         mine, theirs = (np.asarray(keras.ops.cast(model(sequences()), "float32")) for model in (split, plain))
     finally:
         keras.config.set_dtype_policy(before)
-    # bfloat16 has eight bits.
+    # bfloat16 has eight bits of mantissa.
     np.testing.assert_allclose(mine, theirs, rtol=0, atol=2e-2)
 
 
@@ -100,7 +100,7 @@ def test_axes_of_outputs() -> None:
 
 
 class Averaging(keras.layers.Layer):
-    """Keeps a moving average of what it sees, large enough to be cut were it trained."""
+    """Keeps a moving average of its inputs, large enough to be sharded if it were trainable."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1], 6), name="kernel")

@@ -1,4 +1,4 @@
-"""LoRA in split layers: the numbers of one device, frozen kernels, adapters in shards, and files that Keras merges."""
+"""LoRA in split layers: the numbers of one device, frozen kernels, sharded adapters, and files that Keras merges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 8
 
 
 def sequences() -> Any:
-    """Dense and einsum layers, cut along their last dim and along others, and attention."""
+    """Returns dense and einsum layers, split along their last dim and along others, and attention."""
     inputs = keras.Input((6, 8))
     x = L.Dense(16, "relu", name="up", kernel_regularizer="l2")(inputs)
     x = L.Dense(8, name="down")(x)
@@ -57,7 +57,7 @@ def untied() -> Any:
 
 
 def adapt(model: Any, **arguments: Any) -> Any:
-    """Enables LoRA in every layer that has it, with adapters that both matter from the first step."""
+    """Enables LoRA in every layer that supports it; both adapters are nonzero, so that they matter from step one."""
     for layer in model._flatten_layers(include_self=False):
         if hasattr(layer, "enable_lora"):
             layer.enable_lora(2, lora_alpha=3, b_initializer=keras.initializers.RandomNormal(0.0, 0.1), **arguments)
@@ -72,7 +72,7 @@ def data(model: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(model: Any) -> list[np.ndarray]:
-    """Losses of two steps, then predictions, then weights."""
+    """Returns the losses of two steps, then predictions, then weights."""
     x, y = data(model)
     losses = model.fit(x, y, batch_size=ROWS, epochs=2, shuffle=False, verbose=0).history["loss"]
     return [np.asarray(each, "float64") for each in (losses, model.predict(x, verbose=0), *model.get_weights())]
@@ -84,14 +84,14 @@ def compiled(model: Any) -> Any:
 
 
 def in_plain(make: Callable[[], Any]) -> tuple[Any, list[np.ndarray], list[np.ndarray]]:
-    """The plain model, its weights before it is trained, and what training made."""
+    """Returns the plain model, its weights before training, and the results of training."""
     keras.utils.set_random_seed(1)
     model = compiled(adapt(make()))
     return model, model.get_weights(), trained(model)
 
 
 def in_shards(make: Callable[[], Any], axes: Mapping[str, int], *, after: bool = False, **how: Any) -> Any:
-    """The model that is adapted before, or after, it is split."""
+    """Returns the split model, with adapters added before or after the split."""
     keras.utils.set_random_seed(1)
     plain = make() if after else adapt(make())
     with mesh_strategy(axes).scope():
@@ -138,14 +138,14 @@ def test_parity(make: Any, axes: Mapping[str, int], how: Mapping[str, Any], tmp_
     slots = [weight.shape for weight in layer_api.joined(split.optimizer.variables)]
     assert sorted(map(tuple, slots)) == sorted(tuple(weight.shape) for weight in plain.optimizer.variables)
     x, _ = data(plain)
-    # Merged, as Keras does it. A file of a compiled model with adapters inside of an attention opens in no Keras.
+    # Merged, as in Keras. No Keras opens a file of a compiled model with adapters inside an attention.
     split.save_weights(tmp_path / "split.weights.h5")
     plain.save_weights(tmp_path / "plain.weights.h5")
     other = make()
     other.load_weights(tmp_path / "split.weights.h5")
     assert_close([wanted[1]], [other.predict(x, verbose=0)])
     if make is not untied:
-        # Keras cannot make that of its own config: it adds a weight to a layer which it has locked.
+        # Keras cannot restore such a layer from its own config: it adds a weight to a layer that it has locked.
         split.save(tmp_path / "split.keras")
         opened = keras.saving.load_model(tmp_path / "split.keras", compile=False)
         assert {type(layer).__module__.partition(".")[0] for layer in opened._flatten_layers()} == {"keras"}
@@ -182,13 +182,13 @@ def test_asked_of_the_constructor(name: str, policy: str) -> None:
             adapters[1].assign(np.full(adapters[1].shape, 0.5))
         made.append((layer, adapters, np.asarray(keras.ops.cast(layer(x), "float32"))))
     (plain, of_plain, wanted), (split, of_split, found) = made
-    # Keras' dense layers and embeddings forget `lora_alpha`, and so do ours.
+    # Keras' dense layers and embeddings lose `lora_alpha`, and so do ours.
     assert (split.lora_rank, split.lora_alpha) == (plain.lora_rank, plain.lora_alpha)
     assert split.get_config()["lora_alpha"] == plain.get_config()["lora_alpha"]
     assert [weight.dtype for weight in of_split] == ["float32", "float32"]
     for one, other in zip(of_plain, of_split, strict=True):
         np.testing.assert_array_equal(np.asarray(other), np.asarray(one))
-    # bfloat16 has eight bits.
+    # bfloat16 has eight bits of mantissa.
     np.testing.assert_allclose(found, wanted, rtol=1e-6 if policy == "float32" else 2e-2, atol=1e-6)
     merged = "embeddings" if "embedding" in name else "kernel"
     both = [np.asarray(keras.ops.cast(getattr(layer, merged), "float32")) for layer in (plain, split)]

@@ -1,4 +1,4 @@
-"""VocabParallelSparseCategoricalCrossentropy and ..Accuracy: Keras' own, of logits in pieces."""
+"""VocabParallelSparseCategoricalCrossentropy and ..Accuracy: the results of Keras' own, for split logits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_predicts_whole_logits() -> None:
 
 
 class TestValues:
-    """Outside of models, on three shards of different sizes."""
+    """Tests values without a model, on three shards of different sizes."""
 
     @pytest.fixture(autouse=True)
     def _mesh(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ class TestValues:
         logits[2, [0, 7]] = -np.inf
         self.assert_equal(np.array([0, 7, 3, 4, 5, 6]), logits)
 
-    # Before, the gradients of Keras' own loss are no numbers where it ignores rows of such.
+    # Before Keras 3.15, the gradients of Keras' own loss are NaN where it ignores rows of NaN.
     @needs_keras("3.15", "ignoring rows that are no numbers")
     def test_of_ignored_rows_that_are_no_numbers(self) -> None:
         logits = np.random.default_rng(0).normal(0, 300, (6, 8)).astype("float32")
@@ -161,7 +161,7 @@ class TestValues:
 def test_no_tensor_of_all_classes_and_all_where_the_pieces_are() -> None:
     strategy = mesh_strategy({"tensor": 2})
     with strategy.scope():
-        # 101 classes, in pieces of 51 and 50.
+        # 101 classes, in shards of 51 and 50.
         layer = VocabParallelReversibleEmbedding(101, 4, gather_output=False)
         layer.build()
         loss, metric = VocabParallelSparseCategoricalCrossentropy(), VocabParallelSparseCategoricalAccuracy()
@@ -177,7 +177,7 @@ def test_no_tensor_of_all_classes_and_all_where_the_pieces_are() -> None:
     graph = tf.function(lambda *args: strategy.run(step, args)).get_concrete_function(*specs).graph
     seen: dict[int, set[str]] = {}
     for operation in graph.get_operations():
-        # Zeros are made for outputs without a gradient, and dropped, as nobody reads them.
+        # TensorFlow makes zeros for outputs without a gradient, and prunes them, because nobody reads them.
         values = [] if operation.type in ("Placeholder", "ZerosLike", "Const") else operation.outputs
         for size in [size for value in values if value.shape.rank for size in value.shape.as_list()]:
             # A tensor without a device is a variable's value, which is read on the variable's device.

@@ -1,4 +1,4 @@
-"""`parallelize`: the same model, its layers split, trains to the same numbers and is the same in files."""
+"""`parallelize`: the same model with split layers trains to the same numbers and is the same in files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resnet() -> keras.Model:
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
     for layer in model.layers:
         if isinstance(layer, L.BatchNormalization):
-            # Replicas look at all rows, as one device does.
+            # Replicas use the statistics of all rows, as one device does.
             layer.synchronized = True
     return model
 
@@ -55,8 +55,8 @@ def language_model(split: bool, **kwargs: Any) -> Any:
     return model
 
 
-# In float64: Adam divides rounding errors by rounding errors where a gradient is zero, as that of an attention's key
-# bias is, and 50 normalizations over a few rows multiply them. What is left of them here proves the arithmetic.
+# In float64: Adam divides rounding errors by rounding errors where a gradient is zero, like that of an attention's key
+# bias, and 50 normalizations over few rows magnify them. The small rest proves the arithmetic.
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids="sequence_parallel={}".format)
 def test_a_language_model_trains_alike(sequence_parallel: bool) -> None:
     make = functools.partial(language_model, sequence_parallel=sequence_parallel)
@@ -65,7 +65,7 @@ def test_a_language_model_trains_alike(sequence_parallel: bool) -> None:
 
 
 def test_between_split_layers_each_shard_has_a_part_of_the_sequence() -> None:
-    # In float64, as above: normalisation magnifies the rounding of embeddings as small as Keras' own.
+    # In float64, as above: normalization magnifies the rounding of embeddings as small as Keras' own.
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("float64")
     try:
@@ -77,7 +77,7 @@ def test_between_split_layers_each_shard_has_a_part_of_the_sequence() -> None:
         keras.config.set_dtype_policy(before)
     [whole, *shortcuts] = [operation for operation in split.operations if type(operation).__name__ == "Add"][1:]
     normalizations = [layer for layer in split.layers if isinstance(layer, L.LayerNormalization)]
-    # The first normalisation comes before there are pieces.
+    # The first normalization comes before the first split tensor.
     between = [*shortcuts, *normalizations[1:], split.get_layer("attention_1"), split.get_layer("down_1")]
     probe = keras.Model(split.input, [operation.output for operation in (whole, *between)])
     first, *others = probe(IDS[:3])
@@ -222,6 +222,6 @@ def test_forward_and_backward_ops_are_where_the_shards_are() -> None:
     graph = tf.function(lambda ids: strategy.run(gradients, args=(ids,))).get_concrete_function(tf.constant(IDS)).graph
     kinds = ("MatMul", "BatchMatMulV2", "Einsum")
     products = [op.device[-5:] for op in graph.get_operations() if op.type in kinds]
-    # The logits, with two gradients, are computed on the first device; the rest on both alike.
+    # The first device computes the logits, with two gradients; both devices compute equal parts of the rest.
     assert products.count("CPU:0") - 3 == products.count("CPU:1") > 10
     assert len(products) == products.count("CPU:0") + products.count("CPU:1")

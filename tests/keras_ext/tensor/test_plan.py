@@ -36,7 +36,7 @@ def test_pairs_columns_with_rows() -> None:
         "up": ("column", True),
         "drop": (None, True),
         "down": ("row", False),
-        # Three and five outputs are not dealt out evenly to two, nor are three inputs.
+        # Three or five outputs are not divisible by two, nor are three inputs.
         "odd": ("row", False),
         "odder": ("gathered", False),
     }
@@ -73,7 +73,7 @@ def test_a_shared_layer_is_no_pair() -> None:
 
 
 class Holder(keras.Layer):
-    """Holds a layer that it never calls, which is never built."""
+    """Holds a layer that it never calls, and so is never built."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -188,7 +188,7 @@ def test_prints_a_table() -> None:
 
 
 class Table(keras.layers.Layer):
-    """Has weights of its own, of which Keras does not know what they are for."""
+    """A layer with its own weights, whose roles Keras does not know."""
 
     def build(self, shape: Any) -> None:
         self.wide = self.add_weight(shape=(3, 10), name="wide")
@@ -215,7 +215,7 @@ def test_large_weights_of_any_layer_are_cut_or_it_is_said_why_not() -> None:
     cut = {path: [(weight.name, dim) for weight, dim in choice.dims] for path, choice in plan.items() if choice.dims}
     assert cut == {
         "heads": [("kernel", 1), ("bias", 0)],
-        # None of the outputs is a multiple of four: the largest.
+        # No output dim is a multiple of four, so the input dim is cut.
         "from_heads": [("kernel", 2), ("bias", 0)],
         "conv": [("kernel", 1)],
         "table": [("wide", 1)],
@@ -228,7 +228,7 @@ def test_large_weights_of_any_layer_are_cut_or_it_is_said_why_not() -> None:
         "writing": "Writing writes files in its own way (save_own_variables)",
         "lstm": "LSTM holds layers that are not looked into",
     }
-    # One that is asked for cuts what can be cut, however small.
+    # A layer that is requested explicitly splits every weight that it can, however small.
     asked = make_plan(keras.Model(x, h), 2, {"table": "gathered", "conv": None})
     assert [weight.name for weight, _ in asked["table"].dims] == ["wide", "three"]
     assert not asked["conv"].dims
@@ -247,7 +247,7 @@ def test_a_layout_map_of_keras() -> None:
         "up": ("column", True),
         "drop": (None, True),
         "down": ("row", False),
-        # Three do not divide evenly: cut, and joined for its call.
+        # Three are not divisible by two: sharded, and gathered for its call.
         "odd": ("gathered", False),
         "odder": ("gathered", False),
     }

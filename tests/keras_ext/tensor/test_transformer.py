@@ -1,4 +1,4 @@
-"""ParallelTransformerBlock: a model of plain layers, in parts; and sequence parallelism between them."""
+"""ParallelTransformerBlock: the results of plain layers, from shards; and sequence parallelism between blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNITS, HEADS, HIDDEN, CLASSES = 8, 4, 16, 5
 
 
 def plain_block(x: Any, memory: Any, arguments: Mapping[str, Any]) -> Any:
-    """Returns the output of the block as a user of Keras writes it."""
+    """Returns the output of the block as a user of Keras would write it."""
     first, causal = arguments.get("normalize_first", True), arguments.get("kind") == "decoder"
 
     def with_shortcut(part: Any, x: Any) -> Any:
@@ -35,10 +35,10 @@ def plain_block(x: Any, memory: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def tagger(split: bool, cross: bool = False, num_blocks: int = 1, **arguments: Any) -> keras.Model:
-    """Blocks between an embedding that masks and a classifier of each position."""
+    """Returns blocks between an embedding with a mask and a classifier of each position."""
     ids = keras.Input((7,), dtype="int32", name="ids")
     inputs: Any = ids
-    # Normalisation would magnify the rounding of numbers as small as Keras' own.
+    # Normalization would magnify the rounding of embeddings as small as Keras' own.
     x = keras.layers.Embedding(
         11, UNITS, mask_zero=True, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0)
     )(ids)
@@ -56,7 +56,7 @@ def tagger(split: bool, cross: bool = False, num_blocks: int = 1, **arguments: A
     normalization = keras_ext.ShardwiseLayerNormalization if split else keras.layers.LayerNormalization
     x = normalization()(x)
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, activation="softmax")(x))
-    # Zero but for rounding is the gradient of the bias of keys, which a smaller epsilon would divide by itself.
+    # The gradient of the key bias is zero up to rounding; a smaller epsilon would divide it by itself.
     optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.5)
     model.compile(optimizer, "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
     return model
@@ -86,10 +86,10 @@ def data(cross: bool) -> Any:
 sequence_parallel = functools.partial(tagger, sequence_parallel=True)
 
 
-# Lengths of 7 divide by none of the meshes.
+# The length of 7 is not divisible on any mesh.
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 def test_parity_with_sequence_parallelism(axes: Mapping[str, int]) -> None:
-    # Between blocks, and in front of the last normalization, the sequence stays in pieces.
+    # Between blocks, and before the last normalization, the sequence stays split.
     num_blocks = 2 if axes == MESHES["tensor=2"] else 1
     make = functools.partial(sequence_parallel, num_blocks=num_blocks)
     assert_parity(make, sentences(), tags(), axes, predict=True)
@@ -110,7 +110,7 @@ def test_parity_of_kinds(arguments: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("axes", [{"tensor": 2}, pytest.param(MESHES["data=2,tensor=2"], marks=pytest.mark.parity_all)])
 def test_mixed_bfloat16(axes: Mapping[str, int]) -> None:
-    # Sums of other order round otherwise, to 8 bits.
+    # Sums in another order round differently, to 8 bits.
     kwargs: Any = {"dtype_policy": "mixed_bfloat16", "tolerance": 3e-2}
     assert_parity(sequence_parallel, sentences(), tags(), axes, **kwargs)
 
@@ -133,7 +133,7 @@ def test_is_a_model_of_plain_layers_in_files(tmp_path: pathlib.Path) -> None:
         model = tagger(True, cross=True, sequence_parallel=True, dropout=0.1)
     model.fit(data(True), tags(), verbose=0)
     model.save(tmp_path / "a name.keras")
-    # It does so of all models inside models, though masks pass.
+    # Keras warns of this for all models inside models, although masks pass.
     with pytest.warns(UserWarning, match="does not support masking"):
         plain = keras.models.load_model(tmp_path / "a name.keras")
     blocks = [layer for layer in plain.layers if isinstance(layer, keras.Model)]

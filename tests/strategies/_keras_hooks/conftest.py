@@ -1,4 +1,4 @@
-"""Fixtures for what XLA compiles, and what the log says of what it does not; selection without `--parity-all`."""
+"""Fixtures for the graphs that XLA compiles and for the log about the others; selection without `--parity-all`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.selecting import leave_to_parity_all
 
 LOGGER = "strategies._keras_hooks.compiled_steps"
 
-# Weights of classes are weights of rows, which other cases have, too.
+# Class weights become weights of rows, which other cases cover.
 LEFT_OUT = ("test_the_numbers_are_those_of_one_device[class_weight]",)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out, without the flag, what resembles others."""
+    """Leaves out cases that resemble others, without the flag."""
     leave_to_parity_all(config, items, lambda item: item.nodeid.endswith(LEFT_OUT))
 
 
 class Traced:
-    """The functions that were made for XLA, as they are traced."""
+    """Records the graphs of the functions that are made for XLA."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.graphs: list[Any] = []

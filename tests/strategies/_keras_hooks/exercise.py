@@ -1,7 +1,7 @@
-"""Trains with every hook there is, in a process of its own, and prints as JSON what was seen of them.
+"""Trains with every hook, in a process of its own, and prints as JSON which hooks were called and what they changed.
 
-Run by `test_inventory.py`. The process begins without a strategy, trains as plain Keras does, hooks Keras with a
-recording `wrap`, trains under strategies all that needs hooks, and at last as at first.
+Run by `test_inventory.py`. The process begins without a strategy and trains with plain Keras. It then hooks Keras with
+a recording `wrap`, trains under strategies everything that needs hooks, and ends with the plain training again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 4, "shuffle": False, "verbose": 0}
 
 
 class Recorder:
-    """A `wrap` that notes which hooks are called, and which do other than to pass through."""
+    """A `wrap` that records which hooks are called, and which hooks do more than pass through."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -41,7 +41,7 @@ class Recorder:
         self._wrap = wrapping.wrap
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any], **kwargs: Any) -> None:
-        """As `wrapping.wrap`."""
+        """Wraps as `wrapping.wrap` does."""
         full_name = wrapping.full_name(owner, name)
 
         @functools.wraps(wrapper)
@@ -64,7 +64,7 @@ class Recorder:
         self._wrap(owner, name, recording, **kwargs)
 
     def install(self) -> None:
-        """Takes the place of `wrap` in all modules of hooks."""
+        """Replaces `wrap` in all modules of hooks."""
         for name, module in list(sys.modules.items()):
             if name.startswith(_keras_hooks.__name__) and hasattr(module, "wrap"):
                 vars(module)["wrap"] = self.wrap
@@ -77,7 +77,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """The same objects, in lists and dictionaries that may be others."""
+    """Returns True for the same objects; lists and dictionaries of them may be copies."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -86,7 +86,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class Batches(keras.utils.PyDataset):
-    """Data as a user's own class gives it."""
+    """Batches of data, in a class of the user's own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Batches(keras.utils.PyDataset):
 
 
 class Noisy(keras.layers.Layer):
-    """Adds noise that names no seed, and a loss."""
+    """Adds a loss, and noise without a seed."""
 
     def call(self, x: Any, training: bool = False) -> Any:
         self.add_loss(keras.ops.mean(x))
@@ -111,7 +111,7 @@ class OwnStep(keras.Model):
 
     def __init__(self, count: tf.Variable) -> None:
         super().__init__()
-        # Not tracked: it is none of the model's.
+        # The lambda keeps Keras from tracking it: it is no variable of the model.
         self.seen = [lambda: count]
         self.head = keras.layers.Dense(1)
         self.steps = keras.metrics.Sum(name="steps")
@@ -139,7 +139,7 @@ class OwnStep(keras.Model):
 
 
 def everything(folder: Path) -> None:
-    """Trains, evaluates, saves and loads a model; saving needs one process here, and has two in the parity tests."""
+    """Trains, evaluates, saves and loads a model; this save has one process, saves in the parity tests have two."""
     with keras.RematScope("full"):
         first = keras.layers.Dense(4, activation="tanh")
     inner = [first, keras.layers.BatchNormalization(synchronized=True), keras.layers.Dropout(0.5), Noisy()]
@@ -168,7 +168,7 @@ def everything(folder: Path) -> None:
 
 
 def opened(folder: Path) -> None:
-    """Exports and opens what `everything` has written, of plain layers: those of this file are not registered."""
+    """Exports and opens a model of plain layers: the layers of this file are not registered for loading."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.export(folder / "exported", verbose=False)
     keras.layers.TFSMLayer(folder / "exported")
@@ -178,7 +178,7 @@ def opened(folder: Path) -> None:
 
 
 def own_step(count: tf.Variable) -> None:
-    """Trains with a step of the model's own that writes a variable of one device, and two optimizers."""
+    """Trains with a custom step that writes a variable of one device, and with two optimizers."""
     model = OwnStep(count)
     opt = keras.optimizers
     optimizer = opt.Adagrad(0.1, weight_decay=0.1)
@@ -200,7 +200,7 @@ def on_parameter_device() -> None:
 
 
 def save_by_orbax(model: keras.Model) -> None:
-    """Saves a state tree; Orbax itself, which needs JAX, is not installed."""
+    """Saves a state tree with a mock of Orbax, which needs JAX and is not installed."""
     from keras.src.callbacks import orbax_checkpoint
 
     callback = object.__new__(keras.callbacks.OrbaxCheckpoint)
@@ -212,19 +212,19 @@ def save_by_orbax(model: keras.Model) -> None:
 
 def plain() -> dict[str, Any]:
     """Trains without a strategy. Returns weights, logs, names of layers, and the number of operations of a step."""
-    # It hooks what says of layers how they are saved: after `Recorder.install`.
+    # The import hooks the functions that serialize layers, so it must follow `Recorder.install`.
     import keras_ext
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
 
     class ColumnParallelDense(keras.layers.Dense):
-        """A user's own, of the name of one of ours."""
+        """A layer of the user's with the name of one of ours."""
 
     layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), Noisy()]
     model = keras.Sequential([keras.Input((3,)), *layers, ColumnParallelDense(1)])
     optimizer = keras.optimizers.AdamW(clipnorm=0.1, gradient_accumulation_steps=2)
-    # XLA would take longer than all else here.
+    # XLA would take longer than the rest of this program.
     model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
     logs = model.fit(X, Y, **OPTIONS).history
     inputs = [tf.TensorSpec((4, 3)), tf.TensorSpec((4, 1))]
@@ -239,7 +239,7 @@ def plain() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints what was seen."""
+    """Runs everything and prints the record."""
     collect_seldom()
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2

@@ -1,4 +1,4 @@
-"""Signatures of what is hooked, as they are written down in `inventory.toml`, and the lines that tell of a change."""
+"""Signatures of the hooked functions, as `inventory.toml` lists them, and the lines that report a change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def signature(value: Any) -> str:
-    """The signature as text; of what has none, its kind."""
+    """Returns the signature as text; for an object without a signature, its kind."""
     if inspect.ismodule(value):
         return "module"
     if not callable(value):
@@ -19,12 +19,12 @@ def signature(value: Any) -> str:
 
 
 def changes(known: Mapping[str, str], found: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """One line for each name that is gone, new or changed.
+    """Returns one line for each name that is gone, new or changed.
 
     Args:
         known: signatures, by names of Keras or TensorFlow.
-        found: those of the release at hand.
-        ours: what relies on them, by the same names.
+        found: the signatures of the installed release.
+        ours: the code that relies on them, by the same names.
     """
     lines = [f"{name} is gone" for name in known if name not in found]
     lines += [f"{name}{found[name]} is not in inventory.toml" for name in found if name not in known]

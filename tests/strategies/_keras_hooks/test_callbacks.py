@@ -1,4 +1,4 @@
-"""Every Keras callback does under the strategy what it does on one device."""
+"""Every Keras callback does the same under the strategy as on one device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record_batches() -> tuple[list[Any], list[Any]]:
     return seen, [cb.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, dict(logs))))]
 
 
-# Compared are the training history, the weights, and the files a callback leaves, by name and number.
+# The tests compare the training history, the weights, and a callback's files by name and number.
 EVERY: dict[str, Make] = {
     "BackupAndRestore": lambda path: [cb.BackupAndRestore(path / "backup", delete_checkpoint=False)],
     "BackupAndRestore by steps": lambda path: [cb.BackupAndRestore(path / "b", save_freq=2, delete_checkpoint=False)],
@@ -66,7 +66,7 @@ def make() -> keras.Model:
 
 @functools.cache
 def _made(num_replicas: int) -> tuple[keras.Model, list[np.ndarray]]:
-    """One for all tests, so that its steps are traced once, and what its variables hold at first."""
+    """Returns one model for all tests, so that its steps are traced once, and the initial values of its variables."""
     devices = [f"CPU:{i}" for i in range(num_replicas)]
     with strategies.MirroredStrategy(devices).scope() if num_replicas > 1 else contextlib.nullcontext():
         model = make()
@@ -75,7 +75,7 @@ def _made(num_replicas: int) -> tuple[keras.Model, list[np.ndarray]]:
 
 
 def as_made(num_replicas: int) -> keras.Model:
-    """The model as it was before anyone trained it."""
+    """Returns the model with its initial values."""
     model, initial = _made(num_replicas)
     for variable, value in zip((*model.variables, *model.optimizer.variables), initial, strict=True):
         variable.assign(value)
@@ -141,7 +141,7 @@ def test_checkpoint_within_an_epoch_holds_agreed_statistics(tmp_path: pathlib.Pa
 
 
 def test_restores_after_an_interruption(tmp_path: pathlib.Path) -> None:
-    """Interrupted at the second epoch and started again, the run ends where an undisturbed one ends."""
+    """A run that is interrupted in the second epoch and started again ends like an undisturbed one."""
 
     class Interrupt(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -180,7 +180,7 @@ def backup_of_steps(folder: pathlib.Path) -> Any:
 
 
 def test_a_folder_that_another_process_makes_first(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between Keras' look whether it is there and its making it."""
+    """The other process makes the folder between Keras' check and its `makedirs`."""
     with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = make()
     make_folder = os.makedirs

@@ -1,4 +1,4 @@
-"""`strategy.check`: the layers whose losses no strategy can put together, and nothing that is put together right."""
+"""`strategy.check` finds layers whose losses no strategy can combine, and no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAULTS = ("penalty of all rows", "product of means")
 
 
 class Adds(keras.layers.Layer):
-    """Adds a loss in training, and draws."""
+    """Adds a loss in training, and draws random numbers."""
 
     def __init__(self, loss: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -42,7 +42,7 @@ class Adds(keras.layers.Layer):
 
 
 class Around(keras.layers.Layer):
-    """A layer with another one inside, which is called twice."""
+    """Calls an inner layer twice."""
 
     def __init__(self, inner: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,7 +53,7 @@ class Around(keras.layers.Layer):
 
 
 def model_of(*names: str) -> Any:
-    """Layers that add these losses, one inside of another, and all that is put together right."""
+    """Returns a model with nested layers that add these losses, and with layers whose losses can be combined."""
     layers = [
         L.Dense(3, activity_regularizer="l2", kernel_regularizer="l1"),
         L.BatchNormalization(),
@@ -87,7 +87,7 @@ def test_losses_that_are_no_mean_over_rows_are_found_as_training_warns_of_them()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = strategy.check(model)
-        # Nothing has changed: neither what was computed before, nor what comes next.
+        # The check has changed neither computed values nor the state of generators.
         for one, other in zip(state_of(model), before, strict=True):
             np.testing.assert_array_equal(one, other)
         assert len(model.losses) == len(losses)
@@ -101,7 +101,7 @@ def test_losses_that_are_no_mean_over_rows_are_found_as_training_warns_of_them()
             warnings.simplefilter("always")
             model.fit(x, x, batch_size=8, verbose=0)
         assert bool(found) == any("A loss that a layer of" in str(each.message) for each in warned)
-        # On one device there is no difference.
+        # One device makes no difference.
         assert strategies.MirroredStrategy(["CPU:0"]).check(model) == ()
     finding = found[0]
     assert "each of 2 replicas computes it from its own rows" in finding.difference
@@ -120,7 +120,7 @@ def test_models_without_a_graph_need_inputs() -> None:
             self.adds = Adds("product of means", name="adds")
 
         def call(self, inputs: Any) -> Any:
-            # Without an argument `training`, that of the step is handed on.
+            # Without an argument `training`, Keras would pass on the step's.
             return self.adds(inputs["a"], training=True)
 
     with strategy.scope():
@@ -135,7 +135,7 @@ def test_models_without_a_graph_need_inputs() -> None:
         assert [finding.layer for finding in strategy.check(model, inputs)] == ["own/adds"]
 
     class OfLength(keras.layers.Layer):
-        """Asks for the length of a sequence in Python."""
+        """Reads the length of a sequence in Python."""
 
         def call(self, x: Any) -> Any:
             return x if ops.shape(x)[1] > 2 else x + 1
@@ -166,7 +166,7 @@ def test_a_pipeline_adds_the_losses_of_micro_batches() -> None:
                 keras_ext.PipelineModel(keras.Sequential(layers), num_microbatches=number, partition="uniform")
                 for number in (1, 3)
             )
-        # Replicas of a micro-batch sum what these layers need.
+        # Replicas of a micro-batch sum the values that these layers need.
         assert strategy.check(whole) == ()
         (finding,) = strategy.check(cut)
         assert finding.layer == "experts"

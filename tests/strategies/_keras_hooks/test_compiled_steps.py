@@ -1,6 +1,6 @@
-"""`jit_compile=True`: the numbers, what is compiled, and how often. What is not: test_uncompiled_steps.py.
+"""`jit_compile=True`: the numbers, the compiled functions, and the number of traces. See also test_uncompiled_steps.py.
 
-XLA for CPUs compiles on two logical devices. Compared with one plain-Keras device, compiled and not.
+XLA for CPUs compiles on two logical devices. The results are compared with one plain-Keras device, compiled and not.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def test_the_numbers_are_those_of_one_device(name: str, traced: Traced, said: An
     make, run, policy = RUNS[name]
     cases = {jit: Case(name, functools.partial(make, jit), run, dtype_policy=policy) for jit in (True, False)}
     ours = execute(cases[True], mirrored())
-    # In half precision XLA keeps more digits inside of what it fuses: the rounding of the dtype, as in other cases.
+    # In half precision XLA keeps more digits inside fused ops; the tolerance is the dtype's rounding, as elsewhere.
     tolerance = TOLERANCE if policy == "float32" else 2e-3
     assert compare(execute(cases[False], None), ours).largest < tolerance
     assert compare(execute(cases[True], None), ours).largest < tolerance
     assert not said()
-    # Training, testing and prediction, of two replicas.
+    # Training, testing and prediction, on two replicas.
     assert len(traced.graphs) >= 6
 
 
@@ -129,7 +129,7 @@ def convolutional(jit: bool) -> keras.Model:
 
 
 def test_moving_statistics_are_those_without_xla(traced: Traced) -> None:
-    """Each replica's own statistics, as without synchronization: one device has others."""
+    """Each replica has its own statistics, because they are not synchronized: one device has others."""
     run = fit_arrays(features(45, 8, 8, 1), labels())
     outcomes = [execute(Case("", functools.partial(convolutional, jit), run), mirrored()) for jit in (True, False)]
     assert compare(outcomes[1], outcomes[0]).largest < TOLERANCE
@@ -137,7 +137,7 @@ def test_moving_statistics_are_those_without_xla(traced: Traced) -> None:
 
 
 class Scaled(keras.layers.Layer):
-    """Multiplies each column by a weight, so that the weights show what was dropped before."""
+    """Multiplies each column by a weight, so that the weights show which columns were dropped."""
 
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=shape[1:], initializer="zeros")
@@ -147,7 +147,7 @@ class Scaled(keras.layers.Layer):
 
 
 def test_replicas_draw_differently_and_the_first_as_one_device() -> None:
-    """XLA draws other numbers than TensorFlow of the same seed, also without a strategy."""
+    """XLA and TensorFlow draw different numbers from the same seed, also without a strategy."""
 
     def drawn(strategy: Any, rows: int) -> np.ndarray:
         with strategy.scope() if strategy else contextlib.nullcontext():
@@ -202,7 +202,7 @@ def test_the_function_is_one_for_xla_and_traced_once_for_all_batch_sizes(traced:
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of rows of the batches that replicas run on, where batches may be padded."""
+    """Records the numbers of rows of the replicas' batches, where batches may be padded."""
     seen: list[int] = []
     pad = padding.pad
 
@@ -222,7 +222,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("statistics", [False, True], ids=["row-wise", "looks at all rows"])
 def test_smaller_batches_are_padded_where_the_numbers_stay(statistics: bool, traced: Traced, sizes: list[int]) -> None:
-    """Batches are seen when they are drawn, as for GPUs."""
+    """The sizes of batches are known when they are drawn, as for GPUs."""
     weights = []
     for jit in (True, False):
         keras.utils.set_random_seed(1)
@@ -237,7 +237,7 @@ def test_smaller_batches_are_padded_where_the_numbers_stay(statistics: bool, tra
                 assert sizes == ([] if statistics else [5] * 12)
                 assert len(traced.graphs) == 2
             if not statistics:
-                # No call is padded to the batches of another, nor training to those of validation.
+                # No call is padded to the batches of another call, nor training to those of validation.
                 sizes.clear()
                 history["predicted"] = model.predict(X[:5], batch_size=4, verbose=0)
                 validation = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": 6}

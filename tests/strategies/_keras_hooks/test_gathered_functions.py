@@ -27,14 +27,14 @@ def soft_f1(y_true: Any, y_pred: Any) -> Any:
 
 
 def contrastive(y_true: Any, y_pred: Any) -> Any:
-    """A value for each row, which compares it with all rows."""
+    """Returns a value for each row, which compares it with all rows."""
     likeness = ops.matmul(y_pred, ops.transpose(y_pred))
     same = ops.cast(ops.equal(y_true[:, :1], ops.transpose(y_true[:, :1])), "float32")
     return ops.logsumexp(likeness, axis=1) - ops.sum(same * likeness, axis=1) / ops.sum(same, axis=1)
 
 
 def balanced(y_true: Any, y_pred: Any) -> Any:
-    """A value for each row, divided by the share of its class in the batch."""
+    """Returns a value for each row, weighted by the share of its class in the batch."""
     return ops.mean(ops.square(y_true - y_pred), axis=-1) * (1.5 - ops.mean(y_true[:, 0]))
 
 
@@ -82,7 +82,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_they_are_those_of_one_device(case: str, caplog: pytest.LogCaptureFixture) -> None:
     losses, metrics = CASES[case]
-    # Keras weighs the losses of several outputs by rows where it runs eagerly, and not in graphs.
+    # Keras weights the losses of several outputs by rows in eager execution, but not in graphs.
     expected = {eager: trained(None, losses, metrics, run_eagerly=eager) for eager in (False, True)}
     worlds: list[Any] = [({"data": 8}, {}), ({"data": 8}, {"run_eagerly": True})]
     if case == "scalar":

@@ -1,4 +1,4 @@
-"""Findings of gradients, and how often they are summed; their parity is in `parity/cases_gradients.py`."""
+"""Detection of gradients, and the number of their reductions; their parity is in `parity/cases_gradients.py`."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ def test_a_branch_cannot_apply_gradients_in_shards() -> None:
 
 
 def test_gradients_are_summed_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Keras' own step by the optimizer, in one's own where they are taken, and nowhere again."""
+    """Keras' own step reduces them in the optimizer, a custom step where it takes them; no step reduces them twice."""
     summed: list[int] = []
     original = Updates.synchronized
 
     def counted(self: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
-        # What is global already comes as one value that all replicas have.
+        # A global gradient is one value that all replicas share, not a PerReplica.
         summed.append(sum(type(each).__name__ == "PerReplica" for each in gradients))
         return original(self, gradients, *args, **kwargs)
 

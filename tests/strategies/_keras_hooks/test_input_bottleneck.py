@@ -1,4 +1,4 @@
-"""The line that says that training waits for its input."""
+"""The log line for training that waits for its input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model() -> keras.Model:
 
 
 class Works(keras.callbacks.Callback):
-    """Makes each step take so long."""
+    """Makes each step take `seconds` longer."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_slow_input_is_told_once_per_fit(
 ) -> None:
     monkeypatch.setattr(hooked, "SlowInputWarning", functools.partial(SlowInputWarning, seconds=0.1, steps=3))
     for num_fits in (1, 2):
-        # Over the borders of epochs, and beside validation.
+        # Counting continues across epochs, and with validation between them.
         model.fit(batches(0.03), epochs=3, validation_data=(X, X[:, :1]), verbose=0, shuffle=False)
         assert len(lines(caplog)) == num_fits
     assert caplog.records[-1].levelno == logging.WARNING

@@ -1,4 +1,4 @@
-"""Batches of Keras' trainer are at their devices before their step, where nobody misses them; nothing else changes."""
+"""Batches of Keras' trainer are on their devices before their step, if no program reads the source itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strategies.engine.replicated import ReplicatedExtended
 from tests.strategies.batches.test_prefetch import place_of
 from tests.would_be_gpus import would_be_gpus
 
-# Keras says so of every dataset of unknown length, with or without us.
+# Keras warns of every dataset of unknown length, with or without a strategy.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
 X = np.random.default_rng(0).standard_normal((22, 4)).astype("float32")
@@ -127,7 +127,7 @@ def test_steps_find_their_arguments_in_place(reads_ahead: bool, monkeypatch: pyt
     ],
 )
 def test_what_is_read_ahead(kind: str, is_read_ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user may go on reading a generator; a PyDataset is told that the epoch has ended."""
+    """The user may go on reading a generator; a PyDataset gets a callback at the end of an epoch."""
     read: list[Any] = []
     following = ReadAheadIterator.__next__
 
@@ -157,7 +157,7 @@ def test_what_is_read_ahead(kind: str, is_read_ahead: bool, monkeypatch: pytest.
 
 
 def test_int32_reaches_would_be_gpus_by_way_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids and labels of int32, on devices that pass for GPUs, under the reduction that GPUs have."""
+    """Ids and labels of int32, on devices that pass for GPUs, with the reduction for GPUs."""
     ids = np.random.default_rng(3).integers(0, 9, (22, 5), dtype="int32")
     places: set[tuple[str, int]] = set()
     following = ReadAheadIterator.__next__

@@ -1,4 +1,4 @@
-"""A new Keras or TensorFlow that changed what the hooks rely on fails here, by name."""
+"""A new Keras or TensorFlow that changes a function that a hook relies on fails here, with the function's name."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tests.releases import has_keras
 from tests.strategies._keras_hooks.signatures import changes, signature
 
 INVENTORY = tomllib.loads(Path(__file__).with_name("inventory.toml").read_text())
-#: Of the installed Keras, if it is older than the one of which the inventory is.
+#: Names that the installed Keras lacks, if it is older than the Keras of the inventory.
 ABSENT = {name for name, release in INVENTORY["since_keras"].items() if not has_keras(release)}
 WRAPPED = {name: known for name, known in INVENTORY["wrapped"].items() if name not in ABSENT}
 
 
 @pytest.fixture(scope="module")
 def seen() -> Any:
-    """Of a process in which nobody else has hooked, replaced or trained anything: see `exercise.py`."""
+    """Returns the record of a process in which nothing else was hooked, replaced or trained: see `exercise.py`."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-m", "tests.strategies._keras_hooks.exercise"]
     output = subprocess.check_output(program, env=environment, cwd=ROOT, text=True)
@@ -61,13 +61,13 @@ def test_hooks_for_several_processes_have_a_test_with_several(name: str) -> None
 
 
 def test_without_our_strategies_hooks_pass_through(seen: Any) -> None:
-    """The function behind a hook gets what the hook got, once, and what it returns is what is returned."""
+    """A hook passes its arguments once to the original function, and returns the function's result."""
     assert len(seen["called_by_plain"]) > 30
     assert not seen["altered"]
 
 
 def test_without_our_strategies_all_is_as_if_nothing_were_hooked(seen: Any) -> None:
-    """Weights, slots, logs, the names of layers, ours included, and the number of operations of a step."""
+    """Compares weights, slots, logs, the names of layers, ours included, and the number of operations of a step."""
     assert seen["after"] == seen["before"]
 
 
@@ -80,7 +80,7 @@ def test_names_of_split_layers_are_those_of_plain_ones(seen: Any) -> None:
 def test_a_changed_signature_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     _keras_hooks.install()
     name = "keras.src.optimizers.base_optimizer.BaseOptimizer._clip_gradients"
-    # Put back, as Keras' function is.
+    # monkeypatch restores our record, as it restores Keras' function.
     monkeypatch.setitem(wrapping._hooks, name, wrapping.hooks()[name])
 
     monkeypatch.setattr(BaseOptimizer, "_clip_gradients", lambda self, grads, variables: grads)
@@ -99,7 +99,7 @@ def test_a_name_that_is_gone_is_named_with_ours(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_hooks_of_one_function_are_refused() -> None:
-    """The second would never be called."""
+    """The second hook would never be called."""
     _keras_hooks.install()
     _keras_hooks.install()
     with pytest.raises(RuntimeError, match=r"BaseOptimizer\._clip_gradients is wrapped already, by <function _clip"):
@@ -162,7 +162,7 @@ def _objects() -> dict[str, Any]:
         "grouped attention layer": keras.layers.GroupQueryAttention(2, 2, 2),
         "einsum layer": keras.layers.EinsumDense,
         "symbolic tensor": inputs,
-        # Its properties open files.
+        # Reading its properties would open files.
         "tensorboard": keras.callbacks.TensorBoard,
         "epoch iterator": TFEpochIterator(x=np.ones((2, 2)), distribute_strategy=model.distribute_strategy),
         "gradient registry": _tf_internals.gradient_registry,
@@ -214,7 +214,7 @@ def test_what_older_releases_lack_is_in_the_inventory() -> None:
 
 
 def test_no_attribute_is_left_out() -> None:
-    """Names with an underscore that are read of other objects, and are no names of ours."""
+    """Finds names with an underscore that are read from other objects and are not defined by this package."""
     ours: set[str] = set()
     read: dict[str, str] = {}
     for path in [*(ROOT / "strategies").rglob("*.py"), *(ROOT / "keras_ext").rglob("*.py")]:
@@ -237,7 +237,7 @@ def test_no_attribute_is_left_out() -> None:
 
 @pytest.mark.parametrize(("module", "method", "count"), [(keras.optimizers, "build", 2), (keras.metrics, "result", 1)])
 def test_what_is_wrapped_in_the_classes_that_a_program_uses(module: Any, method: str, count: int) -> None:
-    """The `build` of optimizers that need whole weights, and metrics' `result`: wherever a class defines its own."""
+    """Optimizers' `build`, which needs whole weights, and metrics' `result`, in each class that defines its own."""
     own = {
         each: vars(each)[method] for each in vars(module).values() if isinstance(each, type) and method in vars(each)
     }

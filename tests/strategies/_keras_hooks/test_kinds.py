@@ -1,4 +1,4 @@
-"""What a step computes from rows, on two replicas and on one device: trackers, logs, layers, random numbers."""
+"""Values that a step computes from rows, on two replicas and on one device: trackers, logs, layers, random numbers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from keras import ops
 import strategies
 from tests.strategies.parity.harness import features
 
-#: An odd number of rows: the last batch has one, which is the first replica's.
+#: An odd number of rows: the last batch has one row, which goes to the first replica.
 X, Y = features(9, 4), features(9, 1, seed=1)
 L = keras.layers
 
 
 @pytest.fixture(autouse=True)
 def fresh_registry() -> None:
-    """Lines of this file that have been warned of are forgotten."""
+    """Clears the record of lines in this file that have caused warnings."""
     globals().pop("__warningregistry__", None)
 
 
 class Logging(keras.Model):
-    """A model whose step also returns what `look` makes of its rows, and what its trackers make of it."""
+    """A model whose step also returns the values of `look` for its rows, and its trackers' results for them."""
 
     def __init__(self, look: Callable[[Any, Any], dict[str, Any]], trackers: dict[str, keras.Metric]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def assert_equal(make: Callable[[], Any], **compiled: Any) -> None:
 
 
 def assert_said(make: Callable[[], Any], *parts: str, **compiled: Any) -> None:
-    """One warning, at a line of this file."""
+    """Asserts that there is one warning, at a line of this file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trained(make, mirrored(), **compiled)
@@ -162,7 +162,7 @@ def test_what_cannot_be_put_together_is_said(look: Any, trackers: dict[str, Any]
 
 
 class Mixes(keras.layers.Layer):
-    """A layer that looks at other rows."""
+    """Applies a function that combines rows."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__(name="mixes")
@@ -223,7 +223,7 @@ def test_a_step_that_mixes_rows_is_said() -> None:
 
 
 class Draws(keras.Model):
-    """A step with random numbers: for rows by an int, and for the gradient of a weight by a generator."""
+    """A step with random numbers: for rows from an int seed, and for the gradient of a weight from a generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ def test_random_numbers_are_those_of_one_device(eagerly: bool) -> None:
 
 
 class AverageLoss(keras.Model):
-    """TensorFlow's tutorial: a sum over rows, divided by the size of the global batch."""
+    """Divides a sum over rows by the size of the global batch, as TensorFlow's tutorial does."""
 
     def __init__(self, divisor: Callable[[Any], float]) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class AverageLoss(keras.Model):
 
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_static_batches(eagerly: bool) -> None:
-    """Of two replicas, with rows of two numbers: 8 is the size of the batch, and the number of a replica's terms."""
+    """Two replicas have rows of two numbers: 8 is the size of the batch, and the number of terms of a replica."""
 
     def losses(divisor: Callable[[Any], float], strategy: Any) -> list[float]:
         keras.utils.set_random_seed(3)

@@ -1,4 +1,4 @@
-"""Rows of tables on a parameter device are looked up there, as Keras looks them up."""
+"""Rows of tables on a parameter device are looked up on that device, as Keras looks them up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def strategy() -> strategies.CentralStorageStrategy:
 
 
 def taken(strategy: tf.distribute.Strategy, take: Callable[[keras.Variable], Any]) -> tuple[Any, list[str]]:
-    """Returns what the first replica takes of a table, and the types of the operations by which it does."""
+    """Returns the first replica's result of taking from a table, and the types of the operations used."""
     with strategy.scope():
         table = keras.Variable(ROWS)
 

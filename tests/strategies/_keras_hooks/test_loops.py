@@ -1,4 +1,4 @@
-"""Loops that never call `strategy.run`: right outside of the scope, in one process; else an error that names it."""
+"""Loops without `strategy.run`: correct outside of the scope in one process, else an error names `strategy.run`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Losses that cannot be put together of those of replicas, and other ways to ask for gradients.
+"""Losses that cannot be computed from the losses of replicas, and other ways to ask for gradients.
 
-What can be is compared with one device in `parity/cases_losses.py`.
+Losses that can be are compared with one device in `parity/cases_losses.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ X, Y = features(11, 6), features(11, 1, seed=1)
 
 
 class Step(keras.Model):
-    """A model whose step takes the gradient of what it is given."""
+    """A model whose step takes the gradient of the given loss."""
 
     def __init__(self, loss: Callable[[Any], Any], ask: Callable[..., Any] | None = None) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ def test_what_is_neither_is_warned_of_once_with_its_line(eagerly: bool) -> None:
         (warning,) = [each for each in caught if each.category is strategies.DifferenceWarning]
         assert fault in str(warning.message)
         assert warning.filename == __file__
-        # Lines of other models in this file are known by then.
+        # Python has by then recorded warnings for the lines of other models in this file.
         Step.train_step.__globals__.pop("__warningregistry__", None)
 
 
 class Balance(keras.layers.Layer):
-    """A layer that adds the balance loss of a mixture of experts: shares of tokens times mean probabilities."""
+    """Adds the load-balancing loss of a mixture of experts: shares of tokens times mean probabilities."""
 
     def build(self, shape: Any) -> None:
         self.router = self.add_weight(shape=(shape[-1], 4), initializer="glorot_uniform")

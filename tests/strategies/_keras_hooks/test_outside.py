@@ -1,4 +1,4 @@
-"""The part that was made outside of the scope is named; whole models, optimizers and metrics in `test_mirrored`."""
+"""The error names the part that was made outside of the scope; whole models and optimizers: `test_mirrored`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ X = np.ones((4, 3), "float32")
 
 
 class Distiller(keras.Model):
-    """Built by its first step: until then it has no variables but the teacher's."""
+    """A model that its first step builds: until then its only variables are the teacher's."""
 
     def __init__(self, teacher: Any) -> None:
         super().__init__(name="distiller")

@@ -1,4 +1,4 @@
-"""Variables of one device that a program's step writes are warned of; those of the scope are not."""
+"""A custom step that writes variables of one device causes a warning; variables of the scope do not."""
 
 from __future__ import annotations
 

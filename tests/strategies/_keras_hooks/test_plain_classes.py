@@ -1,4 +1,4 @@
-"""Names of classes in files: of split layers those of plain ones, of all others as in Keras.
+"""Names of classes in files: split layers have those of plain layers, all others those of Keras.
 
 Names of layers before and after the first strategy are in `test_inventory.py`, which has a process without one.
 """
@@ -23,11 +23,11 @@ def test_python_prints_its_own_name() -> None:
 
 
 class ColumnParallelDense(keras.layers.Dense):
-    """A user's own, of the name of one of ours."""
+    """A layer of the user's with the name of one of ours."""
 
 
 class Holder(keras.Model):
-    """Layers in a list have folders of their classes' names in a file."""
+    """Keeps layers in a list: in a file each has a folder named after its class."""
 
     def __init__(self, dense: Any) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def test_a_users_class_of_the_same_name_keeps_it_in_files(tmp_path: pathlib.Path
     own.save_weights(tmp_path / "own.weights.h5")
     plain = Holder(keras.layers.Dense)
     plain(np.ones((2, 4), "float32"))
-    # As without this package: another class' folders are not found.
+    # Without this package it is the same: Keras does not find the folders of another class.
     with pytest.raises(ValueError, match="could not be loaded"):
         plain.load_weights(tmp_path / "own.weights.h5")
     assert keras.saving.serialize_keras_object(own.parts[0])["class_name"] == "ColumnParallelDense"

@@ -1,4 +1,4 @@
-"""Models of which it is known that each row of their output comes from one row of their input."""
+"""Models that are known to compute each row of their output from one row of their input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def functional(operation: Callable[[Any], Any], *layers: Any) -> keras.Model:
 
 
 class Own(keras.layers.Dense):
-    """May do anything."""
+    """A user's class, whose `call` may do anything."""
 
 
 class OwnLoss(keras.losses.MeanSquaredError):
@@ -46,7 +46,7 @@ def centred(x: Any) -> Any:
 
 
 def replaced(part: Any) -> Any:
-    """Returns a layer or loss of which one object has a method of its own."""
+    """Returns the layer or loss with a method of its own on this one object."""
     part.call = lambda *args: centred(args[-1])
     return part
 
@@ -108,6 +108,6 @@ def test_knows(make: Callable[[], keras.Model], in_training: bool, otherwise: bo
 
 def test_models_of_own_classes_are_not_known() -> None:
     class Subclass(keras.Sequential):
-        """May do anything."""
+        """A user's class, whose `call` may do anything."""
 
     assert not is_row_wise(Subclass([keras.Input((2,)), L.Dense(1)]), training=False)

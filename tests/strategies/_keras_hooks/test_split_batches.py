@@ -1,4 +1,4 @@
-"""Steps that need all rows at once: the error says why one device can run them, and what to write."""
+"""Steps that need all rows at once: the error explains why one device can run them, and names the fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Y = X[:, :1].copy()
 
 
 class Reshapes(keras.Model):
-    """Takes the batch's static size for the rows of its step."""
+    """Takes the batch's static size for the number of rows in its step."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -37,7 +37,7 @@ class Convolves(keras.layers.Layer):
         return ops.matmul(adjacency, ops.matmul(nodes, self.kernel))
 
 
-# Where the size of batches is not known, TensorFlow finds out when the step runs; that rows are mixed is said before.
+# Without static batch sizes, TensorFlow fails when the step runs; the warning about mixed rows comes earlier.
 @pytest.mark.filterwarnings("ignore::strategies.DifferenceWarning")
 @pytest.mark.parametrize("drop_remainder", [True, False])
 @pytest.mark.parametrize("eagerly", [True, False])

@@ -151,7 +151,7 @@ def test_optimizers_of_the_models_own_made_outside_are_refused() -> None:
 
 @pytest.mark.parametrize("num_replicas", [2, 4])
 def test_draws_without_a_seed_of_its_own(num_replicas: int) -> None:
-    """Keras' generator for such draws belongs to a thread, and every replica has a thread of its own."""
+    """Keras' generator for draws without a seed belongs to a thread, and every replica has a thread of its own."""
 
     class Noisy(keras.Model):
         def __init__(self) -> None:
@@ -174,7 +174,7 @@ def test_draws_without_a_seed_of_its_own(num_replicas: int) -> None:
 
 
 class WithoutCall(keras.Model):
-    """Two networks and an optimizer for each, as adversarial networks have; nothing says how to call the model."""
+    """Two networks with an optimizer each, as adversarial networks have; the model has no `call`."""
 
     def __init__(self, inputs: Sequence[keras.KerasTensor]) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class WithoutCall(keras.Model):
 
 
 class Siamese(WithoutCall):
-    """Its ``call`` takes what Keras would take for inputs, targets and sample weights."""
+    """A model whose ``call`` takes a tuple that Keras could take for inputs, targets and sample weights."""
 
     def call(self, inputs: Any) -> Any:
         anchor, positive, negative = inputs
@@ -266,14 +266,14 @@ def test_a_model_whose_call_fails_says_so_as_on_one_device() -> None:
 
 
 class LooksAtValues(keras.layers.Layer):
-    """Cannot be called on symbolic tensors."""
+    """Reads values, and so cannot be called on symbolic tensors."""
 
     def call(self, x: Any) -> Any:
         return x * float(np.abs(x.numpy()).max() >= 0)
 
 
 class AssignsInACond(keras.layers.Layer):
-    """Reads, after a tf.cond, what a branch has assigned; outside of steps Keras would read the branch's tensor."""
+    """Reads a variable after a tf.cond that assigns it; outside of steps Keras would read the branch's tensor."""
 
     def build(self, shape: Any) -> None:
         self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")

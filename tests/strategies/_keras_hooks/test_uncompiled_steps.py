@@ -1,4 +1,4 @@
-"""`jit_compile` where XLA cannot compile: steps run as without it, and the log says so once. See `compiled_steps`."""
+"""`jit_compile` where XLA cannot compile: steps run without XLA, and the log says so once. See `compiled_steps`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X, Y = features(24, 6), features(24, 1, seed=1)
 
 
 class OwnStep(keras.Sequential):
-    """Has a step of its own."""
+    """A model with a custom step."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -38,7 +38,7 @@ class Told(keras.layers.Layer):
 
 
 class Chosen(keras.layers.Layer):
-    """Sums the rows that it chooses."""
+    """Sums a selection of rows."""
 
     def call(self, x: Any) -> Any:
         return x + tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0))
@@ -48,7 +48,7 @@ def _parts(*layers: keras.layers.Layer) -> list[Any]:
     return [keras.Input((6,)), *layers, keras.layers.Dense(1)]
 
 
-# One of them sums over the rows of its replica.
+# One of the models sums over the rows of its replica.
 @pytest.mark.filterwarnings("ignore::strategies.DifferenceWarning")
 @pytest.mark.parametrize(
     ("make", "mesh", "reason"),

@@ -1,4 +1,4 @@
-"""A dataset whose first element is compared: nothing else about its elements changes."""
+"""A dataset whose first element is compared between processes; its elements stay unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Data = tf.data.Dataset
 
 
 class Job:
-    """Two processes that are given the same, or the second something else."""
+    """Two processes that have the same values, or different ones."""
 
     rank, num_processes = 0, 2
 
@@ -52,7 +52,7 @@ KINDS: dict[str, Callable[[], tf.data.Dataset]] = {
 
 
 def portions(kind: str, job: Any, *, compares: bool) -> list[str]:
-    """Returns what two epochs yield."""
+    """Returns the elements of two epochs as text."""
     tf.random.set_seed(3)
     dataset = sharding.distribute(KINDS[kind](), Agreement(job), 1)
     if compares:
@@ -69,7 +69,7 @@ def portions(kind: str, job: Any, *, compares: bool) -> list[str]:
 def test_elements_stay_as_they_are(kind: str) -> None:
     job = Job()
     assert portions(kind, job, compares=True) == portions(kind, Job(), compares=False)
-    # Lengths, then the first batch, with the agreement about it if there is one.
+    # Lengths, then the first batch, with the agreement about the pipeline if there is one.
     assert [size for size in job.sizes if size > 2] == [NUM_CHECKSUMS + (2 if 2 in job.sizes else 0)]
 
 

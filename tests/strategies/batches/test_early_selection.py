@@ -1,4 +1,4 @@
-"""Pipelines made again for a process' own rows, against the same batches cut when they are whole."""
+"""Pipelines rebuilt to map only a process' own rows, compared with whole batches that are cut afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_lists(value: Any) -> Any:
 
 
 def plain(portion: Portion) -> tuple[list[Any], list[int], int]:
-    """The rows of each replica, None for one that was lent a row, and the numbers of rows."""
+    """Returns the rows of each replica (None for a dummy row), their numbers, and the number of rows of the batch."""
     own, rows = portion.num_own.numpy().tolist(), int(portion.num_all)
     values = [as_lists(value) for value in portion.values]
     assert all(len(value) == max(1, count) for value, count in zip(values, own, strict=True))
@@ -131,7 +131,7 @@ def table() -> tf.lookup.StaticHashTable:
 
 
 def counted() -> tf.data.Dataset:
-    """Rows of a map that counts them, which makes no difference to what it returns."""
+    """Returns rows of a stateful map whose counter does not change its result."""
     count = tf.Variable(0, dtype=tf.int64)
     return Data.range(11).map(lambda x: (x + count.assign_add(11)) % 11)
 
@@ -174,7 +174,7 @@ def test_rows_stay_in_order_even_where_they_need_not() -> None:
     pipeline = Data.range(99).with_options(options).map(lambda x: x, num_parallel_calls=4, deterministic=False).batch(7)
     own = [early_selection.select_before_mapping(pipeline, rank, 1, 2) for rank in range(2)]
     rows = [row for both in zip(*own, strict=True) for one in both for row in one.values[0].numpy().tolist()]
-    assert rows == [*range(98), 98, 98]  # the last batch has one row, lent to rank 1
+    assert rows == [*range(98), 98, 98]  # the last batch has one row; rank 1 has a dummy copy of it
 
 
 def test_options_stay() -> None:

@@ -1,4 +1,4 @@
-"""The judgement of first batches, by what processes tell of them; in processes: `processes/suite_first_batches`."""
+"""The comparison of first batches by their checksums; between processes it is in `processes/suite_first_batches`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies.batches.origins import Origin
 
 DATA, PYTHON, RANDOM = Origin.DATA, Origin.PYTHON, Origin.RANDOM
 
-#: By what the tensors are: the checksums of two ranks, and what comes of it.
+#: The origins of the tensors, the checksums of two ranks, and the expected verdict.
 JUDGED: list[tuple[list[Origin], list[int], list[int], str]] = [
     ([DATA, DATA], [1, 2], [1, 2], "equal"),
     ([DATA, DATA], [1, 2], [1, 3], "refused"),
@@ -69,7 +69,7 @@ def test_checksums_of_every_kind() -> None:
         "text": tf.constant(["/here/b.png"]),
     }
     expected = checksums(BATCH).numpy()
-    # The folder of a file is the machine's.
+    # The folder of a file may differ between machines.
     np.testing.assert_array_equal(checksums(BATCH | {"text": tf.constant(["/there/a.png"])}), expected)
     for place, (name, other) in enumerate(others.items()):
         differs = checksums(BATCH | {name: other}).numpy() != expected

@@ -12,7 +12,7 @@ from strategies.batches import inputs
 
 
 def rows(dataset: tf.data.Dataset) -> list[list[list[int]]]:
-    """Returns per batch and replica the rows."""
+    """Returns the rows, by batch and replica."""
     return [[list(map(int, value.numpy())) for value in batch.values] for batch in dataset]
 
 
@@ -91,7 +91,7 @@ class TestThroughTheStrategy:
         np.testing.assert_allclose(model.get_weights()[0], plain.get_weights()[0], atol=1e-6)
 
     def test_fit_takes_datasets_from_a_function(self) -> None:
-        """Each replica takes one batch of the pipeline in turn; after five batches of two rows one stays empty."""
+        """Each replica takes one batch of the pipeline in turn; the last of five batches leaves one replica empty."""
         strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
 
         def make_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:

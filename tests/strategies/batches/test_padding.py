@@ -1,4 +1,4 @@
-"""Batches that are padded to the size of the largest one before."""
+"""Batches that are padded to the size of the largest earlier one."""
 
 from __future__ import annotations
 

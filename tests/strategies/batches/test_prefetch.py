@@ -1,4 +1,4 @@
-"""Batches that are at their devices before their step: where they lie, in which order, and what becomes of errors."""
+"""Batches that are copied to their devices before their step: devices, order and errors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TestIterators:
 
     @pytest.mark.parametrize("fails", [False, True])
     def test_nothing_keeps_it(self, fails: bool) -> None:
-        """An iterator of TensorFlow's that is left to Python's last garbage collection can block the end."""
+        """An iterator of TensorFlow that only Python's last garbage collection frees can block the exit."""
         dataset = tf.data.Dataset.range(3).map(
             lambda x: tf.debugging.check_numerics(1 / (2 - x if fails else 5), "here")
         )
@@ -143,7 +143,7 @@ class TestIterators:
         assert [as_list(value) for value in next(iterator).values] == [[4], [5]]
 
     def test_a_source_that_blocks(self) -> None:
-        """Nothing is lost or mixed up, and nobody but the reader waits."""
+        """No element is lost or reordered, and only the reader waits."""
         may_go, asked = threading.Event(), threading.Event()
 
         class Source(list[tf.Tensor]):
@@ -184,7 +184,7 @@ class TestIterators:
         assert not threads()
 
     def test_gpus_have_int32_in_host_memory(self) -> None:
-        """TensorFlow copies nothing there: it takes arguments of functions from the host, too."""
+        """TensorFlow copies int32 to no GPU: functions take their int32 arguments from the host, too."""
         on_host = {
             constraint.allowed_values.list.type[0]
             for kernel in kernels.get_registered_kernels_for_op("Identity").kernel

@@ -1,4 +1,4 @@
-"""The row dependence of TensorFlow's tensors: in a graph, behind functions, and as operations are called."""
+"""The row dependence of TensorFlow's tensors: in graphs, through function calls, and in eager execution."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ PROGRAMS: dict[str, tuple[Callable[[tf.Tensor], Any], Kind]] = {
     "gradient of a penalty": (lambda x: tf.reduce_mean(_slopes(x) ** 2), Kind.MEAN),
     "pairs": (lambda x: ops.mean(ops.softmax(ops.matmul(x, ops.transpose(x)))), Kind.OTHER),
 }
-#: Loops that run as they are called, or of which eager operations do not show what they carry.
+#: Eager loops, and loops whose eager operations do not show what they carry.
 IN_GRAPHS_ONLY = ("branches of rows", "loop over rows", "scan over rows")
-#: Where the number of rows is known: the same on all replicas, unless they are summed.
+#: A static number of rows: the values are the same on all replicas, unless they are summed.
 MAY_BE_ROWS = ("ones in a shape", "positions counted")
-#: A plain number where rows are counted, when their number is known beforehand or there is no graph.
+#: The count of rows is a Python number if the number of rows is static or there is no graph.
 COUNTED_BY_PYTHON = ("mean times number",)
 
 
@@ -148,7 +148,7 @@ def test_nothing_is_known_of_what_was_made_outside() -> None:
 
 
 def lookups(x: tf.Tensor) -> tf.IndexedSlices:
-    """The gradient of a table that is looked up by positions, by the batch, and by positions again."""
+    """Returns the gradient of a table that is looked up by positions, by the batch, and by positions again."""
     with tf.GradientTape() as tape:
         ids = ops.cast(x[:, 0], "int32")
         found = TABLE(ids)[:, None] + TABLE(ops.arange(ops.shape(x)[1])) + TABLE(ops.arange(2, 5))

@@ -1,4 +1,4 @@
-"""The table of operations, by itself; `test_row_dependence.py` asks the same of TensorFlow's operations."""
+"""The table of operations alone; `test_row_dependence.py` tests the rules on TensorFlow's operations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ MEAN, SUM, COUNT, SHAPE, MIXED, OTHER = Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.SH
 
 
 def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
-    """An operation with the output's rank, attributes by name, constants as `c1=`, and ranks of inputs as `r0=`.
+    """Returns an operation of the given type on inputs of the given kinds.
 
-    Also shapes of inputs as `s0=`, dimensions of rows as `axis0=`, layouts as `l0=`, and `first=` and `shape=` of the
-    output, `rows=` of the replica and `all=` of the batch.
+    Keywords: `a_...=` for attributes, `c1=` for constants, `r0=` and `s0=` for ranks and shapes of inputs, `axis0=` for
+    their dimensions of rows, `l0=` for their layouts; `rank=`, `first=` and `shape=` of the output, `rows=` of the
+    replica and `all=` of the batch.
     """
     constants = {int(name[1:]): np.asarray(value) for name, value in known.items() if name[0] == "c"}
     places = {int(name[4:]): Layout(axis) for name, axis in known.items() if name.startswith("axis")}
@@ -66,7 +67,7 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("Neg", MAX), MIN),
         (op("EuclideanNorm", ROWS, SAME), OTHER),
         (op("EuclideanNorm", ROWS, SAME, rank=1, c1=[1]), ROWS),
-        # Rows along another dimension, as in sequences that begin with time.
+        # Rows along another dimension, as in sequences whose first dimension is time.
         (op("Mean", ROWS, SAME, rank=2, c1=[0], r0=3, axis0=1), ROWS),
         (op("Mean", ROWS, SAME, rank=2, c1=[1], r0=3, axis0=1), MEAN),
         (op("Max", ROWS, SAME, rank=1, c1=[1]), ROWS),
@@ -77,10 +78,10 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("DivNoNan", ROWS, COUNT, rank=2), SHARED),
         (op("RealDiv", COUNT, COUNT), SAME),
         (op("RealDiv", SUM, SAME), SUM),
-        # The replica's own rows, which the program had from a shape; not the rows of the batch.
+        # The divisor is the replica's own number of rows, from a shape in the program; not the rows of the batch.
         (op("RealDiv", SUM, SAME, c1=3.0, rows=[3]), MEAN),
         (op("RealDiv", SUM, SAME, c1=8.0, rows=[3]), SUM),
-        # Times the two numbers that each row had and that were summed; the batch of two replicas; either.
+        # Rows times the two numbers per row that were summed; the batch of two replicas; either of the two.
         (op("RealDiv", SUM, SAME, c1=6.0, rows=[3], l0=Layout(summed=(2,))), MEAN),
         (op("RealDiv", SUM, SAME, c1=6.0, rows=[3], all=[6]), SUM),
         (op("RealDiv", SUM, SAME, c1=6.0, rows=[3], all=[6], l0=Layout(summed=(2,))), AMBIGUOUS),
@@ -88,7 +89,7 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("RealDiv", SUM, SAME, c1=6.0, rows=[3], all=[6], l0=Layout(summed=None)), AMBIGUOUS),
         (op("RealDiv", SUM, SAME, c1=1.0, rows=[1], all=[2]), MEAN),
         (op("RealDiv", SUM, SAME, c1=2.0, rows=[1], all=[2]), SUM),
-        # Ones in a known shape: for each row, or of that shape by chance.
+        # Ones in a known shape: one for each row, or that shape by chance.
         (op("Sum", SAME, SAME, l0=Layout(may_be_rows=True)), AMBIGUOUS),
         (op("Mean", SAME, SAME, l0=Layout(may_be_rows=True)), SAME),
         (op("RealDiv", SUM, SUM), OTHER),
@@ -132,7 +133,7 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("StatelessRandomUniformV2", SAME, SAME, rank=0), SAME),
         (op("StatelessRandomUniformV2", SAME, DRAWN, rank=0), DRAWN),
         (op("StatelessRandomUniformV2", SHAPE, DRAWN, rank=2), ROWS),
-        # The same numbers for the rows of each replica.
+        # Every replica would draw the same numbers for its rows.
         (op("StatelessRandomUniformV2", SHAPE, SAME, rank=2), UNKNOWN),
         (op("RandomShuffle", ROWS, rank=1), UNKNOWN),
         (op("IteratorGetNext", SAME, rank=2), ROWS),
@@ -172,7 +173,7 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("Split", SAME, ROWS, rank=2, c0=0, a_num_split=2, l1=Layout(times=Fraction(2))), ROWS),
         (op("Split", SAME, ROWS, rank=2, c0=0, a_num_split=2), UNKNOWN),
         (op("Split", SAME, ROWS, rank=2, c0=1, a_num_split=2), ROWS),
-        # Along rows, or along something else.
+        # Along the dimension of rows, or along another one.
         (op("Cumsum", ROWS, SAME, rank=2, r0=2, c1=0), UNKNOWN),
         (op("Cumsum", ROWS, SAME, rank=2, r0=2, c1=-1), ROWS),
         (op("ReverseV2", ROWS, SAME, rank=2, r0=2, c1=[0]), UNKNOWN),
@@ -224,7 +225,7 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("TensorScatterUpdate", SAME, ROWS, ROWS, rank=2), UNKNOWN),
         (op("DenseBincount", ROWS, SAME, SAME, rank=1, r0=1), SUM),
         (op("Reshape", ROWS, SAME, rank=1), ROWS),
-        # Groups of rows.
+        # The reshape makes groups of rows.
         (op("Reshape", ROWS, SAME, rank=3, s0=[None, 6], shape=[4, None, 6]), UNKNOWN),
         (op("Reshape", MEAN, SAME, rank=1), MEAN),
         (op("IdentityN", SAME, SUM, output=1), SUM),
@@ -261,7 +262,7 @@ TWICE = Layout(times=Fraction(2))
         (op("ConcatV2", ROWS, ROWS, SAME, rank=2, c2=1), Layout()),
         (op("Reshape", ROWS, SAME, rank=2, s0=[None, 5, 6], shape=[None, 6]), Layout(times=Fraction(5))),
         (op("Reshape", ROWS, SAME, rank=3, s0=[None, 6], shape=[2, None, 6], l0=TWICE), Layout(1)),
-        # One row of five items, and back.
+        # One row of five items, and the reverse.
         (op("Reshape", ROWS, SAME, rank=3, s0=[5, 4], shape=[1, 5, 4], l0=Layout(times=Fraction(5))), Layout()),
         (op("Reshape", ROWS, SAME, rank=2, s0=[7, None, 6], shape=[None, 6], axis0=1), Layout(0, None, (7,))),
         (

@@ -1,8 +1,7 @@
 """The contract of every implementation of Collectives: values, gradients, sub-groups, sizes, refusals.
 
 Each test states the whole exchange on one device: plain TensorFlow over the values of all coordinates. An
-implementation sees only those of its own process and must give only those, so that one class serves one
-process and several.
+implementation gets and returns only the values of its own process, so that one class serves one process and several.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class CollectivesContract(RefusalsContract):
     """Inherit and implement `make`; every process runs all tests, in the same order."""
 
     def check(self, collectives: Collectives, mode: str, case: Case, axis: str, dtype: str = "float32") -> None:
-        """Values and gradients against one device."""
+        """Compares values and gradients with those of one device."""
         method, kwargs, shape = case
         mesh, local = collectives.mesh, collectives.local_indices
         values = draw([shape(i) for i in range(mesh.size)], dtype)
@@ -224,7 +223,7 @@ class CollectivesContract(RefusalsContract):
         expected = reference(collectives.mesh, "all_reduce", values, "data", op="mean")
         for _ in range(3):
             expected = reference(collectives.mesh, "all_reduce", expected, "pipe")
-        # Three swaps are one.
+        # Three swaps equal one.
         expected = reference(collectives.mesh, "permute", expected, "tensor", pairs=[(0, 1), (1, 0)])
         for _ in range(2):
             outputs = self.run("graph", step, [values[i] for i in collectives.local_indices])

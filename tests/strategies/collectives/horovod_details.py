@@ -16,12 +16,12 @@ from tests.strategies.collectives.reference import CUBE, SQUARE, Tensors, draw
 
 
 def pair() -> HorovodCollectives:
-    """Two groups of two along "data": ranks 0 and 2, ranks 1 and 3."""
+    """Returns two groups of two along "data": ranks 0 and 2, ranks 1 and 3."""
     return make_collectives(tuple(SQUARE.items()))
 
 
 def mine(*values: float) -> tf.Tensor:
-    """A vector of this rank's: `values` times one more than the position along "data"."""
+    """Returns this rank's vector: `values` times one more than its position along "data"."""
     return tf.constant(values, tf.float32) * (RANK // 2 + 1.0)
 
 
@@ -74,7 +74,7 @@ def test_many_of_several_dtypes_keep_theirs() -> None:
 
 def test_compression_rounds_what_is_sent_and_adds_in_float32() -> None:
     collectives = make_collectives(tuple(LINE.items()))
-    # Added one by one in float16, the ones would vanish beside 2048.
+    # If the ones were added one by one in float16, they would vanish beside 2048.
     value = tf.fill([8], 2048.0 if RANK == 0 else 1.0)
     [[fp16]] = collectives.all_reduce_many([[value]], "data", compression="fp16")
     np.testing.assert_array_equal(fp16, np.full(8, np.float16(2051)))
@@ -96,7 +96,7 @@ def test_a_result_that_one_rank_does_not_use_is_exchanged_all_the_same() -> None
 
 def test_a_gradient_that_one_rank_does_not_use_is_exchanged_all_the_same() -> None:
     collectives = pair()
-    # The gradient of a broadcast is an all-reduce, which only the root uses. The tape is outside.
+    # The gradient of a broadcast is an all-reduce, which only the root uses. The tape is outside of the functions.
     inner = tf.function(lambda v: collectives.broadcast([v], "data", root=1)[0], autograph=False)
     outer = tf.function(lambda v: inner(v) * 2.0, autograph=False)
     for function, factor in ((inner, 1), (outer, 2)):

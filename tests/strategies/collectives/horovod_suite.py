@@ -1,4 +1,4 @@
-"""The contract between four processes under Horovod, of which this is one: run by `test_horovod`, never collected."""
+"""The contract between four processes under Horovod: run by `test_horovod` in each of them, never collected."""
 
 import functools
 

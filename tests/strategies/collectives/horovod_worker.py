@@ -8,6 +8,6 @@ import pytest
 if __name__ == "__main__":
     code = pytest.main([*sys.argv[1:], "-x", "-q", "-p", "no:cacheprovider"])
     if code == 0 and hvd.is_initialized():
-        # Horovod ends for all when one process ends: also for those that are still in an exchange of two of them.
+        # Horovod ends on all processes when one process ends, even on two that still exchange with each other.
         hvd.allgather_object(None)
     raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""Every exchange on one device, over the values of all coordinates, and the cases it is asked for."""
+"""Every exchange on one device, over the values of all coordinates, and the cases to test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOATS = ["float16", "bfloat16", "float64"]
 
 
 def reference(mesh: DeviceMesh, method: str, values: Sequence[Any], axis: str, **kwargs: Any) -> Tensors:
-    """The exchange on one device: every group's values side by side."""
+    """Runs the exchange on one device, group by group."""
     results: Tensors = [None] * mesh.size
     for group in mesh.groups(axis):
         outputs = REFERENCES[method]([values[i] for i in group], **kwargs)
@@ -89,7 +89,7 @@ CASES: list[Case] = [
 ]
 
 SUM, LOWEST, UNEQUAL, SCATTER, ROOT, EXCHANGE, SWAP = (CASES[i] for i in (0, 2, 7, 10, 13, 15, 18))
-#: Traced functions are slow to make: unknown sizes are tried with one case for each way to move data.
+#: Tracing functions is slow: unknown sizes are tested with one case for each way to move data.
 MODES_AND_CASES = [
     *(("eager", case) for case in CASES),
     *(("graph", case) for case in CASES),
@@ -105,6 +105,6 @@ def ids(case: Case | str) -> str:
 
 
 def draw(shapes: Sequence[tuple[int, ...]], dtype: str = "float32") -> Tensors:
-    """Small whole numbers: sums of them are exact in every dtype, and ties occur."""
+    """Returns small whole numbers: their sums are exact in every dtype, and ties occur."""
     rng = np.random.default_rng(len(shapes))
     return [tf.cast(rng.integers(-4, 5, size=shape), dtype) for shape in shapes]

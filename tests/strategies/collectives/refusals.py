@@ -13,10 +13,10 @@ from tests.strategies.collectives.reference import CUBE, Tensors
 
 
 class RefusalsContract:
-    """Nothing of this reaches the wire: every process refuses alike."""
+    """The refusals that happen before any communication: every process refuses alike."""
 
     def make(self, axes: dict[str, int], *, reverse: bool = False) -> Collectives:
-        """Collectives over the coordinates of `axes`; `reverse` names a process' devices backwards."""
+        """Returns collectives over the coordinates of `axes`; `reverse` reverses the order of a process' devices."""
         raise NotImplementedError
 
     @pytest.fixture(params=["eager", "graph", "dynamic"])
@@ -24,7 +24,7 @@ class RefusalsContract:
         return str(request.param)
 
     def run(self, mode: str, function: Callable[[Tensors], Any], values: Tensors) -> Any:
-        """Call `function` eagerly, traced, or traced without knowledge of the sizes."""
+        """Calls `function` eagerly, traced, or traced without static sizes."""
         if mode == "eager":
             return function(values)
         if mode == "graph":

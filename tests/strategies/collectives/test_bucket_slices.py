@@ -1,4 +1,4 @@
-"""Slices of buckets: literal tables, and what holds for all of them."""
+"""Slices of buckets: literal tables, and properties of all of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FLOAT = ("float32", 4)
 
 
 def table(shapes: Sequence[Sequence[int]], num_owners: int, **options: bool) -> list[list[tuple[int, int, int]]]:
-    """Of one bucket: for each owner the variables with begin and end."""
+    """Makes one bucket; returns for each owner (variable, begin, end) of its slices."""
     [bucket] = slice_buckets(shapes, [FLOAT] * len(shapes), num_owners, 2**20, **options)
     return [[(s.variable, s.begin, s.end) for s in bucket.of_owner(owner)] for owner in range(num_owners)]
 
 
 def test_a_bucket_is_cut_into_parts_of_one_length() -> None:
-    # The last variable's gradient is there first. 13 numbers for three owners: 4, 4 and 5.
+    # The last variable's gradient is ready first. 13 numbers for three owners: 4, 4 and 5.
     assert table([(1,), (5,), (7,)], 3) == [
         [(2, 0, 4)],
         [(2, 4, 7), (1, 0, 1)],
@@ -30,7 +30,7 @@ def test_a_bucket_is_cut_into_parts_of_one_length() -> None:
 
 def test_cuts_are_at_rows_if_they_are_short() -> None:
     assert table([(1001, 2)], 2) == [[(0, 0, 1000)], [(0, 1000, 2002)]]
-    # A row is a third of all: owners would get twice as much as others.
+    # A row is a third of the whole: some owners would get twice as much as others.
     assert table([(3, 40)], 2) == [[(0, 0, 60)], [(0, 60, 120)]]
 
 
@@ -66,7 +66,7 @@ def test_each_element_has_one_owner(num_owners: int, whole: bool) -> None:
         sizes = [sum(s.size for s in bucket.of_owner(owner)) for owner in range(num_owners)]
         assert bucket.part_size == max(sizes)
         if not whole:
-            # But for moves to a row's beginning, parts differ by the rounding of their length.
+            # Parts differ by the rounding of their length and by moves to the beginning of a row.
             assert max(sizes) - min(sizes) <= 1 + 0.01 * sum(sizes) / num_owners
 
 

@@ -1,4 +1,4 @@
-"""Starts the contract, and more, in processes joined by Horovod; what needs no Horovod is tested here."""
+"""Runs the contract, and more, in processes joined by Horovod, and tests the parts that need no Horovod."""
 
 import re
 import sys
@@ -40,7 +40,7 @@ def test_between_processes(num_processes: int, suites: list[str], monkeypatch: p
     status, output = run_to_the_end([str(HOROVODRUN), *job, *worker], LIMIT_SECONDS)
 
     assert status == 0, f"ended with {status} (None: after {LIMIT_SECONDS} s). Its output:\n{output[-30000:]}"
-    # A summary that begins with the passed tests tells of none that failed or was skipped.
+    # A summary that begins with the passed tests has none that failed or was skipped.
     assert len(re.findall(r":\d+ passed in ", output)) == num_processes, output[-30000:]
 
 
@@ -57,7 +57,7 @@ def test_process_sets_are_the_groups_that_are_neither_one_process_nor_all() -> N
     line, square, cube = (DeviceMesh.from_processes(n, axes) for n, axes in ((4, None), (4, SQUARE), (8, CUBE)))
     assert process_sets([line]) == []
     assert process_sets([line, square, square]) == [(0, 2), (1, 3), (0, 1), (2, 3)]
-    # Stages of a cube are groups of two: their pairs are there already.
+    # Stages of a cube are groups of two: the process sets of their pairs exist already.
     assert process_sets([cube]) == process_sets([cube], channel_axes=())
     assert len(process_sets([cube])) == 12
 
@@ -80,7 +80,7 @@ def test_process_sets_of_pairs() -> None:
 def test_process_sets_of_channels() -> None:
     stages = DeviceMesh(("pipe", "data"), (3, 2), (5, 4, 3, 2, 1, 0), ("",) * 6)
     assert channel_sets(stages, "pipe", 0, 2) == [(1, 5), (0, 4)]
-    # Two processes are all there are.
+    # The two processes are the whole world.
     assert channel_sets(DeviceMesh.from_processes(2, {"pipe": 2}), "pipe", 0, 1) == []
 
 

@@ -1,4 +1,4 @@
-"""The parts of elastic Horovod that need no other process; the whole is in tests/strategies/test_elastic.py."""
+"""The parts of elastic Horovod that need no other process; whole jobs are in tests/strategies/test_elastic.py."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_watchdog_of_an_earlier_session_ends_nothing(monkeypatch: pytest.Monke
 
 
 def test_the_newest_commit_goes_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of three processes, this one is rank 0: it is behind one commit, and another has just come.
+    # This process is rank 0 of three and one commit late; rank 1 has just joined, and rank 2 has the newest commit.
     asked: list[tuple[Any, int]] = []
 
     def broadcast(value: Any, root_rank: int) -> str:

@@ -1,4 +1,4 @@
-"""Threads that start inside take the policy of those that push no other aside. Horovod itself is not needed."""
+"""Threads started in the context get a scheduling policy that preempts no other thread. Horovod is not needed."""
 
 from __future__ import annotations
 

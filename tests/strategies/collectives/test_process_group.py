@@ -15,7 +15,7 @@ from strategies.topology.mesh import DeviceMesh
 
 
 def collectives(index: int | tuple[int, ...], calls: list[Any]) -> Any:
-    """Four processes, stages of a pipeline beside each other; sums are noted and doubled."""
+    """Returns fake collectives of four processes, two pipelines of two stages; sums are recorded and doubled."""
 
     def all_reduce_many(values: Sequence[Sequence[tf.Tensor]], axis: str) -> list[list[tf.Tensor]]:
         calls.append((axis, *(len(own) for own in values)))
@@ -84,7 +84,7 @@ def test_riders_travel_with_the_last_values_and_always_count() -> None:
     first, second, *ridden = group.sum([tf.ones([2]), tf.ones([2])], tf.constant(False), riders)
     assert (first.numpy().tolist(), second.numpy().tolist()) == ([0.0, 0.0], [0.0, 0.0])
     assert [total.numpy().tolist() for total in ridden] == [6.0, [8, 10]]
-    # The second value, the first with the rider of its dtype, the other rider.
+    # The second value; the first value fused with the small reduction of its dtype; the other small reduction.
     assert [count for _, count in calls] == [1, 2, 1]
     assert [float(total) for total in group.sum_gradients([], riders=riders[:1])] == [6.0]
 
@@ -106,7 +106,7 @@ def test_riders_are_not_compressed() -> None:
 
 
 def test_terms_of_devices_are_added_between_them() -> None:
-    """Of two processes with two devices each."""
+    """Two processes with two devices each."""
     calls: list[Any] = []
     members = collectives((0, 1), calls)
     members.mesh = DeviceMesh.from_processes(2, local_devices=["CPU:0", "CPU:1"])
@@ -117,7 +117,7 @@ def test_terms_of_devices_are_added_between_them() -> None:
     riders = [[tf.constant(5), tf.constant(6)], [tf.constant(7.0), tf.constant(8.0)]]
     sums = group.sum_of_devices(terms, riders)
     assert [[total.numpy().tolist() for total in each] for each in sums] == [[[6, 6]] * 2, [14] * 2, [22] * 2, [30] * 2]
-    # The second value, the first with the rider of its dtype, the other rider.
+    # The second value; the first value fused with the small reduction of its dtype; the other small reduction.
     assert calls == [("data", 1, 1), ("data", 2, 2), ("data", 1, 1)]
     alone = ProcessGroup(collectives(0, []))
     assert not alone.joins_devices

@@ -13,7 +13,7 @@ from strategies.topology.placement import mesh_over_processes
 
 
 class Group:
-    """Of two equal members."""
+    """A group of two members with equal values."""
 
     def __init__(self, mesh: DeviceMesh, axis: str, part: int) -> None:
         self.name = f"{axis} of {mesh.axes}, part {part}"

@@ -1,4 +1,4 @@
-"""Strings of several processes; between processes in `tests/strategies/processes/suite_programs.py`."""
+"""Collectives of strings; real processes are in `tests/strategies/processes/suite_programs.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strategies.collectives.strings import gathered_strings
 
 
 class Twice:
-    """A group of two processes that have the same."""
+    """A group of two processes with equal values."""
 
     def gather(self, value: tf.Tensor, dim: int = 0) -> tf.Tensor:
         return tf.concat([value, value], dim)

@@ -1,4 +1,4 @@
-"""Texts between processes, one of which is real."""
+"""Exchange of texts between two processes, one of which is real."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ OTHERS = 'a second\nline, "quoted", ü'
 
 
 class Group:
-    """Two processes, of which the other one says what this one says, after it."""
+    """Two processes; the second sends the same text as this one."""
 
     def gather(self, value: tf.Tensor) -> tf.Tensor:
         return tf.concat([value, value], 0)

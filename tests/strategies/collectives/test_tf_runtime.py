@@ -17,7 +17,7 @@ from tests.strategies.collectives.test_loopback import device_names
 
 @functools.cache
 def make_collectives(axes: tuple[tuple[str, int], ...], reverse: bool) -> TensorFlowCollectives:
-    """One instance per mesh for all tests, so that its eager functions are traced once."""
+    """Returns one instance per mesh for all tests, so that its eager functions are traced once."""
     devices = device_names(math.prod(size for _, size in axes), reverse)
     return TensorFlowCollectives(DeviceMesh.from_devices(devices, dict(axes)), timeout_seconds=60)
 
@@ -42,7 +42,7 @@ def test_refused_construction() -> None:
 
 @pytest.mark.parametrize("devices", [("CPU:0", "CPU:1"), ("CPU:1", "CPU:2")], ids=["CPUs", "would-be GPUs"])
 def test_a_receive_that_nobody_sends_to_fails_in_time(devices: tuple[str, str]) -> None:
-    # In a process of its own: after one failed collective TensorFlow fails all later ones.
+    # A process of its own: after one failed collective TensorFlow fails all later ones.
     program = """
         import time
 

@@ -1,4 +1,4 @@
-"""Starts the contract in two processes joined by TensorFlow's collective runtime."""
+"""Runs the contract in two processes joined by TensorFlow's collective runtime."""
 
 import json
 import os

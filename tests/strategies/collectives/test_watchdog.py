@@ -1,6 +1,6 @@
-"""The watchdog: it ends collectives that wait too long, and nothing else.
+"""The watchdog: it aborts collectives that wait too long, and nothing else.
 
-The effect of ending them is tested by `test_tf_runtime` and between processes.
+The effect of an abort is tested by `test_tf_runtime` and between processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 1.0
 
 
 class RecordingWatchdog(Watchdog):
-    """Notes that it would end the collectives."""
+    """Records an abort instead of aborting the collectives."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()

@@ -1,7 +1,7 @@
-"""Collectives in the way of groups of GPUs, between logical CPU devices that pass for GPUs.
+"""Collectives as groups of GPUs run them, between logical CPU devices that pass for GPUs.
 
-TensorFlow runs them by its ring there, whatever the hint, and one after the other on each device. These tests of
-the contract are those in which that matters: the whole contract takes minutes.
+TensorFlow uses its ring for them, whatever the hint, and runs them one after the other on each device. Only the tests
+of the contract for which that matters run here: the whole contract takes minutes.
 """
 
 from __future__ import annotations
@@ -100,5 +100,5 @@ def test_hints() -> None:
         function = tf.function(lambda values: collectives.all_reduce(values, "data"))  # noqa: B023
         graph = function.get_concrete_function([tf.TensorSpec([2**23]), tf.TensorSpec([2**23])]).graph
         ops = [op for op in graph.get_operations() if op.type == "CollectiveReduceV2"]
-        # One for each device: no slices.
+        # One for each device: the tensor is not cut into slices.
         assert [op.get_attr("communication_hint") for op in ops] == [hint.encode()] * 2

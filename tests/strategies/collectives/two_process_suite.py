@@ -1,4 +1,4 @@
-"""The contract between two processes, of which this is one: run by `test_two_processes`, never collected.
+"""The contract between two processes: run by `test_two_processes` in both, never collected.
 
 Each process owns half of the coordinates, as two or four devices. TF_CONFIG says which half.
 """
@@ -17,7 +17,7 @@ from tests.strategies.collectives.contract import CollectivesContract
 
 @functools.cache
 def start_runtime() -> Cluster:
-    """Start TensorFlow's collective runtime, which only tf.distribute's strategy does."""
+    """Starts TensorFlow's collective runtime, which only tf.distribute's strategy does."""
     tf.distribute.MultiWorkerMirroredStrategy()
     return Cluster.from_environment()
 

@@ -1,6 +1,6 @@
-"""One of the two processes: runs the suite, writes pytest's exit code to a file and waits to be ended.
+"""One of the two processes: runs the suite, writes pytest's exit code to a file and waits to be killed.
 
-It does not leave by itself: TensorFlow's coordination service would take the other process down with it.
+It does not exit by itself: TensorFlow's coordination service would end the other process with it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The board's connections; what is posted on it is tested with `findings` and `stopping`."""
+"""The connections of the key-value store (`Board`); its contents are tested with `findings` and `stopping`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from tests.processes import ROOT
 
-#: A process with a board ends, and leaves a child behind.
+#: A process with a `Board` ends, and leaves a child behind.
 ORPHANS = """
 import os, signal, socket, time
 from strategies.control_plane.board import Board
@@ -36,7 +36,7 @@ assert received == b"", received
 
 
 def test_a_forked_child_holds_no_connection_open() -> None:
-    """The others know by its end that a process has left, and hear nothing from its child."""
+    """Peers see by the closed connection that a process has left; its child does not hold the connection open."""
     command = [sys.executable, "-c", ORPHANS]
     ended = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=30, check=False)
     assert (ended.returncode, ended.stderr) == (0, b""), ended

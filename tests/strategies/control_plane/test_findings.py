@@ -1,4 +1,4 @@
-"""Verdicts of members whose boards are joined in one process: none of a job that goes on, the right one of others."""
+"""Verdicts of members whose `Board`s are joined in one process: none for a live job, the right one for a hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUM, OTHER = Wait("1/1", (0, 1), "all_reduce", "gradients"), Wait("1/2", (0, 1),
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts come soon."""
+    """Shortens the delays before a verdict."""
     for name in ("TO_STAND", "UNTIL_DIVERGED", "BETWEEN_QUESTIONS", "FOR_FAILED"):
         monkeypatch.setattr(findings, f"_SECONDS_{name}", 0.2)
     monkeypatch.setattr(findings, "_SECONDS_TO_ANSWER", 1.0)
@@ -27,7 +27,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def members() -> Iterator[list[Member]]:
-    """Three, joined by rank 0."""
+    """Yields three members, joined by rank 0."""
     pairs = {rank: socket.socketpair() for rank in (1, 2)}
     boards = [Board(0, 3, {rank: ends[0] for rank, ends in pairs.items()})]
     boards += [Board(rank, 3, {0: ends[1]}) for rank, ends in pairs.items()]
@@ -38,7 +38,7 @@ def members() -> Iterator[list[Member]]:
 
 
 def found(by: Member, seconds: float = LIMIT_SECONDS) -> str:
-    """The reason that is found within a time; empty if there is none."""
+    """Returns the reason that is found within a time; empty if there is none."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if reason := by.found():
@@ -48,7 +48,7 @@ def found(by: Member, seconds: float = LIMIT_SECONDS) -> str:
 
 
 def tell(members: list[Member], *waits: list[Wait]) -> None:
-    """Posts what each waits for, until all have heard it."""
+    """Posts the waits of each member, and returns when all members have received them."""
     for each, own in zip(members, waits, strict=True):
         each.note_waits("test", own)
     texts = [to_text(own) for own in waits]
@@ -76,7 +76,7 @@ def test_other_programs_are_found_by_one_and_told_to_all(members: list[Member]) 
 
 
 def test_receives_that_are_posted_early_are_no_waits(members: list[Member]) -> None:
-    """Both stages of a pipeline compute what the other receives, slowly."""
+    """Both stages of a pipeline compute slowly what the other one receives."""
     tell(members, [Wait("g/1", (0, 1), RECEIVE)], [Wait("a/2", (0, 1), RECEIVE)], [SUM])
     assert not found(members[0], 1.5)
 
@@ -92,7 +92,7 @@ def test_who_computes_may_bring_forth_what_others_wait_for(members: list[Member]
 def test_who_does_not_answer_may_have_paused_behind_its_wait(members: list[Member]) -> None:
     tell(members, [OTHER], [SUM], [OTHER])
     with members[1]._required()._changed:
-        # Its board is held up, as by SIGSTOP.
+        # The lock holds up its message handling, as SIGSTOP would.
         assert not found(members[0], 2.5)
 
 
@@ -100,7 +100,7 @@ def test_an_error_that_was_handled_is_forgotten(members: list[Member]) -> None:
     members[1].note_failure(ValueError("handled"))
     seen_by_all(members, keys.FAILED)
     tell(members, [], [SUM], [])
-    # Rank 1 itself waits: it has gone on.
+    # Rank 1 itself waits again: it has gone on.
     assert not found(members[1], 1.0)
     tell(members, [SUM], [], [])
     members[1].note_progress()
@@ -122,7 +122,7 @@ def test_the_first_to_leave_is_the_cause(members: list[Member]) -> None:
     members[2]._required()._links[0].connection.shutdown(socket.SHUT_RDWR)
     for each in members[:2]:
         assert waited(each._required(), lambda board: 2 in board.left())
-    # What follows from it.
+    # An error that follows from the end of rank 2.
     members[0].note_failure(DistributedError("Rank 2 was killed."))
     reason = members[1].explanation()
     assert reason is not None
@@ -138,7 +138,7 @@ def test_a_failure_is_told_also_where_the_farewell_is_lost(members: list[Member]
 
 
 def test_who_leaves_with_exit_code_0_leaves_no_stopped_one(members: list[Member]) -> None:
-    """Nobody would be left to end it."""
+    """A stopped process that stays would have no peer left to end it."""
     leaver, stopped = members[0], members[2]
     leaver.timeout_seconds = 1.0
     error = SystemExit(0)

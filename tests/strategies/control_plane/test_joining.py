@@ -1,4 +1,4 @@
-"""Processes that join, in threads of this one: each has a board of its own."""
+"""Processes that join, as threads of this one: each has a key-value store (`Board`) of its own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from strategies.control_plane import Board, JoinError, Seat, join_job, seats
 from tests.processes import free_ports
 
 TIMEOUT_SECONDS = 20.0
-#: For those that are to wait in vain.
+#: A timeout for joins that are to fail.
 SOON = 0.5
 _made: list[Board] = []
 
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Closes the boards that a test has made, rank 0's last."""
+    """Closes the `Board`s that a test has made, rank 0's last."""
     yield
     for board in sorted(_made, key=lambda board: -board.rank):
         board.close("")
@@ -36,7 +36,7 @@ def address() -> str:
 def joined(
     seats: Sequence[Seat], where: str, timeout_seconds: float = TIMEOUT_SECONDS, problems: dict[int, str] | None = None
 ) -> list[Board | str]:
-    """What each of the seats gets that joins at the same time: its board, or the error."""
+    """Joins all ranks at the same time; returns for each its `Board` or the text of its error."""
 
     def one(seat: Seat) -> Board | str:
         try:
@@ -76,13 +76,13 @@ def test_all_read_what_each_posts_and_learn_who_leaves() -> None:
     for board in all_boards[:3]:
         assert waited(board, lambda board: 3 in board.left())
         assert board.left() == {3: "done with it"}
-    # Without a word.
+    # The connection ends without an exit reason.
     all_boards[2]._links[0].connection.shutdown(socket.SHUT_RDWR)
     for board in all_boards[:2]:
         assert waited(board, lambda board: 2 in board.left())
         assert list(board.left().items()) == [(3, "done with it"), (2, "")]
     assert heard == [("farewell", 3, "done with it")]
-    # With rank 0 leaves who passes on.
+    # Rank 0 relays the messages of all others; its own end is seen, too.
     all_boards[0].close("over")
     assert all_boards[1].wait(lambda: 0 in all_boards[1].left(), TIMEOUT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""SIGTERM to small programs of their own; its saving is tested in `tests/keras_ext/checkpoints` and the examples."""
+"""SIGTERM to small programs; saving is tested in `tests/keras_ext/checkpoints` and the examples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ while True:
     time.sleep(0.01)
 """
 
-#: Asked while there is a saver, which goes: the signal is not lost.
+#: SIGTERM comes while there is a saver, which is then removed: the signal is not lost.
 SAVES = """
 import os, signal, sys, time
 from strategies.control_plane import preemption
@@ -58,7 +58,7 @@ else:
 time.sleep(60)
 """
 
-#: Its children are signalled at once, some of them before they have done anything.
+#: Its children are signalled at once, some of them before they have run any code.
 FORKS = """
 import os, signal, sys, threading, time
 from strategies.control_plane.preemption import Preemption
@@ -108,7 +108,7 @@ def run(program: str, argument: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("num_signals", [1, 3])
 def test_the_others_are_told_before_it_ends(num_signals: int) -> None:
-    """Python's handler and the listening thread both hear of it: the second one must not end what the first does."""
+    """Python's handler and the listening thread both see the signal: the thread must not end what the handler does."""
     ended = run(PROGRAM, str(num_signals))
     assert ended.returncode == -signal.SIGTERM, ended
     assert ended.stdout.count("was ended by SIGTERM, told by") == 1, ended.stdout

@@ -1,4 +1,4 @@
-"""The step after which all stop, among ranks that are threads, with some of them a step ahead."""
+"""The step after which all ranks stop, tested with threads as ranks, some of them a step ahead."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Steps:
 
 
 def trained(board: Board, steps: Steps, wanted: dict[int, int], trainings: int) -> list[tuple[int, str]]:
-    """For each training the number of steps that a rank has taken, and the reason for its end.
+    """Returns for each training the number of steps that a rank has taken, and the reason for its end.
 
     Args:
-        wanted: by rank, after which step it wants to stop.
+        wanted: by rank, the step after which it wants to stop.
     """
     member, taken = Member(board.rank, board.world_size, board, TIMEOUT_SECONDS), []
     assert member.stops is not None

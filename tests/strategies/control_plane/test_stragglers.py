@@ -1,4 +1,4 @@
-"""Who holds the others up, as a table."""
+"""The rank that holds the others up, as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.control_plane.stragglers import WaitingShares, stragglers
     [
         ([(100, 60), (100, 58), (100, 2), (100, 61)], "the others wait for rank 2 (2%): they spend up to 61%"),
         ([(100, 1), (100, 70)], "the others wait for rank 0 (1%)"),
-        # Alike; a little; too few looks; half of them: then it is how the work is cut.
+        # Alike; a small difference; too few samples; half of the ranks: then the cause is how the work is divided.
         ([(100, 40), (100, 45)], None),
         ([(100, 2), (100, 20)], None),
         ([(10, 0), (10, 9)], None),

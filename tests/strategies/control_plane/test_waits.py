@@ -1,4 +1,4 @@
-"""Waits of all processes, as tables: what can still come to an end, and the words for what cannot."""
+"""Waits of all processes, as tables: which can still end, and the messages about those that cannot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B = wait("1/1", 0, 1), wait("1/2", 0, 1)
 @pytest.mark.parametrize(
     ("waits", "size", "expected"),
     [
-        # Somebody computes.
+        # One process computes.
         ({0: [A]}, 2, True),
         ({0: [A], 1: []}, 2, True),
         # A large message may be under way.
@@ -28,10 +28,10 @@ A, B = wait("1/1", 0, 1), wait("1/2", 0, 1)
         # A pipeline of three: the first stage has sent, the others wait for each other.
         ({0: [wait("p/0", 0, 1)], 1: [wait("p/0", 0, 1), wait("p/1", 1, 2)], 2: [wait("p/1", 1, 2)]}, 3, True),
         ({0: [wait("p/0", 0, 1)], 1: [wait("p/1", 1, 2)], 2: [wait("p/2", 0, 2)]}, 3, False),
-        # The same collective of other sizes; one whose size is not known.
+        # The same collective with different sizes; one whose size is not known.
         ({0: [wait("1", 0, 1, form="float32[3]")], 1: [wait("1", 0, 1, form="float32[4]")]}, 2, False),
         ({0: [wait("1", 0, 1, form="float32[3]")], 1: [wait("1", 0, 1)]}, 2, True),
-        # A receive that was posted early is no wait, a broadcast is.
+        # A receive that was posted early does not wait, a broadcast does.
         ({0: [wait("g", 0, 1, kind="receive")], 1: [B]}, 2, True),
         ({0: [wait("g", 0, 1, kind="receive"), A], 1: [B]}, 2, False),
         (

@@ -1,4 +1,4 @@
-"""The doctor names ports that are in use, and hosts that are not known."""
+"""The doctor names ports that are in use, and unknown hosts."""
 
 import socket
 import threading

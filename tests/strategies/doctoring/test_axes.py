@@ -1,4 +1,4 @@
-"""The doctor's figures by mesh axis: what is exchanged along each, and a wrong value is named."""
+"""The doctor's rates by mesh axis: the messages along each axis, and the report of a wrong value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's sums: of every type that training sums, and a wrong one is named."""
+"""The doctor's all-reduces: they cover every dtype that training sums, and a wrong sum is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor names what is installed that does not fit together."""
+"""The doctor names installed packages that do not fit together."""
 
 import sys
 from importlib.metadata import version

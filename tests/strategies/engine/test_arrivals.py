@@ -1,4 +1,4 @@
-"""Files that another process writes: which of them has arrived, and for how long one waits."""
+"""Files that another process writes: which save a file belongs to, and how long a process waits for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_file_says_which_saving_made_it(tmp_path: pathlib.Path) -> None:
     ]
     assert rank_1.last(path) == 2
     assert not rank_1.is_there(path, 1)
-    path.touch()  # By whoever: an older file of the name.
+    path.touch()  # An older file of the same name, from any program.
     os.utime(path, ns=(0, 1234567000))
     assert not rank_1.is_there(path, 1)
     for number in (1, 2, 999, 1000, 1001):
@@ -56,7 +56,7 @@ def test_waiting_ends(
     arrivals.name_unfinished(path).touch()
     assert seconds() >= 0.4, "Somebody does."
     path.touch()
-    # Of no saving of job 5: the time of day is, in one of two thousand runs.
+    # The file is of no save of job 5: an arbitrary time stamp matches in one of two thousand runs.
     os.utime(path, ns=(0, 500_000_000))
     assert seconds() == 0
     savings = Savings(1, 5)

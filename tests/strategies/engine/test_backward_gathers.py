@@ -1,4 +1,4 @@
-"""Weights in shards: gathered in turn, forward and backward, whatever way they take through a model."""
+"""Sharded weights: gathered one by one, forward and backward, however the model uses them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def chain(again: bool = False) -> keras.Model:
 
 
 def used_early_and_late() -> keras.Model:
-    """A table that is its own inverse, a layer that is called twice, a loop, attention."""
+    """Returns a model with a table that is its own inverse, a layer that is called twice, a loop, and attention."""
     words, table, twice = keras.Input((7,), dtype="int32"), L.Embedding(50, 8), L.Dense(8, "tanh")
     x = L.LSTM(8, return_sequences=True)(twice(table(words)))
     x = L.LayerNormalization()(x + twice(x))
@@ -48,7 +48,7 @@ def used_early_and_late() -> keras.Model:
 
 
 class Inverse(keras.Layer):
-    """The scores of the words of a table."""
+    """Computes scores of the words of a table."""
 
     def __init__(self, table: Any) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def test_a_function_in_a_step_that_runs_eagerly_is_refused() -> None:
 
 
 def gathered_in_a_step(strategy: tf.distribute.Strategy, model: keras.Model) -> list[tf.Operation]:
-    """Returns what makes whole weights of 6 x 6, in the order in which it was made."""
+    """Returns the operations that make whole weights of 6 x 6, in the order in which they were made."""
     with strategy.scope():
         model.compile("sgd", "mse")
         model.optimizer.build(model.trainable_variables)
@@ -112,15 +112,15 @@ def test_units_come_in_turn_and_twice() -> None:
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), *(L.Dense(6, "tanh", use_bias=False) for _ in range(5))])
     whole = gathered_in_a_step(strategy, model)
-    # Of one replica.
+    # The operations of one replica.
     whole = [op for op in whole if op.device.endswith("CPU:0")]
     products = [[op for op in consumers(op.outputs[0].consumers()[0].outputs) if op.type == "MatMul"] for op in whole]
-    # Five in the forward pass, of which the backward pass uses the last two; then those before them, but for the first:
-    # nothing needs the gradient of the inputs.
+    # Five gathers in the forward pass; the backward pass reuses the last two and re-gathers the two before them. It
+    # does not need the first weight, because nothing needs the gradient of the inputs.
     assert [len(own) for own in products] == [1, 1, 1, 2, 2, 1, 1]
     reads = [{each for tensor in op.inputs[:-1] for each in _ancestors(tensor.op)} for op in whole]
     waits = [{each for op in own if op.type == "ReadVariableOp" for each in op.control_inputs} for own in reads]
-    # One computes while the next is on its way, and no third.
+    # One unit computes while the next is gathered; a third must wait.
     assert waits[:2] == [set(), set()]
     assert set(products[0]) <= waits[2]
     assert set(products[1]) <= waits[3]
@@ -160,22 +160,22 @@ def test_a_pipeline_that_drops_weights_gathers_them_for_each_pass(
     assert model.get_config()["reshard_after_pass"]
     gathered: dict[str, dict[tf.Operation, list[tf.Operation]]] = {}
     for op in gathered_in_a_step(strategy, model):
-        # A weight is taken by one pass, which a call of a function computes.
+        # Each gathered weight is used by one pass, which is a call of a function.
         gathered.setdefault(op.device, {}).setdefault(_pass_of(op), []).append(op)
     assert len(gathered) == 2 * axes.get("pipe", 1)
     for passes in gathered.values():
-        # Of each kernel here two for each micro-batch: 4 kernels over the devices along "pipe".
+        # Each device gathers each of its kernels twice per micro-batch; the 4 kernels are divided over "pipe".
         assert sum(map(len, passes.values())) == 16 // axes.get("pipe", 1)
         assert len(passes) == 4 * model.schedule().num_stages // axes.get("pipe", 1)
         kept = [[each.dtype for each in call.outputs if each.shape == (6, 6)] for call in passes]
-        # What a pass leaves behind is of rows, but for the sums of gradients: no weight, and no weight that was cast.
+        # A pass returns rows and, if it goes backward, sums of gradients: no weight, and no cast copy of a weight.
         sums = [[tf.float32] * len(whole) for whole in passes.values()]
         assert sum(each == own for each, own in zip(kept, sums, strict=True)) == len(passes) // 2
         assert sum(each == [] for each in kept) == len(passes) // 2
         before: set[tf.Operation] = set()
         for call, whole in passes.items():
             reads = [each for op in whole for tensor in op.inputs[:-1] for each in _ancestors(tensor.op)]
-            # All reads, those on other devices, too, wait for the pass before on the device for which they are.
+            # All reads, including those on other devices, wait for the previous pass of the device that needs them.
             for read in reads:
                 assert read.type != "ReadVariableOp" or set(read.control_inputs) == before
             assert sum(op.type == "ReadVariableOp" for op in reads) == 2 * len(whole)
@@ -183,14 +183,14 @@ def test_a_pipeline_that_drops_weights_gathers_them_for_each_pass(
 
 
 def _pass_of(op: tf.Operation) -> tf.Operation:
-    """Returns the call that takes what an operation makes."""
+    """Returns the call that uses the output of an operation."""
     while op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         [op] = {each for tensor in op.outputs for each in tensor.consumers()}
     return op
 
 
 def _ancestors(op: tf.Operation) -> list[tf.Operation]:
-    """Returns an operation and those that lead to it from the reading of a variable."""
+    """Returns an operation and its ancestors, back to the reads of variables."""
     return [op, *(each for tensor in op.inputs if op.type != "ReadVariableOp" for each in _ancestors(tensor.op))]
 
 

@@ -1,4 +1,4 @@
-"""Variables on a parameter device: where the operations of a step are, and what replicas may write."""
+"""Variables on a parameter device: the placement of a step's operations, and the writes that replicas may make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gpu_scan import Node, Scan, scan
 from tests.strategies.gpu_graphs import programs
 from tests.would_be_gpus import would_be_gpus
 
-#: Of the graphs that are scanned: logical CPU devices that pass for GPUs.
+#: The GPUs in the scanned graphs: logical CPU devices that pass for GPUs.
 GPUS = ["GPU:0", "GPU:1"]
 TABLE = [programs.VOCABULARY, 8]
 
@@ -33,7 +33,7 @@ def gpus() -> Iterator[None]:
 
 @pytest.fixture
 def function(gpus: None) -> Any:
-    """The training step of a model of most kinds of layers: nine weights."""
+    """Returns the training step of a model of most kinds of layers: nine weights."""
     x, y = programs.rows()
     with central().scope():
         model = programs.classifier()
@@ -57,14 +57,14 @@ def shapes(node: Node) -> list[Any]:
 def test_gradients_are_computed_on_the_compute_devices(step: Scan) -> None:
     products = named(step, "MatMul")
     assert sorted({node.device for node in products}) == GPUS
-    # Of each of two layers, forward, and backward to the weights and the inputs, on each device.
+    # For two layers on each device: forward, gradient of the weights, gradient of the inputs.
     assert len(products) == 2 * 3 * len(GPUS)
 
 
 def test_weights_and_slots_are_read_and_updated_on_the_parameter_device(step: Scan) -> None:
     updates = [node for node in step.nodes if node.path.startswith("update/")]
     assert {node.device for node in updates} == {HOST}
-    # The weights, two slots of each, and the counter of steps are written once, whatever the number of replicas.
+    # The weights, their two slots each, and the step counter are written once, whatever the number of replicas.
     assert len([node for node in updates if "Assign" in node.type]) == 9 * (1 + 2) + 1
     kernels = {(6 * 8, 8), (8, 3)}
     reads = [node for node in named(step, "ReadVariableOp") if tuple(*shapes(node)) in kernels]
@@ -73,7 +73,7 @@ def test_weights_and_slots_are_read_and_updated_on_the_parameter_device(step: Sc
 
 
 def test_tensorflow_need_not_overrule_where_variables_are_used(function: Any) -> None:
-    """It moves an operation that asks for another device than that of its variable; here none asks."""
+    """TensorFlow moves an operation whose device differs from that of its variable; no operation here needs that."""
     homes = {inside.name: outside.device for outside, inside in function.graph.captures if outside.dtype == tf.resource}
     pairs = [
         (op, homes[each.name]) for op in function.graph.get_operations() for each in op.inputs if each.name in homes
@@ -100,7 +100,7 @@ def test_nothing_that_a_gpu_cannot_do_and_no_collective_for_gradients(step: Scan
 
 
 def written_by_replicas(make: Callable[[], tf.Variable], value: Callable[[tf.Tensor], Any]) -> list[Any]:
-    """Returns what each of two replicas reads of a variable once each has written what it computed of its rows."""
+    """Returns the values that two replicas read from a variable after each has written a value from its rows."""
     strategy = central()
     with strategy.scope():
         variable = make()
@@ -148,7 +148,7 @@ def test_an_optimizer_updates_what_is_on_the_parameter_device_only() -> None:
 
 
 class Counting(keras.optimizers.SGD):
-    """Makes a variable of its own before it is built."""
+    """Creates a variable of its own before it is built."""
 
     def __init__(self) -> None:
         super().__init__(0.1)

@@ -1,6 +1,6 @@
 """A replica's function for XLA: its arguments, and the graphs that are refused.
 
-What it computes in training is tested in tests/strategies/_keras_hooks/test_compiled_steps.py.
+Its numbers in training are tested in tests/strategies/_keras_hooks/test_compiled_steps.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Buckets of slices as they travel; the reduce-scatters themselves are in tests/strategies/parity/test_sharded.py."""
+"""The layout of buckets of slices in messages; reduce-scatters are in tests/strategies/parity/test_sharded.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_all_parts_are_those_of_each_owner(shapes: list[tuple[int, ...]], num_ow
     parts = {each: tf.reshape(whole[each.variable], [-1])[each.begin : each.end] for each in bucket.slices}
     expected = [laid_out(bucket, [owner], parts, tf.float32) for owner in range(num_owners)]
     np.testing.assert_array_equal(all_laid_out(bucket, whole, tf.float32), np.concatenate(expected))
-    # A variable without a gradient is zeros.
+    # A variable without a gradient counts as zeros.
     del whole[0]
     zeros = {each: parts[each] * float(each.variable != 0) for each in bucket.slices}
     expected = [laid_out(bucket, [owner], zeros, tf.float32) for owner in range(num_owners)]
@@ -44,5 +44,5 @@ def test_a_bucket_that_is_one_weight_is_not_copied() -> None:
 def test_ranges_that_go_on_are_one() -> None:
     assert merged([]) == []
     assert merged([(0, 4, 0), (4, 2, 4), (6, 1, 6)]) == [(0, 7, 0)]
-    # Behind padding, and elsewhere in the variable.
+    # After padding, and at another offset of the variable.
     assert merged([(0, 3, 0), (4, 2, 3), (6, 1, 9)]) == [(0, 3, 0), (4, 2, 3), (6, 1, 9)]

@@ -1,4 +1,4 @@
-"""Gradients in, what the update needs out: tested with two replicas and a reduction of its own."""
+"""Synchronization of gradients for the update, tested with two replicas and a reduction of its own."""
 
 from __future__ import annotations
 

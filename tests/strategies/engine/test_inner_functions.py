@@ -1,4 +1,4 @@
-"""A tf.function that the replica's function calls is traced once and serves steps of other sizes."""
+"""A tf.function that the replica's function calls is traced once and serves steps of other batch sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras 2 under our strategies: refused wherever it meets them. A module of its name stands for it."""
+"""Keras 2 is refused wherever a strategy receives its objects. A fake module of its name replaces it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_loops(tf_keras: Any, strategy: Any, wrap: Callable[..., Any]) -> None:
         strategy.run(wrap(lambda x: model(x)), (tf.ones([2, 3]),))
     with refused(r"tf_keras\.src\.SGD"):
         strategy.run(wrap(lambda x: optimizer.apply_gradients([(x, x)])), (tf.ones([2, 3]),))
-    # Named by nobody: found when it makes its slots.
+    # No argument names the optimizer: it is found when it creates its slots.
     with pytest.raises(ValueError, match=r"Received: tf_keras\.src\.SGD"):
         strategy.run(wrap(lambda x: vars(tf_keras)["SGD"]().apply_gradients([(x, x)])), (tf.ones([2, 3]),))
 

@@ -1,4 +1,4 @@
-"""The maximum over replicas of gradients that are next values, and float8 models in steps of a program's own."""
+"""The maximum over replicas of gradients that are next values, and float8 models in custom training steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_only_those_that_replace_their_variable_are_joined() -> None:
 
 
 def test_a_replica_without_rows_counts_for_nothing() -> None:
-    # Not for zero: what a program has it overwritten with may be negative.
+    # Its value does not count as zero: the next values may be negative.
     [joined] = with_maxima(LAYOUT, [pair([-1.0, -5.0], [3.0, 2.0])], [scale()], shares(2, 0))
     np.testing.assert_array_equal(joined.values[1], [-1.0, -5.0])
 
@@ -81,7 +81,7 @@ def test_the_file_of_a_trained_model_opens_in_plain_keras(shard: Any, tmp_path: 
     trained.save(tmp_path / "quantized.keras")
     again = keras.models.load_model(tmp_path / "quantized.keras")
     np.testing.assert_allclose(again.predict(X, verbose=0), trained.predict(X, verbose=0), rtol=0, atol=1e-6)
-    # Keras makes the weights of a layer in another order where it is quantized from the start.
+    # Keras creates the weights of a layer in another order if the layer is quantized from the start.
     for one, other in zip(trained.layers, again.layers, strict=True):
         values = {weight.name: weight.numpy() for weight in other.weights}
         for weight in one.weights:

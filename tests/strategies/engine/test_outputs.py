@@ -1,4 +1,4 @@
-"""Outputs of replicas count by their rows; tested with values, two replicas of three and one rows, or none."""
+"""Outputs of replicas are weighted by their rows; tested on values of two replicas with three and one rows, or none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_training_step_gives_numbers_of_the_whole_batch() -> None:
         "sum": pair(2.0, 6.0, Kind.SUM),
     }
     found = combined(outputs, shares("mean"), LAYOUT)
-    assert found["number"] is outputs["number"]  # Keras' own affair.
+    assert found["number"] is outputs["number"]  # Left to Keras.
     names = ("count", "every", "largest", "mean", "metric", "smallest", "sum")
     assert [float(found[name]) for name in names] == [4.0, 0.0, 6.0, 3.0, 5.0, 2.0, 8.0]
     even = combined({name: outputs[name] for name in ("mean", "sum")}, shares("mean", (2, 2)), LAYOUT)

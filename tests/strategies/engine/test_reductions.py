@@ -1,4 +1,4 @@
-"""Sums over the devices of one process as GPUs make them, between CPU devices that pass for GPUs."""
+"""Sums over the devices of one process as on GPUs, between CPU devices that pass for GPUs."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def place(op: tf.Operation) -> str:
 
 
 def test_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dense ones are packed as they become ready; slices go from each device to each."""
+    """Dense gradients are packed as they become ready; IndexedSlices go from each device to each."""
     expected, _ = trained(contextlib.nullcontext())
-    # The last layer's 16 + 1 numbers are the first, the other's 256 + 16 come then.
+    # The 16 + 1 gradients of the last layer are ready first, then the 256 + 16 of the other.
     for num_bytes, packs in ((2**20, [289]), (4 * 64, [33, 256])):
         monkeypatch.setattr(reductions, "GPU_BUCKET_BYTES", num_bytes)
         received, ops = on_gpus()

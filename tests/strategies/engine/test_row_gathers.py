@@ -1,4 +1,4 @@
-"""The rows of all replicas on each replica, and the gradient of that; devices of one process, as one device has them.
+"""`gather_rows` and its gradient, on the devices of one process; the numbers are those of one device.
 
 Between processes it is tested in ``tests/strategies/processes/suite_programs.py``.
 """
@@ -20,7 +20,7 @@ ROWS = np.random.default_rng(0).standard_normal((7, 3)).astype("float32")
 
 
 def on_each(num_replicas: int, function: Any, x: Any = ROWS, *, in_graph: bool = True) -> list[Any]:
-    """Returns what `function` makes of its rows on each replica, in a step of a loop of one's own."""
+    """Returns the result of `function` on the rows of each replica, in a step of a custom loop."""
     strategy = strategies.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
     [batch] = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(x))
 
@@ -35,7 +35,7 @@ def on_each(num_replicas: int, function: Any, x: Any = ROWS, *, in_graph: bool =
 @pytest.mark.parametrize("num_rows", [7, 3, 1])
 @pytest.mark.parametrize("in_graph", [True, False], ids=["graph", "eager"])
 def test_all_rows_and_the_sum_of_all_gradients(num_rows: int, in_graph: bool) -> None:
-    """Also where batches divide unevenly, or leave replicas without rows."""
+    """Batches may divide unevenly, or leave replicas without rows."""
     x = ROWS[:num_rows]
 
     def step(x: tf.Tensor) -> Any:
@@ -45,7 +45,7 @@ def test_all_rows_and_the_sum_of_all_gradients(num_rows: int, in_graph: bool) ->
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 rows = strategies.gather_rows({"a": x, "none": None})["a"]
-                # A matrix of which each number depends on all rows.
+                # Each number of the matrix depends on all rows.
                 loss = scale * tf.reduce_sum(tf.square(tf.matmul(rows, rows, transpose_b=True)))
             slope = tape.gradient(loss, x)
             target = tf.reduce_sum(slope**2)
@@ -62,7 +62,7 @@ def test_all_rows_and_the_sum_of_all_gradients(num_rows: int, in_graph: bool) ->
     curvature = outer.gradient(target, whole)
     replicas = on_each(4, step, x, in_graph=in_graph)
     for rows, *_, number in replicas:
-        # A replica without rows has no numbers of its own in loops, so of what it returns one row is left out.
+        # In a custom loop, a replica without rows runs on a dummy row, and one row of each of its outputs is left out.
         assert all(int(each) == num_rows for each in number)
         for each in rows:
             np.testing.assert_array_equal(each, x)
@@ -84,7 +84,7 @@ def test_any_dtype_in_order() -> None:
         for received, sent in zip(replica, of_dtypes, strict=True):
             assert received.dtype == sent.dtype
             np.testing.assert_array_equal(received[0], sent)
-    # The same on all replicas: a loss of it is weighed as such.
+    # The rows are the same on all replicas; a loss computed from them is weighted accordingly.
     assert found == [{Kind.SAME}] * 2
 
 
@@ -130,7 +130,7 @@ def test_one_device_has_all_rows() -> None:
 
 
 class MinibatchDeviation(keras.layers.Layer):
-    """ProGAN's: the mean, over features, of their standard deviation over the batch, as one more feature."""
+    """Appends the mean, over features, of their standard deviation over the batch as one more feature (ProGAN)."""
 
     def call(self, x: Any) -> Any:
         rows = strategies.gather_rows(x)
@@ -141,7 +141,7 @@ class MinibatchDeviation(keras.layers.Layer):
 
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 4, "tensor": 2}], ids=str)
 def test_a_layer_looks_at_the_whole_batch(mesh: dict[str, int]) -> None:
-    """In `fit`, `evaluate` and `predict`, with batches that divide unevenly, in the symbolic build, and saved."""
+    """Tests `fit`, `evaluate` and `predict` with uneven batches, the symbolic build, and saving."""
     import keras_ext
 
     def trained(strategy: Any) -> list[Any]:

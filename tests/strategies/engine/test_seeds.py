@@ -1,4 +1,4 @@
-"""The state of random generators, from one process to another; in processes: `spanning_optimizers`."""
+"""The state of random generators, sent between processes; real processes are in `spanning_optimizers`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategies.engine.seeds import agree_on_random_state
 
 
 class Group:
-    """Of two processes, whose states are alike or not; what rank 0 sends is kept, or was by another group."""
+    """A group of two processes with equal or different states; `broadcast` records its values, or replays a record."""
 
     def __init__(self, alike: bool, from_rank_0: dict[Any, tf.Tensor] | None = None) -> None:
         self.alike, self.from_rank_0 = alike, from_rank_0
@@ -46,7 +46,7 @@ def test_all_go_on_from_the_state_of_rank_0(num_before: int) -> None:
         random.seed(number)
         np.random.seed(number)
         for _ in range(num_before):
-            # Normal numbers come in pairs, of which the second is kept.
+            # Normal numbers are drawn in pairs; the generator keeps the second.
             random.gauss(0, 1)
             np.random.normal()
 

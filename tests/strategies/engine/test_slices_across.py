@@ -1,4 +1,4 @@
-"""Slices of two processes, both with the same. Real exchanges are in every parity case of embeddings."""
+"""Slices of two processes with equal values. Real exchanges are in every parity case of embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of Keras' trainer writes into variables is that of the global batch, or its line is warned of."""
+"""The variables that a step of Keras' trainer writes have the global batch's values, or the line causes a warning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.strategies.parity.harness import features
 
 X, Y = features(14, 3), features(14, 1, seed=1)
 
-# Of each, what a layer does with a variable `v` of shape (3,) and a counter `n`, and rows x.
+# The writes of a layer to its variable `v` of shape (3,) and its counter `n`, given rows x.
 EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
     "sum": lambda v, n, x: v.assign_add(ops.sum(x, 0)),
     "count": lambda v, n, x: n.assign_add(ops.shape(x)[0]),
@@ -55,7 +55,7 @@ SAID: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 class Writes(keras.layers.Layer):
-    """Writes while it trains."""
+    """Writes its variables in training."""
 
     def __init__(self, write: Callable[[Any, Any, Any], Any], **weight: Any) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Writes(keras.layers.Layer):
 
 
 def model_of(writes: list[Writes], **compiled: Any) -> keras.Model:
-    """Returns a model with layers beside each other: one model, one trace, many writes."""
+    """Returns a model with parallel layers: one model, one trace, many writes."""
     inputs = keras.Input((3,))
     kept = keras.layers.Add()([layer(inputs) for layer in writes]) if len(writes) > 1 else writes[0](inputs)
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(kept))
@@ -91,7 +91,7 @@ def written(
     weight: Any = None,
     **compiled: Any,
 ) -> dict[str, list[Any]]:
-    """Returns for each case what its layer's variables hold after training."""
+    """Returns for each case the values of its layer's variables after training."""
     with strategy.scope():
         layers = [Writes(write, **weight or {}) for write in cases.values()]
         model = model_of(layers, **compiled)
@@ -100,7 +100,7 @@ def written(
 
 
 def check_equal(got: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
-    """Compares, naming the case."""
+    """Compares values; a failure names the case."""
     for name, values in expected.items():
         for one, other in zip(got[name], values, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, err_msg=name)
@@ -108,7 +108,7 @@ def check_equal(got: dict[str, list[Any]], expected: dict[str, list[Any]]) -> No
 
 @pytest.fixture(scope="module")
 def expected() -> dict[int, dict[str, list[Any]]]:
-    """Of one device, for each size of batches."""
+    """Returns the values on one device, by batch size."""
     return {size: written(tf.distribute.get_strategy(), EQUAL, size) for size in (3, 4, 5)}
 
 
@@ -138,7 +138,7 @@ def test_state_is_that_of_the_global_batch(
     check_equal(written(devices(number), EQUAL, batch_size, **kwargs), expected[batch_size])
 
 
-# ---- what cannot be put together
+# ---- writes that cannot be combined
 
 
 def test_what_cannot_be_put_together_is_said_at_its_line() -> None:
@@ -190,7 +190,7 @@ def test_state_of_loops_of_the_users_own_is_left_alone() -> None:
 
 
 class Keeps(keras.metrics.Metric):
-    """Adds to its state what a function of the rows says; its result is the state."""
+    """Adds to its state what `change` computes from the rows; its result is the state."""
 
     def __init__(self, change: Callable[[Any, Any, Any], Any], name: str) -> None:
         super().__init__(name=name)
@@ -282,7 +282,7 @@ def test_vqvae_with_a_codebook_of_moving_averages(number: int) -> None:
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
-# ---- stages of a pipeline, and variables of nobody
+# ---- stages of a pipeline, and variables outside of models
 
 
 def test_a_stage_writes_once_for_each_microbatch() -> None:
@@ -292,7 +292,7 @@ def test_a_stage_writes_once_for_each_microbatch() -> None:
             model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1, kernel_initializer="ones")])
             model = keras_ext.PipelineModel(model, **split) if split else model
             model.compile("sgd", "mse")
-        # Of a size that is not known beforehand.
+        # The number of rows is not static.
         model.fit(tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(4), shuffle=False, verbose=0)
         return {"floats": [each.numpy() for each in model.non_trainable_variables if each.shape == (3,)]}
 

@@ -1,4 +1,4 @@
-"""The step of replicas: what it refuses; what it computes is in the parity cases and in `test_mirrored`."""
+"""The refusals of a step of replicas; its numbers are in the parity cases and in `test_mirrored`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting times of a step: they are measured where it waits, and measuring changes nothing else."""
+"""Waiting times of a step: they are measured where the step waits, and measuring changes nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mirrored(num_replicas: int) -> strategies.MirroredStrategy:
 
 
 def slow(seconds: float) -> tf.data.Dataset:
-    """Batches of two rows, each made in so much time, one after the other."""
+    """Returns batches of two rows, made one after the other in `seconds` each."""
 
     def make(i: Any) -> Any:
         time.sleep(seconds)
@@ -49,7 +49,7 @@ def not_read_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 class Source:
-    """A data set of batches of two rows, none of which is there before it is let through."""
+    """A dataset of batches of two rows; each becomes available only after a call of `let_through`."""
 
     def __init__(self) -> None:
         self._let_through, self._num_made = threading.Semaphore(0), 0
@@ -91,7 +91,7 @@ def test_waiting_is_what_the_consumer_waits(num_replicas: int, ending: str) -> N
     try:
         source.let_through()
         next(iterator)
-        # The source is late, but the consumer is later: a stage that something reads ahead of would have waited.
+        # The source is late, but the consumer is later: a clock before a prefetch stage would have counted a wait.
         time.sleep(1)
         source.let_through()
         source.wait_until_made(2)
@@ -127,7 +127,7 @@ def test_elements_options_and_length_stay() -> None:
     assert int(strategy.experimental_distribute_dataset(plain.repeat()).cardinality()) == tf.data.INFINITE_CARDINALITY
     filtered = strategy.experimental_distribute_dataset(plain.filter(lambda _: True))
     assert int(filtered.cardinality()) == tf.data.UNKNOWN_CARDINALITY
-    # Keras distributes what a user has distributed already: each wait counts once.
+    # Keras distributes a dataset again that a user has distributed already: each wait counts once.
     assert strategy.experimental_distribute_dataset(clocked) is clocked
 
 
@@ -151,7 +151,7 @@ def test_reads_no_further_ahead(prefetched: int) -> None:
 
 
 class Sleeps(keras.layers.Layer):
-    """Takes 60 ms in every step, and looks at the end of them whether a step is known to run."""
+    """Takes 60 ms in every step, and notes at their end if the step counts as running."""
 
     def __init__(self, waits: Waits, note: Callable[[bool], None]) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def test_batches_drawn_beside_a_step_are_not_waited_for() -> None:
 
     @tf.function
     def step(batch: Any) -> None:
-        # TensorFlow draws somewhere beside a step; here it draws behind its beginning.
+        # TensorFlow may draw at any time during a step; here it draws after the step has begun.
         with waits.running(batch), tf.control_dependencies([waits._idle_since.read_value()]):
             next(iterator)
 
@@ -192,7 +192,7 @@ def test_batches_drawn_beside_a_step_are_not_waited_for() -> None:
     next(iterator)
     assert waits.seconds().input >= waited + 0.02
 
-    # Each draw counts where no step runs beside it. How many draws TensorFlow begins in time is its own matter.
+    # A draw counts only outside of steps. TensorFlow decides how many draws begin early enough.
     for steps_per_execution in (1, 5):
         strategy, seen = mirrored(1), list[bool]()
         with strategy.scope():

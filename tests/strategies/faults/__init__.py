@@ -1,1 +1,1 @@
-"""Faults of one rank of two, over both engines: who ends, after how long, and with which words."""
+"""Faults of one rank of two, over both engines: which processes end, after how long, and with which message."""

@@ -1,4 +1,4 @@
-"""Selection of the faults that run without `--parity-all`: each costs two processes and their start."""
+"""Selects the faults that run without `--parity-all`: each starts two processes."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.selecting import leave_to_parity_all
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out, without the flag, the others."""
+    """Leaves out all other faults without the flag."""
 
     def is_left_out(item: pytest.Item) -> bool:
         case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]

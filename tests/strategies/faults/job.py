@@ -1,7 +1,7 @@
-"""A small training in which a rank does something wrong: ``job.py STRATEGY FAULT [FOLDER [SHARD]]``, by each rank.
+"""A small training in which a rank fails: ``job.py STRATEGY FAULT [FOLDER [SHARD]]``, run by each rank.
 
-What the fault does not name here comes from the environment, by the injector. With a folder, checkpoints are saved
-there, at the end of epochs and in their middle.
+Faults that this file does not define come from the environment, through the injector. With a folder, checkpoints are
+saved there, at the end of epochs and in their middle.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import keras_ext
 import strategies
 from strategies.testing import faults
 
-#: Of faults that only a timeout ends; all others are to end long before theirs.
+#: The timeout for faults that only a timeout ends, and the timeout for all others, which must end long before it.
 SHORT_SECONDS, LONG_SECONDS = 8.0, 100.0
 ENDED_BY_TIMEOUT = ("absent", "stop", "sleep")
-#: What ranks compare before the first step.
+#: Differences that ranks find before the first step.
 REFUSED = ("clipnorm", "batch size", "dtype policy")
 STEPS_PER_EPOCH = 4
-#: In the second epoch, behind its second step.
+#: After the second step of the second epoch.
 STEP = 6
 X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
 Y = X[:, :1].copy()
 
 
 class Faulty(keras.callbacks.Callback):
-    """Does it behind a step."""
+    """Runs the fault after a step."""
 
     def __init__(self, fault: Callable[[keras.Model], Any]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Faulty(keras.callbacks.Callback):
         self._num_steps = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts steps."""
+        """Counts steps, and runs the fault after the last one."""
         self._num_steps += 1
         if self._num_steps == STEP:
             said("hurt")
@@ -49,12 +49,12 @@ class Faulty(keras.callbacks.Callback):
 
 
 def said(word: str) -> None:
-    """Prints a word with the time, in one piece: the ranks may write to the same terminal."""
+    """Prints a word with the time in one write: the ranks may share a terminal."""
     sys.stdout.write(f"{word} {time.time():.2f}\n")
     sys.stdout.flush()
 
 
-#: By name: what the last rank does in the middle of training.
+#: Faults of the last rank in the middle of training, by name.
 STEPS: dict[str, Callable[[keras.Model], Any]] = {
     "leave at once": lambda model: os._exit(0),
     "sleep": lambda model: time.sleep(600),
@@ -64,7 +64,7 @@ STEPS: dict[str, Callable[[keras.Model], Any]] = {
 
 
 def main(name: str, fault: str, folder: str = "", shard: Any = None) -> None:
-    """Trains."""
+    """Trains, with the fault."""
     rank = strategies.Cluster.from_environment().rank
     is_other = rank == 1
     timeout_seconds = SHORT_SECONDS if fault in ENDED_BY_TIMEOUT else LONG_SECONDS

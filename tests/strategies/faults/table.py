@@ -1,4 +1,4 @@
-"""The table of faults in the documentation, as tests have seen them."""
+"""The table of faults in the documentation, as the tests observed them."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _MOST_CHARACTERS = 330
 
 @dataclass(frozen=True)
 class Row:
-    """A fault, and what came of it.
+    """A fault and its outcome.
 
     Attributes:
         fault: its name in the tests.
-        at: the moment of an injected one.
+        at: the moment of an injected fault.
         engine: the strategy.
         seconds: from the fault to the end of the last process; None if the job goes on.
         code: the exit code of the launcher, or of horovodrun.
-        words: the line that says why.
+        words: the line that gives the reason.
         saves: True if the program has `keras_ext.Checkpoints`.
-        byte: of a full disk, the size at which a file cannot grow any more.
+        byte: for a full disk, the size beyond which a file cannot grow.
     """
 
     fault: str

@@ -1,6 +1,6 @@
 """A fault of one rank ends the job on all of them, within a stated time, with a reason that names the rank.
 
-``FAULT_TABLE=docs/fault_table.md make test ARGS="tests/strategies/faults --parity-all -n0"`` writes what was seen.
+``FAULT_TABLE=docs/fault_table.md make test ARGS="tests/strategies/faults --parity-all -n0"`` writes the observed table.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ MARK = "KERAS_STRATEGIES_FAULTS_TEST"
 
 @dataclass(frozen=True)
 class Case:
-    """A fault and how it has to end.
+    """A fault and its expected outcome.
 
     Attributes:
         fault: its name in `job`, or the kind of an injected one.
-        says: a pattern of the last words of the rank that did nothing wrong.
-        at: the moment of an injected fault; in a save it happens to rank 0, which writes, and else to rank 1.
+        says: a pattern of the last message of the rank without the fault.
+        at: the moment of an injected fault; a fault in a save hits rank 0, which writes, any other hits rank 1.
         within_seconds: from the fault to its end, on a machine that is busy.
         code: the exit code of the launcher; None for any but 0.
         ends_well: True if the job is to go on.
         saves: True if checkpoints are saved.
-        byte: of a save, the size beyond which the kernel lets no file grow.
+        byte: for a fault in a save, the size beyond which the kernel lets no file grow.
         is_default: True if it runs without `--parity-all`.
     """
 
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def rank(self) -> int:
-        """The rank to which it happens."""
+        """The rank with the fault."""
         return 0 if self.at == "save" else 1
 
     @property
@@ -66,10 +66,10 @@ class Case:
         return f"{self.fault} at {self.at}{saves}{byte}" if self.at else self.fault
 
     def injected(self, record: Path) -> faults.Faults:
-        """What the injector is to do."""
+        """Returns the faults for the injector."""
         if self.at is None:
             return faults.Faults()
-        # In the second epoch; a process begins and traces once only.
+        # The fault comes in the second epoch, except that a process starts and traces only once.
         step = 0 if self.at in ("start", "tracing") else STEP
         hurt = faults.fail_at(kind=self.fault, step=step, rank=self.rank, at=self.at, byte=self.byte)  # type: ignore[arg-type]
         return hurt.recorded_in(record)
@@ -77,7 +77,7 @@ class Case:
 
 IN_TIME = SHORT_SECONDS + 30
 _WAITS = r"waits? for the \w+ of "
-#: Kinds of injected faults: what the other rank says of rank {rank}, and the launcher's exit code.
+#: Kinds of injected faults: the other rank's message about rank {rank}, the launcher's exit code, and the limit.
 _KINDS: dict[faults.Kind, tuple[str, int | None, float]] = {
     "kill": (
         r"Rank {rank} (was killed, or its host is gone|\(pid \d+\) failed with signal SIGKILL)"
@@ -90,7 +90,7 @@ _KINDS: dict[faults.Kind, tuple[str, int | None, float]] = {
     "leave": (r"Rank {rank} called sys\.exit\(0\)", None, 25.0),
     "raise": (r"Rank {rank} failed with RuntimeError: A fault that was asked for", None, 25.0),
 }
-#: What differs, as the error shows it of both ranks.
+#: The difference between both ranks, as the error shows it.
 REFUSED = {
     "clipnorm": r"optimizer Adam\(clipnorm=None\) \| rank 1: optimizer Adam\(clipnorm=1\.0\)",
     "batch size": r"fit\(batch_size=16\) \| rank 1: fit\(batch_size=8\)",
@@ -103,7 +103,7 @@ def _injected(kind: faults.Kind, at: faults.Moment) -> Case:
     says, code, seconds = _KINDS[kind]
     saves = at == "save"
     if saves and kind == "terminate":
-        # Both finish the step, and save.
+        # Both ranks finish the step, and save.
         return Case(kind, "", at, code=75, saves=True)
     rank = 0 if saves else 1
     is_default = (kind, at) in (("terminate", "step"),)
@@ -127,14 +127,14 @@ CASES = (
     *itertools.starmap(_injected, itertools.product(_KINDS, _MOMENTS)),
     Case("terminate", "", "step", code=75, saves=True),
     Case("full_disk", r"Rank 0 failed with OSError: .*No space left on device", "save", saves=True),
-    # Some of the weights' file is written.
+    # A part of the weights' file is written.
     Case("full_disk", r"Rank 0 failed with OSError: .*File too large: '.*\.h5'", "save", saves=True, byte=3000),
 )
 
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[list[Row]]:
-    """Rows of the table; written if the environment says where."""
+    """Yields the rows of the table; writes it if the environment names a file."""
     rows: list[Row] = []
     yield rows
     if path := os.environ.get("FAULT_TABLE"):
@@ -157,7 +157,7 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
     assert not orphans, f"{orphans}\n{output}"
     assert code is not None, output
     if case.saves:
-        # Whole ones: of the save before the fault, or of that which the fault asked for.
+        # The checkpoint is complete: of the save before the fault, or of the save that the fault caused.
         marks = sorted((tmp_path / "checkpoints").glob("step-*.json"))
         assert marks, output
         assert all(mark.with_suffix(".weights.h5").exists() for mark in marks), output
@@ -171,7 +171,7 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
     happened = [*map(float, re.findall(r"hurt ([\d.]+)", output)), *hurt.happened().values()]
     assert happened or case.fault == "absent", output
     seconds = end - max(happened, default=begin)
-    # horovodrun has a code of its own.
+    # horovodrun has an exit code of its own.
     assert code == case.code or (code != 0 and (is_horovod or case.code is None)), output
     says = case.says or r"Asked to end: saved after (step|epoch)"
     words = next((line for line in _reasons(output) if re.search(says, line, re.IGNORECASE)), "")
@@ -193,7 +193,7 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
     ],
 )
 def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, tmp_path: Path) -> None:
-    """A job is killed while one rank writes what all have, and begun again: its weights are those without a fault."""
+    """A job is killed while one rank writes a sharded save, and restarted: its weights are those without a fault."""
     kill = faults.fail_at(kind="kill", step=STEP, rank=0, at="save", byte=3000).recorded_in(tmp_path / "record")
     none, ends = faults.Faults(), []
     for folder, hurt in (("checkpoints", kill), ("checkpoints", none), ("checkpoints 2", none)):
@@ -213,19 +213,19 @@ def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, tmp_path
 
 
 def _command(engine: str, arguments: list[str]) -> list[str]:
-    """Starts two ranks by the launcher of an engine."""
+    """Returns the command that starts two ranks with the launcher of an engine."""
     if engine == "HorovodStrategy":
         return horovodrun(2, arguments)
     return [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *arguments]
 
 
 def _reasons(output: str) -> list[str]:
-    """The lines that say why: the launcher's last ones, or, as `horovodrun` has none, those of the ranks."""
+    """Returns the lines with the reason: the launcher's last ones, or for `horovodrun`, which has none, the ranks'."""
     told = [line for line in output.splitlines() if line.startswith("strategies.launch: ")][-2:]
     told = [line.removeprefix("strategies.launch: ").removeprefix("the reason: ") for line in reversed(told)]
     told += re.findall(r"(Asked to end: .*)", output)
     told = told or re.findall(
         r"(?:DistributedError: |JoinError: |ValueError: |strategies: (?=rank \d was ended))(.*)", output
     )
-    # It ends the others before they could say why, as while they trace.
+    # horovodrun may end the other ranks before they can print a reason, as while they trace.
     return told or re.findall(r"(Process \d exit with status code \d+)", output)

@@ -1,4 +1,4 @@
-"""Checks of what every step on GPUs must have, and of how many edges and copies one may have."""
+"""Checks that every GPU step must pass, and bounds on its edges and copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check(step: Any, *, copies: int, between_gpus: int, num_collectives: int | N
         copies: the most copies of tensors between devices, or between a device and its host. A single number counts as
             much as any other tensor: each copy waits for the work before it.
         between_gpus: the most control edges between GPUs.
-        num_collectives: how many collectives there are on all GPUs; None for any number.
+        num_collectives: the number of collectives on all GPUs; None for any number.
     """
     found = scan(step)
     assert not found.without_kernel(), "\n".join(map(str, found.without_kernel()))

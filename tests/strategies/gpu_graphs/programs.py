@@ -1,4 +1,4 @@
-"""Programs of users, of which the graphs are scanned, and two processes of which the other is not there."""
+"""User programs whose graphs are scanned, and one of two processes of which the other does not exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _TracedError(Exception):
 
 
 class _OneOfTwo(TensorFlowCollectives):
-    """Traces collectives as one of two processes; what runs eagerly it answers as if the other had given the same."""
+    """Traces collectives as one of two processes; in eager calls the other process seems to have equal values."""
 
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Any) -> list[tf.Tensor]:
         if not tf.executing_eagerly():
@@ -45,7 +45,7 @@ class _OneOfTwo(TensorFlowCollectives):
 
 
 class _OtherIsAlike(Member):
-    """Rank 0 of two; the other tells what this one does."""
+    """Rank 0 of two; the other rank's messages equal its own."""
 
     def __init__(self) -> None:
         super().__init__(0, 2)
@@ -56,21 +56,21 @@ class _OtherIsAlike(Member):
 
 @contextlib.contextmanager
 def one_of_two_processes(devices: Sequence[str], **options: Any) -> Iterator[Any]:
-    """Yields a MultiWorkerMirroredStrategy as rank 0 of two has it, for tracing only."""
+    """Yields the MultiWorkerMirroredStrategy of rank 0 of two, for tracing only."""
     cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi_worker_mirrored, "_start_runtime", lambda cluster, timeout_seconds: _OtherIsAlike())
         patch.setattr(multi_worker_mirrored, "TensorFlowCollectives", _OneOfTwo)
         patch.setattr(multi_worker_mirrored, "own_devices", lambda: list(devices))
-        # What would run for real ends soon, with an error.
+        # A collective that really runs fails after this timeout.
         soon = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
         yield strategies.MultiWorkerMirroredStrategy(resolver, communication_options=soon, **options)
 
 
 @contextlib.contextmanager
 def steps_are_traced_only() -> Iterator[list[Any]]:
-    """Yields a list to which Keras' steps are added when they would run first; then the program ends."""
+    """Yields a list of Keras' traced steps; a step is traced instead of its first run, and then the program ends."""
     traced: list[Any] = []
 
     def step_of(function: Any, element_spec: Any, run_eagerly: bool) -> Any:
@@ -89,7 +89,7 @@ def steps_are_traced_only() -> Iterator[list[Any]]:
 
 
 def steps_of(function: Any) -> list[Any]:
-    """Returns what was traced of a train, test or predict function of Keras, the largest graph first."""
+    """Returns the traces of a train, test or predict function of Keras, the largest graph first."""
     seen: list[Any] = []
     pending = [function]
     found = []
@@ -106,7 +106,7 @@ def steps_of(function: Any) -> list[Any]:
 
 
 def classifier(**compiled: Any) -> Any:
-    """A model of most kinds of layers."""
+    """Returns a model of most kinds of layers."""
     inputs = keras.Input((LENGTH,), dtype="int32")
     hidden = keras.layers.Embedding(VOCABULARY, 8)(inputs)
     hidden = keras.layers.Flatten()(hidden)
@@ -119,7 +119,7 @@ def classifier(**compiled: Any) -> Any:
 
 
 def loop_of(strategy: Any, model: Any) -> Any:
-    """A step of a user's own loop, with its batches."""
+    """Returns a step of a custom loop, with its batches."""
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.1)
         optimizer.build(model.trainable_variables)
@@ -140,7 +140,7 @@ def loop_of(strategy: Any, model: Any) -> Any:
 
 
 def dense_layers() -> Any:
-    """A model for meshes of more than the data axis."""
+    """Returns a model for meshes with more axes than "data"."""
     inputs = keras.Input((8,))
     hidden = keras.layers.Dense(16, activation="relu")(inputs)
     hidden = keras.layers.Dense(16, activation="relu")(hidden)
@@ -148,13 +148,13 @@ def dense_layers() -> Any:
 
 
 def numbers() -> tuple[Any, Any]:
-    """Its inputs and labels."""
+    """Returns inputs and labels for `dense_layers`."""
     random = np.random.default_rng(0)
     return random.random((NUM_ROWS, 8)).astype("float32"), random.random((NUM_ROWS, 4)).astype("float32")
 
 
 def rows() -> tuple[Any, Any]:
-    """Their inputs and labels."""
+    """Returns inputs and labels for `classifier`."""
     random = np.random.default_rng(0)
     x = random.integers(0, VOCABULARY, (NUM_ROWS, LENGTH)).astype("int32")
     return x, random.integers(0, 3, (NUM_ROWS,)).astype("int32")

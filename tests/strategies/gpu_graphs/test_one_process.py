@@ -1,4 +1,4 @@
-"""Steps of one process on two or four GPUs, as they are traced on logical CPU devices that pass for them."""
+"""Steps of one process on two or four GPUs, traced on logical CPU devices that pass for GPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_fit_evaluate_and_predict() -> None:
         optimizer = keras.optimizers.Adam(0.01, global_clipnorm=1.0, gradient_accumulation_steps=2)
         model = programs.classifier(optimizer=optimizer)
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-    # Of these copies 22 are gradients that pass the first GPU, with the conditional that gathers them.
+    # 22 of these copies are gradients that pass through the first GPU, with the conditional of gradient accumulation.
     check(programs.steps_of(model.train_function)[0], copies=59, between_gpus=4)
     model.evaluate(x, y, batch_size=8, verbose=0)
     check(programs.steps_of(model.test_function)[0], copies=20, between_gpus=1, num_collectives=0)
@@ -40,7 +40,7 @@ def test_fit_evaluate_and_predict() -> None:
 
 
 def test_compiled_replicas() -> None:
-    """Batches of which the last is smaller, and uneven."""
+    """Batches are uneven, and the last one is smaller."""
     x, y = programs.numbers()
     with strategies.MirroredStrategy(["CPU:1", "CPU:2"]).scope():
         model = programs.dense_layers()
@@ -55,7 +55,7 @@ def test_compiled_replicas() -> None:
 
 
 def test_several_steps_in_one_function() -> None:
-    """The host measures when a step begins and ends: as many edges as GPUs, not as operations."""
+    """The host measures when a step begins and ends: the number of edges depends on GPUs, not on operations."""
     x, y = programs.rows()
     with strategies.MirroredStrategy(["CPU:1", "CPU:2"]).scope():
         model = programs.classifier(steps_per_execution=2)
@@ -79,7 +79,7 @@ def test_split_layers() -> None:
         model = keras_ext.parallelize(programs.dense_layers())
         model.compile("adam", "mse")
     model.fit(*programs.numbers(), batch_size=8, verbose=0)
-    # Each update on another GPU than a replica's first reads the learning rate and the number of steps there.
+    # Updates on a GPU that is not a replica's first read the learning rate and the number of steps from the first.
     check(programs.steps_of(model.train_function)[0], copies=40, between_gpus=3)
 
 
@@ -92,7 +92,7 @@ def test_pipelines() -> None:
 
 
 def test_gradients_of_bfloat16() -> None:
-    """TensorFlow refuses their sums on GPUs, and to pack them with others."""
+    """TensorFlow cannot sum bfloat16 gradients on GPUs, and cannot pack them with others."""
     keras.mixed_precision.set_dtype_policy("bfloat16")
     with strategies.MirroredStrategy(["CPU:1", "CPU:2"]).scope():
         layers = [keras.Input((8,)), keras.layers.Dense(3), keras.layers.Dense(4, dtype="float32")]

@@ -1,4 +1,4 @@
-"""The scan finds each thing that it looks for, in graphs that have it."""
+"""The scan finds each kind of problem in a graph that has it."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_order() -> None:
     assert len(traced(without, spec).disorders) == 1
     assert not traced(lambda x: [all_reduce(x, i, [token.handle]) for i in (1, 2)], spec).disorders
 
-    # In a call, a branch and a loop.
+    # Inside a call, a branch and a loop.
     variables = [tf.Variable(0.0) for _ in range(4)]
 
     def nested(take: bool) -> Any:
         tokens = [token.handle] if take else []
 
         def reduced(x: Any, key: int) -> Any:
-            # As in any step: functions that read no variable would be run in their order.
+            # Each function reads a variable, as in any step: TensorFlow would order functions that read none.
             result = all_reduce(x + variables[key], key, tokens)
             if not take:
                 beside_others(result.op)
@@ -91,7 +91,7 @@ def test_control_edges() -> None:
         return host, other
 
     found = traced(step, tf.TensorSpec([2]))
-    # One for each op to the host; those to the other GPU are joined.
+    # One edge for each op to the host; the edges to the other GPU are joined.
     assert sorted(edge[1].type for edge in found.with_host()) == ["NoOp", "Timestamp", "Timestamp"]
     assert len(found.between_gpus()) == 1
     assert not found.beside_collectives()
@@ -115,11 +115,11 @@ def test_copies() -> None:
         with tf.device(OTHER):
             first, second = tf.exp(there), tf.sqrt(there)
         with tf.device(HOST):
-            # Integers of 32 bit are in the host's memory.
+            # 32-bit integers are in the host's memory.
             return first, second, tf.identity(there), size + 1
 
     found = traced(step, tf.TensorSpec([None]))
-    # What is returned is on the first GPU.
+    # Returned tensors are on the first GPU.
     assert sorted(target.device for _, target in found.copies) == ["GPU:0", "GPU:0", "GPU:0", "GPU:1", "host"]
 
 

@@ -1,4 +1,4 @@
-"""Steps of one of two processes with GPUs, which the other, absent one never has to meet: they are traced only."""
+"""Steps of one of two processes with GPUs. They are only traced, so the other process need not exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_two_gpus_each() -> None:
             model = programs.classifier()
         with programs.steps_are_traced_only() as traced:
             model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-        # Sums are made between all four GPUs; only slices go through the first one of each process.
+        # Sums are reduced between all four GPUs; only IndexedSlices go through the first GPU of each process.
         check(traced[0], copies=26, between_gpus=1)
 
 

@@ -1,4 +1,4 @@
-"""The outcomes of the parity cases in plain Keras: each case is trained once in a test run, whoever asks."""
+"""The outcomes of the parity cases in plain Keras: each case is trained once in a test run, for all workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.strategies.parity.harness import Outcome, execute
 
 
 class Baselines:
-    """Returns what a case gives on one device, by its name.
+    """Returns the outcome of a case on one device, by its name.
 
     Args:
-        folder: shared by all workers of pytest-xdist: what one of them has trained, the others read.
+        folder: shared by all workers of pytest-xdist: a case that one of them has trained is read by the others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,7 +31,7 @@ class Baselines:
     def _outcome(self, name: str) -> Outcome:
         path = self._folder / f"{list(ALL).index(name)}.pickle"
         if not path.exists():
-            # Two workers may train a case at the same time. Both files are whole, and the last one stays.
+            # Two workers may train a case at the same time. Both files are complete, and the last one stays.
             unfinished = path.with_suffix(f".{os.getpid()}")
             unfinished.write_bytes(pickle.dumps(execute(ALL[name], None)))
             unfinished.rename(path)
@@ -40,7 +40,7 @@ class Baselines:
 
 
 def baselines_of(factory: pytest.TempPathFactory) -> Baselines:
-    """The baselines of this test run."""
+    """Returns the baselines of this test run."""
     folder = factory.getbasetemp()
     # Each worker has a folder of its own in the folder of the run.
     return Baselines((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "baselines")

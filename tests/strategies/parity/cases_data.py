@@ -1,4 +1,4 @@
-"""Parity of the ways data come in: arrays, pipelines, generators, nests, weights, odd batches."""
+"""Parity of the forms of input data: arrays, pipelines, generators, nests, weights, odd batches."""
 
 from __future__ import annotations
 

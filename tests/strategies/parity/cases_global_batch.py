@@ -1,4 +1,4 @@
-"""Parity of what a step computes from the batch beside gradients: losses, metrics, logs, state, random numbers."""
+"""Parity of batch-dependent values other than gradients: losses, metrics, logs, state, random numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = Callable[[Any, Any, Any], dict[str, Any]]
 
 
 def network(middle: Any = None, *, outputs: int = 1, activation: str | None = "sigmoid", cls: Any = keras.Model) -> Any:
-    """A dense layer, the middle, and a dense layer."""
+    """Returns a model of a dense layer, the middle, and a dense layer."""
     start = keras.initializers.GlorotUniform
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(7, "tanh", kernel_initializer=start(3))(inputs)
@@ -28,7 +28,7 @@ def network(middle: Any = None, *, outputs: int = 1, activation: str | None = "s
 def compiled(
     loss: Any = "mse", middle: Any = None, outputs: int = 1, activation: Any = "sigmoid", metrics: Any = ()
 ) -> Any:
-    """Returns what makes a network with a loss, a class in the middle, and metrics."""
+    """Returns a maker of a network with a loss, a layer class in the middle, and metrics."""
 
     def make() -> Model:
         model = network(None if middle is None else middle(), outputs=outputs, activation=activation)
@@ -40,7 +40,7 @@ def compiled(
 
 
 def stepping(step: Step) -> Any:
-    """Returns what makes a network that trains by Keras' step and returns more logs."""
+    """Returns a maker of a network that trains by Keras' step and returns more logs."""
 
     class Own(keras.Model):
         def train_step(self, data: Any) -> Any:
@@ -55,7 +55,7 @@ def stepping(step: Step) -> Any:
 
 
 def descending(loss_of: Callable[[Any, Any, Any], Any]) -> Any:
-    """Returns what makes a network that trains by a loss of its own step."""
+    """Returns a maker of a network that trains by a loss of its own step."""
 
     class Own(keras.Model):
         def train_step(self, data: Any) -> Any:
@@ -101,14 +101,14 @@ def rank_correlation(y: Any, p: Any) -> Any:
 
 
 def balanced(y: Any, p: Any) -> Any:
-    """Errors of rows, weighed by how rare their label is in the batch."""
+    """Returns errors of rows, weighted by how rare their label is in the batch."""
     share = ops.mean(y)
     weights = ops.where(y > 0.5, 0.5 / (share + 1e-3), 0.5 / (1 - share + 1e-3))
     return ops.mean(weights * ops.square(y - p), axis=-1)
 
 
 def contrastive(y: Any, p: Any) -> Any:
-    """A number for each row, of its likeness to all others (supervised contrastive loss)."""
+    """Returns a number for each row, from its likeness to all others (supervised contrastive loss)."""
     z = p / ops.norm(p, axis=1, keepdims=True)
     likeness = ops.matmul(z, ops.transpose(z)) / 0.5
     alike = ops.cast(ops.equal(y, ops.transpose(y)), "float32")
@@ -172,7 +172,7 @@ def with_trackers() -> Model:
 
 @keras.saving.register_keras_serializable("parity")
 class Statistics(keras.layers.Layer):
-    """Keeps numbers of each kind of what it is called on."""
+    """Keeps numbers of each kind about its inputs."""
 
     def build(self, input_shape: Any) -> None:
         def kept(name: str, shape: Any = (), **kwargs: Any) -> Any:
@@ -229,7 +229,7 @@ class Codebook(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("parity")
 class MinibatchDeviation(keras.layers.Layer):
-    """Minibatch standard deviation (Karras et al., arXiv:1710.10196): one feature more, the same for all rows."""
+    """Minibatch standard deviation (Karras et al., arXiv:1710.10196): one more feature, the same for all rows."""
 
     def call(self, x: Any) -> Any:
         deviation = ops.mean(ops.sqrt(ops.var(strategies.gather_rows(x), axis=0) + 1e-6))
@@ -255,7 +255,7 @@ class Queue(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("parity")
 class SeededNoise(keras.layers.Layer):
-    """Adds numbers that an int seeds: those of a row are the row's."""
+    """Adds numbers from an int seed: each row has its own."""
 
     def call(self, x: Any) -> Any:
         mask = ops.cast(keras.random.uniform((8,), seed=3)[:7] > 0.2, "float32")
@@ -267,7 +267,7 @@ def unit(x: Any) -> Any:
 
 
 def two_views(model: Any, x: Any, y: Any) -> Any:
-    """The loss of SimCLR (Chen et al., arXiv:2002.05709), each row beside all of the batch."""
+    """Returns the loss of SimCLR (Chen et al., arXiv:2002.05709): each row is compared with the whole batch."""
     one = unit(strategies.gather_rows(model(x + 0.1)))
     other = unit(strategies.gather_rows(model(x * 0.9)))
     likeness = tf.matmul(one, other, transpose_b=True) / 0.3
@@ -277,7 +277,7 @@ def two_views(model: Any, x: Any, y: Any) -> Any:
 
 
 def supervised(model: Any, x: Any, y: Any) -> Any:
-    """The supervised contrastive loss (Khosla et al., arXiv:2004.11362)."""
+    """Returns the supervised contrastive loss (Khosla et al., arXiv:2004.11362)."""
     z, kinds = unit(strategies.gather_rows(model(x))), strategies.gather_rows(y)
     others = 1.0 - tf.eye(tf.shape(z)[0])
     likeness = tf.matmul(z, z, transpose_b=True) / 0.5 - 1e9 * (1.0 - others)
@@ -287,7 +287,7 @@ def supervised(model: Any, x: Any, y: Any) -> Any:
 
 
 def average_of_ten(model: Any, x: Any, y: Any) -> Any:
-    """TensorFlow's tutorial: a number for each row, divided by a constant."""
+    """Returns the loss of TensorFlow's tutorial: a number for each row, divided by a constant."""
     errors = tf.reduce_mean(tf.square(model(x) - y), axis=1)
     return tf.nn.compute_average_loss(errors, global_batch_size=10)
 

@@ -1,4 +1,4 @@
-"""Parity of programs that look at gradients, or change them, before the optimizer does: those of the global batch."""
+"""Parity of programs that read or change gradients before the optimizer: they see those of the global batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ opt = keras.optimizers
 
 
 def made(step: Step | None = None, optimizer: Callable[[], Any] = lambda: opt.SGD(0.05), **compiled: Any) -> Any:
-    """Returns what makes a model that trains by `step`, or as Keras does."""
+    """Returns a maker of a model that trains by `step`, or as Keras does."""
 
     class Own(keras.Model):
         def train_step(self, data: Any) -> Any:
@@ -37,7 +37,7 @@ def made(step: Step | None = None, optimizer: Callable[[], Any] = lambda: opt.SG
 
 
 def taken(model: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
-    """Returns the model's loss, and its gradients."""
+    """Returns the model's loss and its gradients."""
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True))
     return loss, tape.gradient(loss, model.trainable_variables)
@@ -56,7 +56,7 @@ def changed(change: Callable[[list[Any], list[Any]], Gradients]) -> Step:
 
 
 def sharpness_aware(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """SAM (Foret et al., arXiv:2010.01412): the gradient at the worst point near by."""
+    """Trains by SAM (Foret et al., arXiv:2010.01412): the gradient at the worst nearby point."""
     loss, gradients = taken(model, x, y)
     scale = 0.1 / (tf.linalg.global_norm(gradients) + 1e-12)
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
@@ -69,7 +69,7 @@ def sharpness_aware(model: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 def two_tasks(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """PCGrad (Yu et al., arXiv:2001.06782): where gradients of two losses conflict, one is projected."""
+    """Trains by PCGrad (Yu et al., arXiv:2001.06782): where gradients of two losses conflict, one is projected."""
     with tf.GradientTape(persistent=True) as tape:
         predicted = model(x, training=True)
         first, second = ops.mean(ops.square(predicted - y)), ops.mean(ops.square(predicted + y))
@@ -82,7 +82,7 @@ def two_tasks(model: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 def inner_step(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """MAML (Finn et al., arXiv:1703.03400): a gradient through a step of gradient descent."""
+    """Trains by MAML (Finn et al., arXiv:1703.03400): a gradient through a step of gradient descent."""
 
     def forward(weights: Sequence[Any], x: Any) -> Any:
         return tf.tanh(x @ weights[0] + weights[1]) @ weights[2] + weights[3]
@@ -100,7 +100,7 @@ def inner_step(model: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 def penalized(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """The norm of the gradient is a part of the loss, so that a gradient of a gradient is taken."""
+    """Trains with the norm of the gradient in the loss, which needs second derivatives."""
     variables = model.trainable_variables
     with tf.GradientTape() as outer:
         with tf.GradientTape() as inner:
@@ -120,7 +120,7 @@ def assigned(model: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 def adversarial(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """FGSM (Goodfellow et al., arXiv:1412.6572): a gradient with respect to rows, which stays with them."""
+    """Trains by FGSM (Goodfellow et al., arXiv:1412.6572): the gradient with respect to rows stays with them."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         loss = model.compute_loss(x, y, model(x))
@@ -139,7 +139,7 @@ def derived_by_hand(model: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 def symbolic(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """Asks the graph for gradients, with no tape."""
+    """Asks the graph for gradients, without a tape."""
     loss = tf.reduce_mean(tf.square(model(x) - y))
     gradients = tf.gradients(loss, [variable.value for variable in model.trainable_variables])
     clipped, norm = tf.clip_by_global_norm(gradients, 0.1)
@@ -148,7 +148,7 @@ def symbolic(model: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 def scaled_by_upstream(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """Scales the loss as for half precision, by the gradient above it."""
+    """Scales the loss by `output_gradients`, as for half precision."""
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x))
     gradients = tape.gradient(loss, model.trainable_variables, output_gradients=tf.constant(8.0))
@@ -158,7 +158,7 @@ def scaled_by_upstream(model: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 def clipped_by_row(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """DP-SGD (Abadi et al., arXiv:1607.00133), without its noise: the gradient of each row is clipped by itself."""
+    """Trains by DP-SGD (Abadi et al., arXiv:1607.00133), without its noise: clips the gradient of each row."""
     variables = [variable.value for variable in model.trainable_variables]
     with tf.GradientTape() as tape:
         losses = tf.reduce_mean(tf.square(model(x) - y), axis=1)
@@ -225,7 +225,7 @@ class ClipsInApply(keras.optimizers.Adam):
 
 
 def penalized_by_the_model() -> Model:
-    """Keras' own step, with a norm of gradients in ``compute_loss``."""
+    """Returns a model with Keras' own step, and a norm of gradients in ``compute_loss``."""
 
     class Penalized(keras.Model):
         def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +243,7 @@ def penalized_by_the_model() -> Model:
 
 
 def centralized(gradients: list[Any], _: list[Any]) -> Gradients:
-    """Gradient centralization (Yong et al., arXiv:2004.01461)."""
+    """Centralizes gradients (Yong et al., arXiv:2004.01461)."""
     return [g - tf.reduce_mean(g, axis=0, keepdims=True) if len(g.shape) > 1 else g for g in gradients]
 
 

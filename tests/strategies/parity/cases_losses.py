@@ -1,4 +1,4 @@
-"""Parity of losses that layers add or a step makes itself, and of tables that are looked up by positions."""
+"""Parity of losses that layers add or a step computes itself, and of tables that are looked up by positions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def with_added_losses() -> Model:
 
 
 def loop_with_added_losses(model: Model, strategy: tf.distribute.Strategy | None) -> Logs:
-    """A loop of one's own that leaves the total to the model, where a layer has added losses of Keras' objects."""
+    """Runs a custom loop that leaves the total to the model; a layer of it has added losses of Keras' objects."""
     strategy = strategy or tf.distribute.get_strategy()
     dataset = tf.data.Dataset.from_tensor_slices((vectors(), targets())).batch(BATCH_SIZE)
 
@@ -76,7 +76,7 @@ def loop_with_added_losses(model: Model, strategy: tf.distribute.Strategy | None
 
 
 class OwnStep(keras.Model):
-    """Makes its loss itself, and logs it, as published programs do."""
+    """Computes its loss itself, and logs it, as published programs do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class OwnStep(keras.Model):
 
 
 class SummingStep(OwnStep):
-    """The same with sums over rows."""
+    """Like `OwnStep`, with sums over rows."""
 
     def losses_of(self, x: Any, y: Any) -> tuple[Any, Any]:
         part = ops.sum(ops.square(self.hidden(x)))
@@ -119,7 +119,7 @@ class SummingStep(OwnStep):
 
 
 class PenaltyOfGradients(OwnStep):
-    """With a gradient inside the loss, as critics of adversarial networks have."""
+    """Like `OwnStep`, with a gradient inside the loss, as critics of adversarial networks have."""
 
     def losses_of(self, x: Any, y: Any) -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
@@ -145,7 +145,7 @@ def tokens() -> np.ndarray:
 
 @keras.saving.register_keras_serializable("parity")
 class Positions(keras.layers.Layer):
-    """Looks tables up: one by the batch, one by positions, one in several ways, one that is a matrix as well."""
+    """Looks up tables: one by the batch, one by positions, one in several ways, one that is also used as a matrix."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -183,7 +183,7 @@ def under_every_optimizer(model: Model, strategy: tf.distribute.Strategy | None)
         model.set_weights(start)
         with strategy.scope() if strategy is not None else contextlib.nullcontext():
             model.compile(optimizer(), "mse")
-            # Else ScheduleFreeAdamW would copy the weights into its slots at every step, see `cases_optimizers`.
+            # Otherwise ScheduleFreeAdamW would copy the weights into its slots at every step, see `cases_optimizers`.
             model.optimizer.build(model.trainable_variables)
         model.fit(tokens(), targets(), batch_size=BATCH_SIZE, verbose=0, shuffle=False)
         logs |= {f"{name}_{i}": weight for i, weight in enumerate(model.get_weights())}

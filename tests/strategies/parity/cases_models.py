@@ -1,4 +1,4 @@
-"""Parity of the ways models, losses and training steps are written."""
+"""Parity of the forms of models, losses and training steps."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def masked(reduction: str) -> Model:
         [
             keras.Input((7,), dtype="int32"),
             keras.layers.Embedding(11, 4, mask_zero=True),
-            # Masks pass it as they pass a loop, which takes many times as long to trace.
+            # Masks pass through this layer as through a loop, which takes many times as long to trace.
             keras.layers.Dense(5, activation="tanh"),
             keras.layers.Dense(11),
         ]
@@ -133,7 +133,7 @@ def loop_model() -> Model:
 
 
 def custom_loop(scaled_by_keras: bool) -> Any:
-    """TensorFlow's tutorial loop: the loss over the global batch size, summed over replicas."""
+    """Returns TensorFlow's tutorial loop: the loss over the global batch size, summed over replicas."""
 
     def run(model: Model, strategy: tf.distribute.Strategy | None) -> Logs:
         strategy = strategy or tf.distribute.get_strategy()
@@ -166,14 +166,14 @@ def custom_loop(scaled_by_keras: bool) -> Any:
 
 
 def ragged_rows(model: Model, strategy: tf.distribute.Strategy | None) -> Logs:
-    """A pipeline whose batches have any number of rows, in any order."""
+    """Fits a pipeline whose batches have any number of rows, in any order."""
     sizes = [5, 1, 9, 2, 3, 25]
     ends = np.cumsum(sizes)
     dataset = tf.data.Dataset.from_generator(
         lambda: ((vectors()[e - n : e], labels()[e - n : e]) for n, e in zip(sizes, ends, strict=True)),
         output_signature=(tf.TensorSpec((None, 6), tf.float32), tf.TensorSpec((None,), tf.int32)),
     )
-    # Told its length: of a pipeline without one, Keras says at the end of an epoch that it ran out of data.
+    # The length is declared: otherwise Keras warns at the end of an epoch that it ran out of data.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(sizes)))
     logs: Logs = model.fit(dataset, epochs=2, verbose=0, shuffle=False).history
     return logs

@@ -1,4 +1,4 @@
-"""Parity of every Keras optimizer and of what an optimizer can be told to do."""
+"""Parity of every Keras optimizer and of the options of optimizers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def classifier(optimizer: Callable[[], Any]) -> Callable[[], Model]:
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer(), loss, metrics=["accuracy"])
-        # Built inside the first training step, as plain Keras would, ScheduleFreeAdamW copies the weights into its
-        # slots at every step: the copy becomes part of the step's graph.
+        # If it is built inside the first training step, as in plain Keras, ScheduleFreeAdamW copies the weights into
+        # its slots at every step: the copy becomes part of the step's graph.
         model.optimizer.build(model.trainable_variables)
         return model
 
@@ -119,7 +119,7 @@ CASES = [
         ),
         longer,
     ),
-    # 12 steps: two are left over in the accumulators, which are compared as well.
+    # 12 steps: the gradients of two remain in the accumulators, which are compared as well.
     Case(
         "SGD, gradients left in accumulation", classifier(lambda: EVERY["SGD"](gradient_accumulation_steps=5)), longer
     ),

@@ -1,8 +1,8 @@
 """Parity of quantized layers.
 
-Float8 rounds activations, kernels and gradients to few values by scales of earlier steps: with the same scales, each
-row is rounded as on one device. No value of these data is so near to the edge between two of them that the order of a
-sum moves it over.
+Float8 rounds activations, kernels and gradients to few values, by scales from earlier steps: with the same scales, each
+row is rounded as on one device. No value of these data is so close to a rounding boundary that the order of a sum
+changes its rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ opt = keras.optimizers
 
 
 def quantized(optimizer: Any) -> Model:
-    """Layers of each kind that can be trained: in float8 all is, with int8 and int4 the biases are, and adapters."""
+    """Returns layers of each trainable kind: float8 trains all weights, int8 and int4 train biases and adapters."""
     inputs = keras.Input((6,))
     up, across = L.Dense(16, "relu"), L.EinsumDense("ab,bc->ac", output_shape=8, bias_axes="c", activation="tanh")
     adapted, down = L.Dense(8, "relu"), L.Dense(3)

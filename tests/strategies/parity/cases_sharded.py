@@ -1,4 +1,4 @@
-"""Parity of what an optimizer that is dealt out over devices meets beside the cases of all: files, and sizes."""
+"""Parity cases only for optimizers that are sharded over devices: files, and sizes of weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ opt = keras.optimizers
 
 
 def of_few_weights(optimizer: Any, constraint: Any = None) -> Model:
-    """Weights of 1, 5, 6, 7, 30 and 42 numbers."""
+    """Returns a model with weights of 1, 5, 6, 7, 30 and 42 numbers."""
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(5, activation="tanh", use_bias=False)(inputs)
     hidden = keras.layers.LayerNormalization(scale=False)(hidden)
@@ -37,7 +37,7 @@ def of_few_weights(optimizer: Any, constraint: Any = None) -> Model:
 
 
 def transformer(optimizer: Any) -> Model:
-    """A block, over sentences of six words."""
+    """Returns a transformer block over sentences of six words."""
     layers = keras.layers
     words = keras.Input((6,), dtype="int32")
     x = layers.Embedding(11, 8)(words)
@@ -50,7 +50,7 @@ def transformer(optimizer: Any) -> Model:
 
 
 def of_words_in_float8(optimizer: Any) -> Model:
-    """Dense layers; the first and the last are quantized."""
+    """Returns a model of dense layers, the first and the last of which are quantized."""
     layers = keras.layers
     words = keras.Input((6,), dtype="int32")
     x = layers.Dense(16, activation="relu", dtype="float8_from_float32")(layers.Embedding(11, 8)(words))
@@ -61,7 +61,7 @@ def of_words_in_float8(optimizer: Any) -> Model:
 
 
 def in_parts(optimizer: Any = None, make: Callable[[Any], Model] = transformer) -> Model:
-    """A model, split or in stages as the present strategy's mesh has it."""
+    """Returns a model that is split or staged as the current strategy's mesh asks."""
     optimizer = optimizer or opt.Adam(1e-2, epsilon=1e-3, clipnorm=0.1)
     axes = getattr(tf.distribute.get_strategy(), "mesh", None)
     sizes = {} if axes is None else axes.axes
@@ -87,13 +87,13 @@ def trained_in_parts(model: Model, strategy: tf.distribute.Strategy | None) -> L
 
 
 def sentences() -> tuple[Any, Any]:
-    """Words, and the words behind them."""
+    """Returns words, and the next words."""
     drawn = np.random.default_rng(0).integers(0, 11, (44, 7))
     return drawn[:, :-1], drawn[:, 1:]
 
 
 def values(model: Model) -> Logs:
-    """Weights and slots, as logs."""
+    """Returns weights and slots, as logs."""
     slots = layer_api.values_of(model, layer_api.joined(model.optimizer.variables))
     return {f"value {i}": value for i, value in enumerate([*model.get_weights(), *slots])}
 
@@ -103,7 +103,7 @@ def fit(model: Model, epochs: int = 1) -> None:
 
 
 def trained(model: Model, strategy: tf.distribute.Strategy | None) -> Logs:
-    """Trains."""
+    """Trains for two epochs; returns weights and slots."""
     fit(model, 2)
     return values(model)
 
@@ -115,7 +115,7 @@ def loaded(path: Path, strategy: tf.distribute.Strategy | None) -> Model:
 
 
 def saved_and_loaded(model: Model, strategy: tf.distribute.Strategy | None) -> Logs:
-    """Trains, saves, loads the file into a new model of the strategy, and goes on with that."""
+    """Trains, saves, loads the file into a new model of the strategy, and trains that model on."""
     folder = os.environ.get("PARITY_FOLDER")
     with tempfile.TemporaryDirectory() as own:
         path = Path(folder or own) / "half way.keras"
@@ -127,7 +127,7 @@ def saved_and_loaded(model: Model, strategy: tf.distribute.Strategy | None) -> L
 
 
 class Centered(keras.optimizers.SGD):
-    """Looks at all of a gradient before the update."""
+    """Needs a whole gradient before the update."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         centered = [None if grad is None else grad - tf.reduce_mean(grad) for grad in grads]
@@ -153,7 +153,7 @@ CASES = [
         saved_and_loaded,
     ),
 ]
-#: For meshes with other axes than "data": how replicas come together there, other tests show.
+#: For meshes with more axes than "data"; other tests cover the exchanges between replicas there.
 IN_PARTS = [
     Case("a transformer in parts", in_parts, trained_in_parts),
     Case("float8 in parts", lambda: in_parts(opt.SGD(0.1, 0.9), of_words_in_float8), trained_in_parts),

@@ -1,4 +1,4 @@
-"""Parity of metrics that are not means, and of how training is run."""
+"""Parity of metrics that are not means, and of the ways to run training."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def compiled_with(**kwargs: Any) -> Callable[[], Model]:
 
 
 def convolutional(norm: Callable[[], keras.Layer], **arguments: Any) -> Callable[[], Model]:
-    """A model for XLA."""
+    """Returns a maker of a model for XLA."""
 
     def make() -> Model:
         layers = [
@@ -113,7 +113,7 @@ def several_steps(model: Model, strategy: Any) -> Logs:
 
 
 def half_precision(loss_scale: float) -> Callable[[], Model]:
-    """A float16 model on whose first rows the scaled loss overflows: rows of replica 0 only."""
+    """Returns a maker of a float16 model whose scaled loss overflows on the first rows, on replica 0 only."""
 
     def make() -> Model:
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])

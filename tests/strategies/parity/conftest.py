@@ -1,4 +1,4 @@
-"""Collects what the parity tests measure; `--parity-table FILE` writes it as a page."""
+"""Collects the measurements of the parity tests; `--parity-table FILE` writes them as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the same program on one plain-Keras device and under a strategy, and measures how far the two end up apart."""
+"""Runs the same program on one plain-Keras device and under a strategy, and measures the difference of the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies import layer_api
 
 TOLERANCE = 1e-6
 
-# 14 rows on 4 replicas: 4, 4, 3 and 3. The last batch has 3 rows: on 4 replicas one stays empty.
+# 14 rows on 4 replicas: 4, 4, 3 and 3. The last batch has 3 rows: one of 4 replicas has none.
 NUM_ROWS = 45
 BATCH_SIZE = 14
 EPOCHS = 2
@@ -35,7 +35,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Largest differences, relative where the one-device value exceeds 1."""
+    """The largest differences, relative where the one-device value exceeds 1."""
 
     weights: float
     slots: float
@@ -131,7 +131,7 @@ def execute(case: Case, strategy: tf.distribute.Strategy | None) -> Outcome:
 
 
 def compare(plain: Outcome, distributed: Outcome) -> Difference:
-    """Returns how far ``distributed`` is from ``plain``; raises AssertionError where their forms differ."""
+    """Returns the difference of ``distributed`` and ``plain``; asserts that their shapes and names are equal."""
     assert len(plain.weights) == len(distributed.weights)
     assert len(plain.slots) == len(distributed.slots)
     assert sorted(plain.logs) == sorted(distributed.logs)
@@ -144,7 +144,7 @@ def compare(plain: Outcome, distributed: Outcome) -> Difference:
 
 
 def largest(expected: Sequence[Any], received: Sequence[Any]) -> float:
-    """Returns the largest difference of arrays, relative where they are above 1; infinite where one is not a number."""
+    """Returns the largest difference of arrays, relative above 1; infinite if a received value is not a number."""
     largest = 0.0
     for one, other in zip(expected, received, strict=True):
         wanted, got = np.asarray(one, dtype="float64"), np.asarray(other, dtype="float64")

@@ -1,8 +1,8 @@
-"""Selects the cases that run in each world. All of them in all worlds take more than an hour.
+"""Selects the cases that run in each world. All cases in all worlds take more than an hour.
 
-With `--parity-all`, all do. With `--parity-table`, all do where there are two replicas, or one process, and some in all
-worlds. Otherwise all but those that are like others run on two devices of one process; elsewhere those that meet there
-what they do not meet on two devices.
+With `--parity-all`, all cases run. With `--parity-table`, all run in worlds of two replicas and in one process, and a
+selection runs in all other worlds. Otherwise all but the similar ones run on two devices of one process; the other
+worlds run the cases that exercise code which two devices do not.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.cases_losses import EVERY_OPTIMIZER
 from tests.strategies.parity.table import World, title
 
-#: The world in which all run but those that are like others.
+#: The world that runs all cases but those that are like others.
 ALWAYS: World = ("MirroredStrategy", 1, 2)
 
-#: Of the functional ones, one split and one in stages.
+#: One Functional program split, and one in stages.
 PROGRAMS_IN_PARTS = (("vision transformer", "split"), ("wide and deep network from a CSV file", "staged"))
 
-#: Of whole programs, one of Keras' own step with every kind of input, and one of own losses.
+#: Two whole programs: one with Keras' own step and every kind of input, and one with losses of its own.
 _PROGRAMS = ("wide and deep network from a CSV file", "variational autoencoder")
-#: Of optimizers, those that do something else with gradients than look at each number of a sum by itself.
+#: Optimizers that do more with gradients than use each element of a sum alone.
 _OPTIMIZERS = (
     "Adafactor",
     "ScheduleFreeAdamW",
@@ -40,7 +40,7 @@ _OPTIMIZERS = (
     "Embedding, sparse gradients, clipnorm",
     "Embedding, sparse gradients, gradient_accumulation_steps",
 )
-#: Of gradients that a program changes, one of each way from the tape to the variables.
+#: One program for each way from the tape to the variables in which gradients are changed.
 _CHANGED_GRADIENTS = (
     "clip_by_global_norm in train_step",
     "clip_by_global_norm in train_step, gradient_accumulation_steps",
@@ -53,7 +53,7 @@ _CHANGED_GRADIENTS = (
     "gradients gathered by hand, tf.cond around apply_gradients",
     "optimizer that overrides apply_gradients",
 )
-#: Of what a step computes from the batch beside gradients, those of which nothing else is tested on two devices.
+#: Cases of values other than gradients that no other test covers on two devices.
 _OF_GLOBAL_BATCH = (
     "loss function that weighs rows by the batch",
     "SimCLR, gather_rows",
@@ -98,8 +98,8 @@ LOSSES = (
     "table looked up by positions and by rows, Adam",
 )
 
-#: Cases in which four replicas differ from two: empty replicas, and each path between them once. Further ones run on
-#: four replicas in two processes.
+#: Cases in which four replicas differ from two: empty replicas, and each path between replicas once. Further cases run
+#: on four replicas in two processes.
 WITH_FOUR_BY_ITSELF = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "batches of 1 row",
@@ -110,7 +110,7 @@ WITH_FOUR_BY_ITSELF = (
     "state of each kind that a layer keeps",
     "SimCLR, gather_rows",
 )
-#: Those that are measured for the table.
+#: The cases that are measured for the table.
 WITH_FOUR_REPLICAS = (
     *WITH_FOUR_BY_ITSELF,
     "one-pass generator",
@@ -126,7 +126,7 @@ WITH_FOUR_REPLICAS = (
     "steps_per_execution=3",
 )
 
-#: Cases of values that are counted or summed in ways of their own.
+#: Cases with special counts or sums.
 _SUMMED = (
     "AUC, Precision, Recall, F1 and other counts",
     "steps_per_execution=3",
@@ -137,8 +137,8 @@ _SUMMED = (
     *LOSSES,
 )
 
-#: Between two processes, how batches come and what is summed matter; what optimizers and layers do by themselves is the
-#: same code as on two devices.
+#: Between two processes, the forms of batches and the sums matter; the work of optimizers and layers alone is the same
+#: code as on two devices.
 BETWEEN_TWO_PROCESSES = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "batches of 1 row",
@@ -162,8 +162,8 @@ BETWEEN_TWO_PROCESSES = (
     "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
 
-#: Cases for Horovod, which computes the sums: one of each kind of sum. What is done with sums, counts, the losses of
-#: each kind and several optimizers run the same code between two processes that TensorFlow joins.
+#: Cases for Horovod, which computes the sums: one of each kind of sum. The use of the sums, counts, the losses of each
+#: kind and several optimizers run the same code as between two processes that TensorFlow joins.
 OVER_HOROVOD = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "one-pass generator",
@@ -176,7 +176,7 @@ OVER_HOROVOD = (
     "state of each kind that a layer keeps",
 )
 
-#: Replicas beside this one in the process, and in another one.
+#: Cases for several replicas in this process and in another one.
 WITH_TWO_IN_EACH_OF_TWO = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "BatchNormalization(synchronized=True)",
@@ -187,13 +187,13 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "minibatch standard deviation, gather_rows",
 )
 
-#: Worlds that run with a flag only: four replicas are two in each of two processes, too, and the tests of collectives
+#: Worlds that need a flag: two replicas in each of two processes are four replicas, too, and the tests of collectives
 #: cover four processes.
 SELDOM: tuple[World, ...] = (("MultiWorkerMirroredStrategy", 4, 1), ("HorovodStrategy", 4, 1))
 
 
 def cases_of(world: World, config: pytest.Config) -> list[str]:
-    """The names of the cases that run in a world."""
+    """Returns the names of the cases that run in a world."""
     _, num_processes, num_local = world
     for_table = config.getoption("--parity-table") is not None
     num_replicas = num_processes * num_local
@@ -211,7 +211,7 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
 
 
 def parametrize(metafunc: pytest.Metafunc, worlds: Iterable[World]) -> None:
-    """Gives a test that asks for `world` and `case` each of these worlds with each of its cases."""
+    """Parametrizes a test with `world` and `case` by each of these worlds with each of its cases."""
     if "world" in metafunc.fixturenames:
         pairs = [
             pytest.param(world, ALL[name], id=f"{title(world)}: {name}", marks=marks_of(name))

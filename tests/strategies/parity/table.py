@@ -1,4 +1,4 @@
-"""The parity table: what the tests measured, as a page for the docs."""
+"""The parity table: the measurements of the tests, as a page for the docs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Table:
         self.cells: dict[tuple[str, World], Difference] = {}
 
     def record(self, name: str, world: World, difference: Difference) -> None:
-        """Notes one measured difference."""
+        """Records one measured difference."""
         self.cells[name, world] = difference
 
     def write(self, path: pathlib.Path, sections: Mapping[str, Sequence[Case]]) -> None:
@@ -37,7 +37,7 @@ class Table:
 
 
 def title(world: World) -> str:
-    """The heading of a column."""
+    """Returns the heading of a column."""
     name, num_processes, num_local = world
     if num_processes == 1:
         return f"{name.removesuffix('Strategy')}, {num_local} devices"

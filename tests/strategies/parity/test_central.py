@@ -1,4 +1,4 @@
-"""The parity law where variables are on a parameter device: ``CentralStorageStrategy``."""
+"""The parity law with variables on a parameter device: ``CentralStorageStrategy``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.strategies.parity.cases_sharded import OWN
 from tests.strategies.parity.harness import Outcome, compare, execute
 
 EVERY = {**ALL, **OWN}
-#: Each treatment of gradients by an optimizer, and all that replicas read, write or look up.
+#: Each treatment of gradients by an optimizer, and each kind of read, write and lookup by replicas.
 ALWAYS = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "batches of 1 row",

@@ -1,4 +1,4 @@
-"""The parity law across processes: each world of processes is started once and runs all cases."""
+"""The parity law across processes: each world of processes is started once and runs all its cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[World], Path]:
-    """Runs a world, once; returns the folder in which its processes have left what each case gave."""
+    """Returns a function that runs a world, once, and returns the folder with its processes' outcomes."""
 
     def finished(world: World) -> tuple[Path, str]:
         folder = tmp_path_factory.mktemp("parity in processes")

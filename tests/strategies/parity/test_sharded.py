@@ -1,4 +1,4 @@
-"""The parity law for strategies that deal the optimizer out over their devices: ``shard="optimizer"``."""
+"""The parity law for strategies that shard optimizers, gradients or weights over their devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.strategies.parity.table import World, title
 from tests.strategies.parity.worlds import LIMIT_SECONDS, outcome_of_all, run_in_processes, run_once
 
 EVERY = {**ALL, **OWN, **PARTS}
-#: Each treatment of gradients by an optimizer, and all else that changes weights or slots.
+#: Each treatment of gradients by an optimizer, and all other changes of weights or slots.
 IN_ONE_PROCESS = (
     "Adafactor",
     "SGD, clipnorm",
@@ -45,7 +45,7 @@ IN_ONE_PROCESS = (
     "clip_by_global_norm in train_step, gradient_accumulation_steps",
     *OWN,
 )
-#: All that gathers weights, or writes them, and those optimizers that look at weights.
+#: Cases that gather or write weights, and optimizers that look at weights.
 WEIGHTS_IN_ONE_PROCESS = (
     "SpectralNormalization",
     "ScheduleFreeAdamW",
@@ -58,7 +58,7 @@ WEIGHTS_IN_ONE_PROCESS = (
     "whole weights saved, loaded, gone on",
     "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
-#: All that crosses processes: sums of parts, norms, overflows, sparse gradients, averages, files.
+#: Cases that cross processes: sums of parts, norms, overflows, sparse gradients, averages, files.
 BETWEEN_PROCESSES = (
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "LossScaleOptimizer, clipnorm",
@@ -80,7 +80,7 @@ OVER_HOROVOD = (
     "Embedding, sparse gradients",
     "whole weights saved, loaded, gone on",
 )
-#: All of which something is done once for each group, or between groups.
+#: Cases with work that is done once for each group, or between groups.
 IN_GROUPS = (
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "Embedding, sparse gradients, clipnorm",
@@ -95,12 +95,12 @@ IN_GROUPS_OF_PROCESSES = (
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "saved, loaded, gone on",
 )
-#: Of models in parts, the one of which all else is a part as well.
+#: The model in parts that contains the features of all others.
 ONE_PART = ("a transformer in parts, norms, averages and overflows of all",)
 
 
 class Sharding(NamedTuple):
-    """Devices, how many replicas share, None for all, the mesh, such as "data=2,pipe=2", and what they share."""
+    """A kind of sharding: devices, replicas of a group (None for all), mesh as text, and what is sharded."""
 
     world: World
     size: int | None = None
@@ -109,7 +109,7 @@ class Sharding(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of the strategy."""
+        """The arguments of the strategy."""
         axes = strategies.DeviceMesh.axes_of(self.mesh)
         return {"shard": self.shard, "shard_size": self.size, "mesh": axes}
 
@@ -180,7 +180,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def folder_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sharding], Path]:
-    """Runs a world of processes, once; returns the folder in which they have left what each case gave."""
+    """Returns a function that runs a world of processes, once, and returns the folder with their outcomes."""
 
     def finished(sharding: Sharding) -> tuple[Path, str]:
         folder = tmp_path_factory.mktemp("sharded")
@@ -257,7 +257,7 @@ def test_the_parts_of_a_replica_have_slots_of_their_own_weights(axes: dict[str, 
         with sharded(4, None, shard, axes).scope():
             model = in_parts()
         model.fit(*sentences(), batch_size=22, verbose=0)
-        # Two slots of each weight's size, on two devices together, as their weights are, too, if those are in shards.
+        # Two slots of each weight's size, sharded over two devices; with shard="weights" the weights are sharded, too.
         report = keras_ext.memory_report(model)
         held[shard] = list(report.weights.values())
         for own, slots in zip(held[shard], report.slots.values(), strict=True):
@@ -287,7 +287,7 @@ def test_each_device_holds_its_part(make: Callable[[], keras.Optimizer], size: i
     formula = 2 * 4 * model.count_params() / size
     assert len(report.slots) == 4
     for held in report.slots.values():
-        # Within one percent: the step's number and the rate are on every device.
+        # Within one percent: every device also holds the step counter and the learning rate.
         assert abs(held - formula) < 0.01 * formula
     weights = 4 * model.count_params() / (size if shard == "weights" else 1)
     for held in report.weights.values():

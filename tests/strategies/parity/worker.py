@@ -1,4 +1,4 @@
-"""One process of several that run the parity cases together: leaves the outcome of each in a file.
+"""One of several processes that run the parity cases together: writes the outcome of each to a file.
 
 Arguments: the strategy's name, a folder, and the names of the cases to run (all if none).
 """
@@ -33,15 +33,15 @@ def main(kind: str, folder: Path, names: list[str]) -> None:
     from tests.strategies.parity.harness import execute
 
     collect_seldom()
-    # As in pytest, where the plain model runs: Keras then leaves a metric of one class an array, which NumPy before 2.4
-    # makes a number with a warning.
+    # As in pytest, where the plain model runs: with a metric of one class Keras leaves an array, which NumPy before 2.4
+    # converts to a number with a warning.
     warnings.filterwarnings("error", message="Conversion of an array with ndim > 0", category=DeprecationWarning)
     cases = {**ALL, **OWN, **PARTS}
     for name in names or list(ALL):
         try:
             result = execute(cases[name], strategy)
         except Exception:
-            # The others wait for this process where it left off: nothing can follow.
+            # The other processes wait in a collective for this one: no later case can run.
             (folder / f"error-{rank}").write_text(f"{name}\n{traceback.format_exc()}")
             raise
         path = folder / f"{list(cases).index(name)}-{rank}.pickle"

@@ -16,7 +16,7 @@ from tests.strategies.parity.harness import Outcome
 from tests.strategies.parity.table import World
 
 LIMIT_SECONDS = 900
-#: Tells worlds apart.
+#: Identifies a world.
 Key = TypeVar("Key", bound=Hashable)
 WORKER = str(Path(__file__).with_name("worker.py"))
 
@@ -24,7 +24,7 @@ WORKER = str(Path(__file__).with_name("worker.py"))
 def run_in_processes(
     world: World, names: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Runs cases in all processes of a world, which leave what each gave in a folder; returns what went wrong."""
+    """Runs cases in all processes of a world, which write their outcomes to a folder; returns error messages."""
     name, num_processes, num_local = world
     own = {"PARITY_LOCAL_DEVICES": str(num_local), **(environment or {})}
     program = [WORKER, name, str(folder), *names]
@@ -43,10 +43,10 @@ def run_in_processes(
 
 
 def run_once(run: Callable[[Key], tuple[Path, str]]) -> Callable[[Key], Path]:
-    """Returns a function that runs a world, once, and returns the folder of its outcomes; it fails the test otherwise.
+    """Returns a function that runs a world once, and returns its folder of outcomes, or fails the test.
 
     Args:
-        run: returns the folder, and what went wrong.
+        run: returns the folder, and error messages.
     """
     finished = functools.cache(run)
 
@@ -60,7 +60,7 @@ def run_once(run: Callable[[Key], tuple[Path, str]]) -> Callable[[Key], Path]:
 
 
 def outcome_of_all(world: World, number: int, folder: Path) -> Outcome:
-    """Returns what a case, by its number, gave in a world: the same on all ranks, to the bit."""
+    """Returns the outcome of a case, by its number, in a world; asserts that it is bit-identical on all ranks."""
     ranks = [pickle.loads((folder / f"{number}-{rank}.pickle").read_bytes()) for rank in range(world[1])]
     first: Outcome = ranks[0]
     for other in ranks[1:]:

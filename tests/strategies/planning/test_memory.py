@@ -1,4 +1,4 @@
-"""Bytes of devices, from sizes: literal tables."""
+"""Bytes of devices, computed from sizes: literal tables."""
 
 from __future__ import annotations
 
@@ -110,6 +110,6 @@ def test_refusals() -> None:
 
 
 def test_nothing_else_is_needed() -> None:
-    # By its path: the package above it starts TensorFlow when a strategy is asked for.
+    # The process imports the module by its path: the package above it starts TensorFlow when a strategy is used.
     code = "import sys, strategies.planning; sys.exit(any(name in sys.modules for name in ('tensorflow', 'keras')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""One of two ranks that stays away from a step while its process lives: run by `test_absent`, never collected."""
+"""One of two ranks that stays out of a step while its process lives: run by `test_absent`, never collected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(name: str) -> None:
     try:
         model.fit(x, x[:, :1], verbose=0)
     except strategies.DistributedError as error:
-        # In one piece: the other rank writes to the same terminal.
+        # One write: the other rank writes to the same terminal.
         sys.stdout.write(f"rank {rank} failed after {time.monotonic() - start:.0f} s: {error}\n")
         sys.stdout.flush()
 

@@ -1,12 +1,12 @@
-"""Selection of the worlds that run without `--parity-all`: one of two processes takes half a minute on two cores."""
+"""Selects the worlds that run without `--parity-all`: a world of two processes takes half a minute on two cores."""
 
 import pytest
 
 from tests.selecting import leave_to_parity_all
 
-# Replicas that span processes are trained by `test_spanning`, which meets every kind of crossing; what each can do is
-# tried in suites of its own. Replicas of several devices in each of two processes are trained by the ImageNet example's
-# tests. Data are dealt out, and files written, alike under both strategies.
+# Replicas that span processes are trained by `test_spanning`, which covers every kind of crossing; the features of each
+# kind have suites of their own. Replicas of several devices in each of two processes are trained by the tests of the
+# ImageNet example. Sharding of data and writing of files are the same under both strategies.
 LEFT_OUT = (
     "[programs-MultiWorkerMirroredStrategy]",
     "[data-HorovodStrategy]",
@@ -30,7 +30,7 @@ LEFT_OUT = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out, without the flag, the others."""
+    """Leaves out all other worlds without the flag."""
     leave_to_parity_all(
         config, items, lambda item: item.nodeid.endswith(LEFT_OUT) or "test_whole_matrix" in item.nodeid
     )

@@ -21,7 +21,7 @@ from tests.strategies.processes.mesh_strategies import new_strategy
 from tests.strategies.processes.ranks import shared_folder
 
 MESHES: list[Mapping[str, int]] = json.loads(os.environ["SUITE_MESHES"])
-#: The first mesh, if its replicas are of one device.
+#: The first mesh, if each of its replicas has one device.
 OF_REPLICAS = [axes for axes in MESHES[:1] if set(axes) <= {"data", "expert"}]
 STRATEGIES: dict[str, Any] = {}
 
@@ -29,7 +29,7 @@ STRATEGIES: dict[str, Any] = {}
 @pytest.fixture(scope="session", autouse=True)
 def _made_first() -> None:
     for axes in MESHES:
-        # Without experts the table lies on the replicas that share the optimizer.
+        # On meshes without experts, the table is sharded over the replicas that share the optimizer.
         STRATEGIES[str(axes)] = new_strategy(axes, shard="optimizer" if set(axes) == {"data"} else None)
     for axes in OF_REPLICAS:
         STRATEGIES["weights"] = new_strategy(axes, shard="weights")
@@ -37,14 +37,14 @@ def _made_first() -> None:
 
 @functools.cache
 def on_one_device(optimizer: str) -> list[Any]:
-    """Returns what was found there, by the program that has started the ranks."""
+    """Returns the results of plain Keras, from the program that has started the ranks."""
     with np.load(Path(os.environ["SUITE_FOLDER"]) / f"{optimizer}.npz") as values:
         return list(values.values())
 
 
 @functools.cache
 def trained(*axes: tuple[str, int]) -> tuple[Any, list[Any]]:
-    """A model, which the tests go on with, and what was found of it then."""
+    """Returns a trained model, which the tests use further, and the results of its training."""
     mesh = dict(axes)
     model = clicks.model(STRATEGIES[str(mesh)], mesh, clicks.optimizers_of(mesh)[0])
     return model, clicks.trained(model)
@@ -55,7 +55,7 @@ def test_the_numbers_of_one_device(axes: Mapping[str, int]) -> None:
     model, found = trained(*axes.items())
     clicks.assert_trained_as(found, on_one_device(clicks.optimizers_of(axes)[0]))
     held = clicks.own_rows(model)
-    # The table, and the experts' weights, all but one of them in two shards each along "tensor".
+    # The table and the experts' weights; along "tensor" each of the latter but one has two shards.
     num_weights = (11 if "tensor" in axes else 6) + 1 if "expert" in axes else int(set(axes) == {"data"})
     assert len(held) == num_weights
     assert all(shape[0] == clicks.EXPERTS // axes.get("expert", 1) for shape in held if len(shape) > 2)
@@ -82,7 +82,7 @@ def test_inference_and_whole_files(axes: Mapping[str, int]) -> None:
     model.fit(*clicks.data(), batch_size=16, epochs=1, shuffle=False, verbose=0, callbacks=[checkpoints])
     again = clicks.model(strategy, axes, clicks.optimizers_of(axes)[0], seed=4)
     keras_ext.Checkpoints(folder / "checkpoints", steps_per_epoch=3).restore(again)
-    # All that training goes on from; that it goes on costs another function to trace, and is in `spanning_sharded`.
+    # Compares all state from which training goes on; `spanning_sharded` trains on, which traces one more function.
     for one, other in zip(clicks.state(again), clicks.state(model), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -97,7 +97,7 @@ def test_the_shared_expert_the_share_of_each_expert_and_a_check(axes: Mapping[st
     def fitted(strategy: Any, name: str) -> tuple[Any, Any]:
         model = overlap.model(strategy)
         if strategy is not None and strategy.is_chief:
-            # One rank alone may ask: it waits for nobody, and nobody notices, in `fit` either.
+            # One rank alone may check: the check runs no collective, and `fit` is not affected.
             assert strategy.check(model) == ()
         board = keras.callbacks.TensorBoard(str(folder / name), write_graph=False)
         loads = keras_ext.ExpertLoadHistory(board)
@@ -120,7 +120,7 @@ def test_the_shared_expert_the_share_of_each_expert_and_a_check(axes: Mapping[st
 
 @pytest.mark.parametrize("axes", OF_REPLICAS, ids=str)
 def test_a_check_of_weights_in_shards(axes: Mapping[str, int]) -> None:
-    """They are not gathered, and what is computed with them is judged as with whole ones."""
+    """Sharded weights are not gathered, and a loss computed with them is checked as with whole ones."""
     del axes
     strategy = STRATEGIES["weights"]
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""Trains on a PyDataset whose workers are forked, and forks children that die: ``forking.py STRATEGY FOLDER KEEPER``.
+"""Trains on a PyDataset with forked workers, and forks children that die: ``forking.py STRATEGY FOLDER KEEPER``.
 
 Run by `test_forking`, on one device (STRATEGY is "none") and by each rank. KEEPER is "checkpoints" or "none".
 """
@@ -36,7 +36,7 @@ class Batches(keras.utils.PyDataset):
 
 
 class Forks(keras.callbacks.Callback):
-    """Has children come to every kind of end, in the middle of an epoch."""
+    """Forks children that end in every possible way, in the middle of an epoch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Forks after the second step."""
@@ -52,7 +52,7 @@ class Forks(keras.callbacks.Callback):
                 raise RuntimeError(f"{signum!r} was to end a child. Received: exit code {child.exitcode}.")
         pid = os.fork()
         if pid == 0:
-            # At the end of Python itself TensorFlow would wait for threads that the child does not have.
+            # At Python's regular exit TensorFlow would wait for threads that the child does not have.
             os._exit(3)
         _, status = os.waitpid(pid, 0)
         if os.waitstatus_to_exitcode(status) != 3:
@@ -60,7 +60,7 @@ class Forks(keras.callbacks.Callback):
 
 
 def main(name: str, folder: Path, keeper: str) -> None:
-    """Trains; rank 0 writes the weights."""
+    """Trains; rank 0 writes the weights and losses."""
     if name == "MirroredStrategy":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -1,10 +1,10 @@
-"""The parity matrix of meshes whose replicas span processes: the meshes, and the page that shows what was found.
+"""The parity matrix of meshes whose replicas span processes: the meshes, and the page with the results.
 
     python -m tests.strategies.processes.matrix docs/parity_matrix.md
     python -m tests.strategies.processes.matrix docs/parity_matrix.md HorovodStrategy 4x1
 
-runs all of them, over both engines, which takes hours on two cores, or those of one engine and number of processes and
-devices. Rows of the page that are not run again stay.
+runs all meshes over both engines, which takes hours on two cores, or those of one engine and one number of processes
+and devices. Rows of the page that are not run again stay.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HEAD = [
 
 
 def meshes(num_ranks: int, num_local: int) -> list[dict[str, int]]:
-    """Returns the meshes over so many devices in which a replica spans processes."""
+    """Returns the meshes over that many devices in which a replica spans processes."""
     found = []
     for sizes in itertools.product((1, 2, 4, 8), repeat=3):
         data, pipe, tensor = sizes
@@ -50,7 +50,7 @@ def meshes(num_ranks: int, num_local: int) -> list[dict[str, int]]:
 
 
 def chosen_meshes(num_ranks: int, num_local: int, chosen: str | None) -> list[dict[str, int]]:
-    """Returns those that an environment variable names, as JSON; all without one."""
+    """Returns the meshes in `chosen` (JSON from an environment variable), or all meshes if it is empty."""
     return meshes(num_ranks, num_local) if not chosen else list(json.loads(chosen))
 
 
@@ -63,7 +63,7 @@ def started(
     options: Sequence[str] = (),
     suite: str = "spanning.py",
 ) -> Programs:
-    """Returns the programs that try the meshes, not started yet; rows are appended to ``rows.jsonl`` in `folder`."""
+    """Returns the programs that run the meshes, not started yet; rows are appended to ``rows.jsonl`` in `folder`."""
     environment = {
         "SUITE_STRATEGY": engine,
         "SUITE_FOLDER": str(folder / "shared by ranks"),
@@ -71,7 +71,7 @@ def started(
         "SUITE_DEVICES": str(num_local),
         "SUITE_ROWS": str(folder / "rows.jsonl"),
         "SUITE_MESHES": json.dumps(list(chosen)) if chosen else "",
-        # One after the other in the same processes.
+        # The meshes run one after the other in the same processes.
         "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
     }
     program = [WORKER, suite, *options]
@@ -82,7 +82,7 @@ def started(
 
 
 def assert_suite_passes(programs: Programs, num_ranks: int, limit_seconds: float) -> None:
-    """Runs programs that are not started yet, each of which runs a suite on one or more ranks, to their end."""
+    """Runs programs that are not started yet to their end; each runs a suite on one or more ranks."""
     with programs:
         codes = programs.wait(limit_seconds)
         output = programs.output(limit=20000)
@@ -91,7 +91,7 @@ def assert_suite_passes(programs: Programs, num_ranks: int, limit_seconds: float
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the matrix as Markdown; of rows for the same cell, the last one counts."""
+    """Returns the matrix as Markdown; of several rows for the same cell, the last one counts."""
     found = {(*_line_of(row), row["model"]): row["largest"] for row in rows}
     lines = [*_HEAD, "| engine | processes x devices | mesh | " + " | ".join(MODELS) + " |", "|---" * 6 + "|"]
     engines = {engine: place for place, engine in enumerate(ENGINES)}
@@ -121,14 +121,14 @@ def _line_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def main(path: Path, engine: str | None = None, world: str | None = None) -> None:
-    """Runs what is asked for, and writes the page after each number of processes."""
+    """Runs the chosen meshes, and writes the page after each number of processes."""
     rows = rows_of(path.read_text()) if path.exists() else []
     for each, (num_ranks, num_local) in itertools.product(ENGINES, WORLDS):
         if engine not in (None, each) or world not in (None, f"{num_ranks}x{num_local}"):
             continue
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            # All ranks fail together, and so can go on.
+            # A failed test fails on all ranks together, so the next one can run.
             with started(each, num_ranks, num_local, folder, options=["--maxfail=1000"]) as programs:
                 codes = programs.wait(LIMIT_SECONDS)
                 if any(codes):

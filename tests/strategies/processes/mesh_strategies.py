@@ -1,4 +1,4 @@
-"""The strategies of the suites whose replicas span processes: one for each mesh, made in one order on all ranks."""
+"""The strategies of suites whose replicas span processes: one for each mesh, made in the same order on all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new_strategy(axes: Any, **options: Any) -> Any:
 
 
 def on(axes: Mapping[str, int]) -> Any:
-    """The same for the same axes."""
+    """Returns the strategy of a mesh, always the same object for the same axes."""
     return _made(*axes.items())
 
 

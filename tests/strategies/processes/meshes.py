@@ -1,6 +1,6 @@
 """Replicas of several devices in each of two processes: run by `test_suites` in both at once, never collected.
 
-As in the other suites, what one rank finds, the other finds, too.
+As in the other suites, both ranks find the same results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rank() -> int:
 
 
 def assert_same_on_all_ranks(values: Any) -> None:
-    """To the bit."""
+    """Asserts that values are bit-identical on all ranks."""
     for value in values:
         first, second = process_group().gather(tf.convert_to_tensor(np.asarray(value)[np.newaxis])).numpy()
         np.testing.assert_array_equal(first, second)
@@ -66,7 +66,7 @@ def labels() -> np.ndarray:
 
 
 def plain_model(normalized: bool = False, sparse: bool = True) -> keras.Model:
-    """Of a first layer with sparse gradients, if so, and dense ones; in between the batch may be normalised."""
+    """Returns dense layers, optionally after an embedding (sparse gradients), optionally with batch normalization."""
     first = [keras.layers.Embedding(9, 4, name="embedding"), keras.layers.Flatten(name="flatten")]
     return keras.Sequential(
         [
@@ -82,7 +82,7 @@ def plain_model(normalized: bool = False, sparse: bool = True) -> keras.Model:
 
 
 def spread(model: keras.Model, axes: Mapping[str, int]) -> keras.Model:
-    """The model with its layers split, and in stages, as the mesh has it."""
+    """Returns the model with its layers split and staged as the mesh asks."""
     if "tensor" in axes:
         model = keras_ext.parallelize(model)
     return keras_ext.PipelineModel(model, num_microbatches=3) if "pipe" in axes else model
@@ -142,7 +142,7 @@ class TestTwoDevices:
         assert_parity({"data": 2, "tensor": 2}, adam, functools.partial(plain_model, normalized=True))
 
     def test_a_loss_scale_and_whole_weights(self) -> None:
-        # In front of Lamb a split weight is whole.
+        # Lamb needs whole weights, so a split weight is gathered for it.
         assert_parity({"data": 2, "tensor": 2}, scaled, functools.partial(plain_model, sparse=False), predict=False)
 
 
@@ -157,7 +157,7 @@ class TestFourDevices:
 
     @pytest.mark.skipif(ENGINE == "HorovodStrategy", reason="Horovod joins processes, not their devices")
     def test_sums_between_the_devices_of_all_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As NCCL makes them between GPUs."""
+        """Sums are made between devices, as NCCL makes them between GPUs."""
         monkeypatch.setattr(multi_worker_mirrored, "_sum_between_devices", lambda devices: len(devices) > 1)
         axes = {"data": 8}
         assert on(axes).extended.process_group.joins_devices
@@ -175,13 +175,13 @@ def state(model: keras.Model) -> list[np.ndarray]:
 
 
 def assert_close(model: keras.Model, other: keras.Model) -> None:
-    """But for the order in which parts of gathered gradients are added up."""
+    """Compares states up to the order in which parts of accumulated gradients are summed."""
     for one, another in zip(state(model), state(other), strict=True):
         np.testing.assert_allclose(one, another, rtol=1e-6, atol=1e-9)
 
 
 def test_weights_lie_on_the_devices_of_their_part_as_rank_0_has_them() -> None:
-    # Each rank draws for itself, and times layers for itself.
+    # Each rank draws weights and measures layers for itself, with different results.
     keras.utils.set_random_seed(20 + rank())
     with on(MESH).scope():
         models = [spread(plain_model(), MESH), plain_model()]
@@ -195,14 +195,14 @@ def test_weights_lie_on_the_devices_of_their_part_as_rank_0_has_them() -> None:
     assert list(held) == [f"CPU:{i}" for i in range(NUM_LOCAL)]
     assert held["CPU:0"] < strategies.bytes_per_device(models[1].weights)["CPU:0"]
     if "tensor" in MESH:
-        # One draw, cut: not the same one on each device.
+        # The shards are parts of one draw, not the same draw on each device.
         first, second = (weight.numpy() for weight in models[0].weights if "up/kernel" in weight.path)
         assert not np.array_equal(first, second)
 
 
 @pytest.mark.skipif(NUM_LOCAL != 4, reason="they are alike for two devices")
 def test_files_are_whole_and_one_rank_writes(shared: Path) -> None:
-    """Four steps with gradients gathered over three: one is left over, in parts on all ranks."""
+    """Trains four steps with gradients accumulated over three: one remains, as a partial sum on each rank."""
     model = mesh_model(5)
     backup = keras.callbacks.BackupAndRestore(str(shared / "backup"), delete_checkpoint=False)
     model.fit(tokens(), labels(), batch_size=14, shuffle=False, verbose=0, callbacks=[backup])
@@ -222,7 +222,7 @@ def test_files_are_whole_and_one_rank_writes(shared: Path) -> None:
 
     resumed = mesh_model(7)
     again = keras.callbacks.BackupAndRestore(str(shared / "backup"))
-    # Of one epoch, which has been.
+    # There is one epoch, and it is done.
     assert resumed.fit(tokens(), labels(), batch_size=14, verbose=0, callbacks=[again]).epoch == []
     assert_close(model, resumed)
     assert_same_on_all_ranks(state(resumed))

@@ -1,4 +1,4 @@
-"""The common helpers and fixtures of the suites, in each of the processes that run them together.
+"""Common helpers and fixtures of the suites, in each of the processes that run them together.
 
 The environment names the strategy and a folder that both processes see. Assertions compare the values of both ranks:
 if one of them fails, the other fails, too, and neither waits for one that has failed.
@@ -45,7 +45,7 @@ def all_ranks(value: Any) -> list[Any]:
 
 
 def shared_folder(test: str, process_group: Any) -> Path:
-    """A folder of a test, the same on both ranks."""
+    """Returns the folder of a test, the same on both ranks."""
     folder = Path(os.environ["SUITE_FOLDER"]) / test
     folder.mkdir(parents=True, exist_ok=True)
     process_group.barrier()
@@ -77,7 +77,7 @@ class Rows(keras.Model):
 
 @functools.cache
 def counter(**kwargs: Any) -> Rows:
-    """One for all tests: it learns nothing, and its step is traced once."""
+    """Returns one model for all tests: it learns nothing, and its step is traced once."""
     with strategy().scope():
         model = Rows()
         model.compile(keras.optimizers.SGD(0.0), "mse", **kwargs)
@@ -85,7 +85,7 @@ def counter(**kwargs: Any) -> Rows:
 
 
 def numbers(count: int, first: int = 0) -> tf.data.Dataset:
-    """`first`, `first + 1`, ... as rows of a regression whose answer is 0."""
+    """Returns `first`, `first + 1`, ... as rows of a regression whose answer is 0."""
     x = np.arange(first, first + count, dtype="float32")[:, None]
     return tf.data.Dataset.from_tensor_slices((x, np.zeros_like(x)))
 
@@ -105,7 +105,7 @@ def fit(dataset: Any, **kwargs: Any) -> dict[str, list[float]]:
 
 
 def records(shared: Path, counts: list[int]) -> list[str]:
-    """TFRecord files with that many numbers each, made by rank 0: 0, 1, ... in all."""
+    """Writes TFRecord files with these counts of numbers on rank 0, 0, 1, ... in all; returns their paths."""
     paths = [str(shared / f"{i}.tfrecord") for i in range(len(counts))]
     if rank() == 0:
         value = 0
@@ -132,7 +132,7 @@ def regression() -> tuple[np.ndarray, np.ndarray]:
 
 
 def dense(seed: int = 5, **settings: Any) -> keras.Model:
-    """A model with a built optimizer."""
+    """Returns a model with a built optimizer."""
     keras.utils.set_random_seed(seed)
     with strategy().scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""A rank that finds the GPU of all others where its own should be; and again, where that is allowed."""
+"""A rank that finds the same GPU as all others: refused, and accepted where sharing is allowed."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from strategies.topology import gpus
 
 gpus.used_gpus = lambda: ["GPU-the-only-one"]
 make = getattr(strategies, sys.argv[1])
-# The second time as a notebook's user tries it.
+# The user of a notebook may try a second time.
 for said in ("refused", "again refused"):
     try:
         make()

@@ -1,8 +1,8 @@
 """Models on meshes whose replicas span processes, against one device: run by `test_spanning` on all ranks at once.
 
-Rank 0 trains the model in plain Keras, too, and tells the others how far apart the two are, so that a test that fails
-fails on all ranks, and none waits for one that has failed. What is found is one row of the matrix in
-docs/parity_matrix.md, which `python -m tests.strategies.processes.matrix` writes.
+Rank 0 trains the model in plain Keras, too, and broadcasts the difference, so that a failing test fails on all ranks,
+and none waits for one that has failed. Each result is one row of the matrix in docs/parity_matrix.md, which
+`python -m tests.strategies.processes.matrix` writes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def _made_first() -> None:
 
 
 def mlp() -> keras.Model:
-    """Eight layers: one for each stage, at most."""
+    """Returns a model of eight layers: at most one for each stage."""
     hidden = [layers.Dense(16, "tanh", name=f"hidden_{i}") for i in range(7)]
     return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(8, name="head")])
 
 
 def resnet() -> keras.Model:
-    """Shortcuts in each block, and one over all of them: it crosses every cut."""
+    """Returns a model with a shortcut in each block, and one over all blocks, which crosses every cut."""
     inputs = keras.Input((6, 6, 2))
     x = first = layers.Conv2D(16, 3, padding="same", name="stem")(inputs)
     for i in range(3):
@@ -56,13 +56,13 @@ def resnet() -> keras.Model:
 
 
 def gpt() -> keras.Model:
-    """Four blocks between two uses of one table."""
+    """Returns a model of four blocks between two uses of one table."""
     table = layers.ReversibleEmbedding(21, 16, name="tokens", embeddings_regularizer=keras.regularizers.L2(0.0))
     tokens = keras.Input((7,), dtype="int32")
     x = table(tokens)
     for i in range(4):
         y = layers.LayerNormalization(name=f"norm_{i}")(x)
-        # Of biases, that of keys has a gradient of rounding errors only, which Adam blows up to steps of full size.
+        # No biases: the gradient of the keys' bias is rounding error only, which Adam would scale up to full steps.
         y = layers.MultiHeadAttention(8, 2, use_bias=False, name=f"attention_{i}")(y, y, use_causal_mask=True)
         x = layers.Add(name=f"add_{i}")([x, y])
         y = layers.LayerNormalization(name=f"ffn_norm_{i}")(x)
@@ -73,7 +73,7 @@ def gpt() -> keras.Model:
 
 
 def data(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """30 rows: batches of 12, and one of 6."""
+    """Returns 30 rows: batches of 12, and one of 6."""
     random = np.random.default_rng(1)
     if name == "gpt":
         tokens = random.integers(0, 21, (30, 8)).astype("int32")
@@ -83,13 +83,13 @@ def data(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 MODELS: Mapping[str, Callable[[], keras.Model]] = {"mlp": mlp, "resnet": resnet, "gpt": gpt}
-# Steps of Adam blow up what rounding leaves of tiny gradients, in proportion to this. That of a GPT is the usual one.
+# Adam's steps amplify the rounding of tiny gradients in proportion to the rate. The GPT's rate is the usual one.
 LEARNING_RATES = {"mlp": 1e-3, "resnet": 1e-3, "gpt": 3e-4}
 
 
 def run_of(name: str) -> Run:
     x, y = data(name)
-    # Evaluation and predictions, each with a function of its own to trace, double what eight devices on two cores cost.
+    # `evaluate` and `predict` each trace a function, which doubles the time of eight devices on two cores.
     return fit_arrays(x, y, epochs=3, batch_size=12, predict=NUM_RANKS * NUM_LOCAL < 8)
 
 
@@ -118,7 +118,7 @@ def one_device(name: str) -> Any:
 
 
 def assert_same_on_all_ranks(values: list[np.ndarray], job: Any) -> None:
-    """To the bit."""
+    """Asserts that values are bit-identical on all ranks."""
     bits = np.concatenate([np.ascontiguousarray(value).view(np.uint8).ravel() for value in values])
     gathered = job.gather(tf.constant(bits.astype("int32")[np.newaxis])).numpy()
     np.testing.assert_array_equal(gathered, np.repeat(gathered[:1], len(gathered), axis=0))
@@ -157,6 +157,6 @@ def test_every_partition_is_the_same_on_all_ranks(axes: Mapping[str, int], name:
         model = MODELS[name]()
         model = keras_ext.parallelize(model) if "tensor" in axes else model
         starts = [keras_ext.PipelineModel(model, partition=each).partition.starts for each in PARTITIONS]
-    # Times differ between runs, and between ranks: not the cuts of one run.
+    # The cuts of one run are equal, although measured times differ between runs and between ranks.
     assert_same_on_all_ranks([np.asarray(starts, "int32")], job)
     assert {len(each) for each in starts} == {axes["pipe"]}

@@ -1,6 +1,6 @@
-"""Copies of a weight in several processes of one replica stay alike, to the bit: run by `test_spanning_copies`.
+"""Copies of a weight in several processes of one replica stay bit-identical: run by `test_spanning_copies`.
 
-Three replicas: sums of two numbers do not depend on their order.
+There are three replicas, because sums of two numbers do not depend on their order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strategies import layer_api
 from tests.strategies.processes.mesh_strategies import on
 
 AXES: Mapping[str, int] = json.loads(os.environ["SUITE_MESHES"])[0]
-# Large enough for the ring: below a third of a megabyte everybody adds up by himself, in one order.
+# Large enough for the ring: below a third of a megabyte every process adds up all terms itself, in one order.
 VOCABULARY, UNITS = 6000, 32
 
 
@@ -54,7 +54,7 @@ def test_copies_have_the_same_bits(accumulated: int | None) -> None:
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (36, 8))
     model.fit(tokens[:, :-1], tokens[:, 1:], batch_size=9, epochs=3, verbose=0, shuffle=False)
     for variable in model.trainable_variables:
-        # Of a split weight its processes hold different shards.
+        # The processes of a split weight hold different shards.
         held = [] if "shards" in vars(variable) or layer_api.is_remote(variable) else [variable.value.values[0]]
         size = int(np.prod(variable.shape))
         own = np.ravel(held[0]) if held else np.full(size, np.nan, "float32")

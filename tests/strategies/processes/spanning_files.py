@@ -1,7 +1,7 @@
 """Files of replicas that span two processes: run by `test_suites` in both at once, never collected.
 
 One process holds the first shard of each split weight, or the first stage; the other holds the second. Assertions
-compare what both know: if one fails, the other fails, too.
+compare values that both know: if one fails, the other fails, too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def plain_model(seed: int = 3) -> keras.Model:
 
 
 def spread(axes: Mapping[str, int], make: Callable[[], keras.Model] = plain_model) -> keras.Model:
-    """The model split, or in stages, compiled, with the slots of its optimizer."""
+    """Returns the model split, or in stages, compiled, with the slots of its optimizer."""
     with on(axes).scope():
         model = make()
         made = keras_ext.parallelize(model) if "tensor" in axes else model
@@ -83,7 +83,7 @@ def spread(axes: Mapping[str, int], make: Callable[[], keras.Model] = plain_mode
 
 
 def state(model: keras.Model) -> list[np.ndarray]:
-    """The weights and the optimizer's variables, on all ranks."""
+    """Returns the weights and the optimizer's variables, on all ranks."""
     return [*model.get_weights(), *layer_api.values_of(model, layer_api.joined(model.optimizer.variables))]
 
 
@@ -99,7 +99,7 @@ def assert_same_on_all_ranks(values: list[np.ndarray]) -> None:
 
 
 def set_to_numbers(model: keras.Model) -> None:
-    """Gives all variables numbers of their own, as if they were trained."""
+    """Sets every variable to numbers of its own, as if it were trained."""
     for index, weight in enumerate(layer_api.joined([*model.weights, *model.optimizer.variables[2:]])):
         size = int(np.prod(weight.shape))
         weight.assign(np.linspace(index, index + 0.5, size, dtype="float32").reshape(weight.shape))
@@ -157,7 +157,7 @@ class TestArrays:
         assert report.slots["rank 0 CPU:0"] < 2 * whole
         assert all(0 < report.gradients[rank] <= own for rank, own in report.weights.items())
         assert set(report.processes) <= {"rank 0", "rank 1"}
-        # A replica that spans processes is not one of the formula's.
+        # The formula does not cover replicas that span processes.
         assert report.formula is None
 
 
@@ -231,7 +231,7 @@ class TestFiles:
         x, _ = data()
         for other in (opened, again):
             np.testing.assert_allclose(other(x), plain(x), rtol=1e-6, atol=1e-6)
-        # Into a model that has adapters, they are read as Keras reads them: into the kernel, and no adapters.
+        # A model with adapters reads them as Keras does: into the kernel, with zero adapters.
         model.load_weights(shared / "model.weights.h5")
         assert_equal(model.get_weights(), opened.get_weights())
 
@@ -250,14 +250,14 @@ class TestFiles:
     def test_each_rank_reads_its_part_and_no_weight_is_held_whole(
         self, axes: Mapping[str, int], shared: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Counted in numbers, with slices of a few: a weight of the model has 48 at most."""
+        """Counts the numbers that are read, with slices of a few: a weight of the model has at most 48."""
         monkeypatch.setattr(flat_ranges, "SLICE_BYTES", 16)
         read: list[int] = []
         model = spread(axes)
         set_to_numbers(model)
         path = shared / "model.weights.h5"
         with monkeypatch.context() as patched:
-            # Slices of what other ranks hold come to who writes; no whole value is put together.
+            # The writing rank receives slices from the owner ranks; no whole value is assembled.
             patched.setattr(driving, "assembled", None)
             patched.setattr(fetching, "together", None)
             model.save_weights(path)
@@ -325,7 +325,7 @@ class TestFiles:
             patched.setattr(owner, name, full)
             with pytest.raises((OSError, ValueError), match="No space left on device"):
                 act()
-        # The processes are in step.
+        # The processes are still in step.
         model.load_weights(path)
         assert_equal(model.get_weights(), plain_model().get_weights())
 
@@ -347,7 +347,7 @@ class TestFiles:
                 model.save_weights(path)
         assert [each.name for each in shared.iterdir()] == [path.name]
         assert path.stat().st_mtime_ns == before
-        # The processes are in step.
+        # The processes are still in step.
         assert_equal(model.get_weights(), plain_model().get_weights())
 
 
@@ -357,7 +357,7 @@ def _counted(read: list[int], array: np.ndarray) -> np.ndarray:
 
 
 def _datasets(path: Path) -> bytes | dict[str, bytes]:
-    """The bytes of a file; of an archive, those of its members but the one with the time in it."""
+    """Returns the bytes of a file; for an archive, those of its members except the one with a time stamp."""
     if path.suffix != ".keras":
         return path.read_bytes()
     with zipfile.ZipFile(path) as archive:
@@ -365,7 +365,7 @@ def _datasets(path: Path) -> bytes | dict[str, bytes]:
 
 
 class _Dies(keras.callbacks.Callback):
-    """In the second epoch, before its last step."""
+    """Interrupts the second epoch before its last step."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self.model.optimizer.iterations == 5:
@@ -374,7 +374,7 @@ class _Dies(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("axes", MESHES)
 def test_a_killed_run_goes_on(axes: Mapping[str, int], shared: Path) -> None:
-    """From a backup at its last epoch; from a checkpoint in the middle of one, to the bit, with its logs."""
+    """A backup resumes after its last epoch; a checkpoint resumes within an epoch, bit-identically, with its logs."""
     x, y = data()
     whole = spread(axes)
     expected = whole.fit(x, y, epochs=2, **FIT).history
@@ -395,6 +395,6 @@ def test_a_killed_run_goes_on(axes: Mapping[str, int], shared: Path) -> None:
     for name, values in expected.items():
         np.testing.assert_allclose(callback.history[name], values, rtol=1e-6, err_msg=name)
 
-    # Keras' own does not keep the states of draws.
+    # Keras' backup does not keep the states of random generators.
     assert resumed.fit(x, y, epochs=2, callbacks=[backup()], **FIT).epoch == [1]
     assert_same_on_all_ranks(state(resumed))

@@ -1,7 +1,7 @@
 """Optimizers, seeds and checks where a replica spans two processes: run by `test_suites` in both, never collected.
 
-Shards are those of `keras_ext`; stages are layers of this file, of which each process holds some, and which need no
-pipeline. As in the other suites, what one rank finds, the other finds, too.
+Shards are those of `keras_ext`; stages are layers of this file, which one process each holds, and which need no
+pipeline. As in the other suites, both ranks find the same results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rank() -> int:
 
 
 class HeldDense(keras.layers.Dense):
-    """A dense layer whose weights one process along "pipe" holds, and computes with; all have the outputs."""
+    """A dense layer whose weights one process along "pipe" holds and computes with; all processes get its outputs."""
 
     def __init__(self, units: int, position: int = 0, **kwargs: Any) -> None:
         super().__init__(units, **kwargs)
@@ -69,14 +69,14 @@ class HeldDense(keras.layers.Dense):
 
 
 def stages(*positions: int) -> keras.Model:
-    """Two layers between others that all processes hold, from which gradients go back through both on all."""
+    """Returns staged layers between two layers that all processes hold; gradients flow back through all on each."""
     first = keras.layers.Dense(6, name="stem")
     hidden = [HeldDense(8, position, activation="tanh", name=f"h{i}") for i, position in enumerate(positions)]
     return keras.Sequential([keras.Input((6,)), first, *hidden, keras.layers.Dense(3, name="head")])
 
 
 def held_by_one() -> keras.Model:
-    """Rank 0 has nothing to train."""
+    """Returns a model that gives rank 0 nothing to train."""
     return keras.Sequential([keras.Input((6,)), HeldDense(3, 1, name="head")])
 
 
@@ -127,7 +127,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "gathered": lambda: opt.SGD(0.1, momentum=0.9, global_clipnorm=0.05, gradient_accumulation_steps=2),
     "averages": lambda: opt.AdamW(1e-2, weight_decay=0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4),
     "averages at the end": lambda: opt.Adam(1e-2, use_ema=True, ema_momentum=0.8),
-    # The first steps overflow on the processes of some weights only.
+    # In the first steps only the processes of some weights overflow.
     "scaled": lambda: opt.LossScaleOptimizer(opt.SGD(0.1, global_clipnorm=0.05), initial_scale=2.0**122),
     "MultiOptimizer": lambda: opt.MultiOptimizer(
         opt.OptimizerMap(opt.SGD(0.1, global_clipnorm=0.05), {".*bias.*": opt.Adam(0.01, clipnorm=0.1)})
@@ -159,7 +159,7 @@ def test_each_process_holds_its_own() -> None:
         model.optimizer.build(model.trainable_variables)
     model.fit(X, Y, batch_size=8, verbose=0)
     held = sum(strategies.bytes_per_device([*model.variables, *model.optimizer.variables]).values())
-    # Weights and two slots.
+    # Each weight and its two slots.
     expected = 3 * 4 * (6 * 7 + 3 * 9 + (7 * 8 if rank() == 0 else 9 * 8))
     assert expected <= held < expected + 100
     assert model.count_params() == 6 * 7 + 7 * 8 + 9 * 8 + 3 * 9
@@ -186,7 +186,7 @@ def test_what_all_have_set_stays() -> None:
 
 
 class TestDifferences:
-    """Each is refused on both ranks, and nobody waits."""
+    """Each difference is refused on both ranks, and neither rank waits."""
 
     def test_meshes(self) -> None:
         with pytest.raises(ValueError, match=r"same mesh.*rank 0: {'pipe': 2}; rank 1: {'tensor': 2}"):

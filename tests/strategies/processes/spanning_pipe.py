@@ -1,6 +1,6 @@
 """Pipelines whose stages are in several processes: run by `test_spanning_pipe` in both at once, never collected.
 
-What is compared with one device is the same on all ranks: if a test fails on one, it fails on all, and none waits.
+The values that are compared with one device are the same on all ranks: a failing test fails on all, and none waits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def job() -> Any:
 
 
 def on_all_ranks(found: float) -> float:
-    """The largest of what ranks found, so that all of them fail if one does."""
+    """Returns the largest value of all ranks, so that all of them fail if one does."""
     return float(job().gather(tf.constant([found], tf.float64)).numpy().max())
 
 
@@ -89,7 +89,7 @@ def test_schedules_and_functions(schedule: str, in_line: bool, monkeypatch: pyte
 
 
 def test_numbers_of_rows_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They follow from the batch; the length of sequences that a layer has cut does not."""
+    """Numbers of rows follow from the batch; the length of sequences that a layer has cut does not."""
     used = []
     channel = layer_api.StageMessages._channel
 
@@ -121,7 +121,7 @@ def test_numbers_of_rows_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_skips() -> keras.Model:
-    """Values for stages that are not the next one, and outputs of several stages, one with logits."""
+    """Returns a model with values for later stages than the next, and outputs of several stages, one with logits."""
     inputs = keras.Input((6,))
     first = x = layers.Dense(8, "tanh")(inputs)
     early = layers.Dense(3, "softmax", name="early")(x)
@@ -148,7 +148,7 @@ class Extra(layers.Layer):
 
 
 def with_losses() -> keras.Model:
-    """Losses of layers, and penalties of weights, in each stage."""
+    """Returns a model with losses of layers, and penalties of weights, in each stage."""
     inputs = x = keras.Input((6,))
     for i in range(NUM_STAGES):
         penalty = keras.regularizers.L2(0.01)
@@ -162,7 +162,7 @@ def test_losses_of_layers_and_penalties() -> None:
 
 
 def sentences(tied: bool) -> keras.Model:
-    """Masked sequences of any length, between two uses of one table, or behind one use."""
+    """Returns a model of masked sequences of any length, between two uses of one table, or after one use."""
     tokens = keras.Input((None,), dtype="int32")
     table = (layers.ReversibleEmbedding if tied else layers.Embedding)(9, 8, mask_zero=True)
     x = table(tokens)
@@ -173,7 +173,7 @@ def sentences(tied: bool) -> keras.Model:
 
 
 def of_lengths() -> tf.data.Dataset:
-    """Batches of other numbers of rows, and of other lengths, which the traced step does not know."""
+    """Returns batches with different numbers of rows and different lengths, unknown to the traced step."""
     random = np.random.default_rng(3)
     tokens = [random.integers(0, 9, (rows, length)).astype("int32") for rows, length in ((8, 5), (8, 7), (3, 4))]
 
@@ -201,7 +201,7 @@ def test_masks_and_lengths_not_known_when_traced(tied: bool) -> None:
 
 
 class MaskedByItself(layers.Layer):
-    """Masks entries by what it computes with weights."""
+    """Masks entries by its own values."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -227,7 +227,7 @@ def test_masks_that_depend_on_weights() -> None:
 
 
 def lookups() -> keras.Model:
-    """One table, looked up in several stages: by what is in the rows, and by positions."""
+    """Returns a model with one table, which several stages look up."""
     tokens = keras.Input((4,), dtype="int32")
     table = layers.Embedding(9, 8)
     x = layers.Dense(8, "tanh")(layers.Flatten()(table(tokens)))
@@ -243,7 +243,7 @@ def test_one_table_in_several_stages() -> None:
 
 
 def learnt_beforehand() -> keras.Model:
-    """The first half has nothing to train."""
+    """Returns a model whose first half has nothing to train."""
     normalization = layers.Normalization()
     normalization.adapt(ROWS)
     frozen = layers.Dense(8, "tanh", trainable=False)
@@ -267,7 +267,7 @@ def test_a_call_returns_the_outputs_on_every_rank() -> None:
 
 
 def test_one_timeline_of_all_ranks(tmp_path: Path) -> None:
-    """By one clock: no pass begins before what it takes has been made, wherever that was."""
+    """On the common clock no pass begins before its inputs have been computed, on any rank."""
     with strategy().scope():
         model = keras_ext.PipelineModel(mlp(), num_microbatches=3, partition="uniform")
         model.compile("adam", "mse")
@@ -310,7 +310,7 @@ def part() -> int:
 
 
 def traced(function: Callable[..., Any]) -> Any:
-    """Run twice, so that a message that was dropped, or is left over, shows."""
+    """Runs a function twice, so that a dropped or left-over message shows."""
     compiled = tf.function(function, autograph=False)
     compiled(tf.constant(1.0))
     return compiled(tf.constant(2.0))
@@ -372,7 +372,7 @@ def test_receives_that_look_alike_are_not_one() -> None:
 
 
 def test_both_send_first() -> None:
-    """Neither send waits for the other, nor does what is computed wait for a send."""
+    """Neither send waits for the other, and computation does not wait for a send."""
     scalar = layer_api.Description((), "float32", "SAME")
 
     def exchanged(x: tf.Tensor) -> tf.Tensor:
@@ -380,7 +380,7 @@ def test_both_send_first() -> None:
         if own.position == 0:
             own.send(part(), 1, [x + 1])
             return own.receive(part(), 1, [scalar])[0]
-        # In the table's order, which is that of process 0.
+        # In the order of the table, which is that of process 0.
         received = own.receive(part(), 0, [scalar])[0]
         own.send(part(), 0, [x + 1])
         return received
@@ -389,7 +389,7 @@ def test_both_send_first() -> None:
 
 
 def test_a_slower_peer_is_waited_for() -> None:
-    """It computes something large first; the other has posted its receives, and its sends, long before."""
+    """One peer computes something large first; the other has posted its receives and sends long before."""
     scalar = layer_api.Description((), "float32", "SAME")
 
     def exchanged(x: tf.Tensor) -> tf.Tensor:

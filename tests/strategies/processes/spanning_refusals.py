@@ -1,6 +1,6 @@
 """Errors of pipelines whose stages are in two processes: run by `test_suites` in both at once, never collected.
 
-Each is raised on both ranks, and nobody waits.
+Each error is raised on both ranks, and neither rank waits.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_what_is_behind_a_frozen_pipeline_is_trained() -> None:
 
 
 class OwnStep(keras_ext.PipelineModel):
-    """Its step takes gradients as one of a plain model does."""
+    """A pipeline whose step takes gradients like the step of a plain model."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -120,7 +120,7 @@ def broken(y: Any, predicted: Any) -> Any:
     raise RuntimeError("a metric of the user's that raises")
 
 
-#: By what is wrong: arguments of compile, labels, weights of rows, and the error.
+#: By the kind of fault: arguments of compile, labels, weights of rows, and the error.
 WRONG: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
     "labels": ({"loss": "mse"}, Y[:, :2], None, "(?i)dimensions must be equal|incompatible|broadcast"),
     "loss by name": ({"loss": {"other": "mse"}}, Y, None, "other"),
@@ -160,7 +160,7 @@ def test_a_loss_without_a_reduction() -> None:
 
 
 class Adds(keras.layers.Layer):
-    """All of the loss is its."""
+    """Adds the whole loss."""
 
     def call(self, x: Any) -> Any:
         self.add_loss(keras.ops.mean(x * x))
@@ -180,7 +180,7 @@ def test_a_loss_that_layers_add() -> None:
 
 
 class Unbuilt(keras.Model):
-    """Has a step of its own, and no weights before it is called."""
+    """Has a custom step, and no weights before its first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ def test_models_with_a_step_of_their_own_are_compared() -> None:
 
 @keras.saving.register_keras_serializable("spanning")
 class Counting(keras.initializers.Initializer):
-    """Fills the weights that it is called for, all in all, with 1, 2, ..."""
+    """Fills weights with the number of its calls so far: 1, 2, ..."""
 
     calls = 0
 
@@ -233,7 +233,7 @@ INITIALIZERS: dict[str, Callable[[], Any]] = {
 
 
 def drawn(initializer: Any) -> keras.Model:
-    """Both layers draw from one state."""
+    """Returns two layers that draw from the state of one initializer."""
     common = {"kernel_initializer": initializer, "bias_initializer": initializer}
     hidden = [keras.layers.Dense(8, name="up", **common), keras.layers.Dense(4, name="down", **common)]
     return keras.Sequential([keras.Input((6,)), *hidden])
@@ -268,7 +268,7 @@ def test_layers_made_split_draw_as_plain_ones() -> None:
         np.testing.assert_array_equal(each, initializer((6, 8)))
 
 
-# ---- batches: at the end, because TensorFlow lets no process go on behind a step that failed
+# ---- batches: at the end, because TensorFlow lets no process go on after a step that failed
 
 
 def test_batches_are_compared_once() -> None:

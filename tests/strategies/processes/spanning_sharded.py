@@ -1,4 +1,4 @@
-"""Weights in shards over the data axis where a replica spans processes: run by `test_spanning_sharded` on all ranks."""
+"""Weights sharded over the data axis where a replica spans processes: run by `test_spanning_sharded` on all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _made_first() -> None:
 
 
 def language_model(seed: int = 1) -> keras.Model:
-    """Its first table is its last one, too: in a pipeline several stages have it."""
+    """Returns a model whose first and last table are the same: in a pipeline several stages have it."""
     keras.utils.set_random_seed(seed)
     table = layers.ReversibleEmbedding(VOCABULARY, UNITS, name="tokens")
     tokens = keras.Input((6,), dtype="int32")
@@ -48,7 +48,7 @@ def compiled(model: keras.Model) -> keras.Model:
 
 
 def spread(axes: Mapping[str, int], seed: int = 1, **options: Any) -> tuple[keras.Model, keras.Model]:
-    """The model split, or in stages with options, and the one of which it was made."""
+    """Returns the model split, or in stages with options, and the original model."""
     with STRATEGIES[str(axes)].scope():
         model = language_model(seed)
         made = keras_ext.parallelize(model) if "tensor" in axes else model
@@ -78,7 +78,7 @@ def state(model: keras.Model) -> list[np.ndarray]:
 
 @functools.cache
 def on_one_device() -> list[np.ndarray]:
-    """The state of the model after two epochs."""
+    """Returns the state of the plain model after two epochs."""
     plain = compiled(language_model())
     trained(plain, epochs=2)
     return [*plain.get_weights(), *(variable.numpy() for variable in plain.optimizer.variables)]
@@ -87,7 +87,7 @@ def on_one_device() -> list[np.ndarray]:
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_trained_saved_and_gone_on(axes: Mapping[str, int]) -> None:
     model, original = spread(axes)
-    # The copies were given the way to draw the weights, of which no process has drawn one that it does not hold.
+    # The copies have the rule that draws the weights; each process has drawn only the weights that it holds.
     assert all(draw_of(variable) is not None for variable in original.trainable_variables)
     held = [v for v in model.trainable_variables if "shards" not in vars(v) and not layer_api.is_remote(v)]
     for variable in held:
@@ -113,14 +113,14 @@ def test_trained_saved_and_gone_on(axes: Mapping[str, int]) -> None:
 
 @pytest.mark.parametrize("axes", MESHES[:1], ids=str)
 def test_checkpoints_go_on(axes: Mapping[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    # Here weights are gathered for each pass of a micro-batch; above, once a step.
+    # In this test weights are gathered for each pass of a micro-batch, in the one above once a step.
     options = {"reshard_after_pass": True} if "pipe" in axes else {}
-    # Units of these few numbers would be small ones, which stay.
+    # With the default bucket size these units would count as small ones, which are not resharded.
     monkeypatch.setattr(STRATEGIES[str(axes)].extended.sharded_weights.gathers, "_bucket_bytes", 512)
     folder = shared_folder("sharded checkpoints", STRATEGIES[str(axes)].extended.process_group)
     first, _ = spread(axes, **options)
     trained(first, keras_ext.Checkpoints(folder, steps_per_epoch=3))
-    # Not into the files that the second one goes on from.
+    # Without the callback: the files from which the second model goes on must not change.
     trained(first, epochs=2, first=1)
     for one, other in zip(state(first), on_one_device(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)

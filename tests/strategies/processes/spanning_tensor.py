@@ -41,7 +41,7 @@ def test_models_train_as_on_one_device(name: str) -> None:
     found = execute(Case("", lambda: make(True), run), on(AXES))
     assert_same_on_all_ranks([np.asarray(found.logs[key], "float64") for key in sorted(found.logs)], job)
     assert_same_on_all_ranks([*found.weights, *found.slots], job)
-    # Whatever happens on rank 0 alone, the other ranks wait for its message.
+    # If rank 0 raised an error alone, the other ranks would wait for its message.
     largest, error = 0.0, None
     if job.rank == 0:
         try:
@@ -72,7 +72,7 @@ def here() -> Shards:
 
 
 def in_one_process() -> Shards:
-    """As many shards."""
+    """Returns the same number of shards on this process' devices."""
     return Shards(layer_api.replica_parts(), (0,) * COUNT, tuple(range(COUNT)))
 
 
@@ -84,8 +84,8 @@ def cut(value: Any, dim: int = 1) -> list[Any]:
     return list(in_one_process().deal(value, dim))
 
 
-#: For each mapping: the mapping, its inputs, whether they are one for each shard, and the same of its outputs. `x` is a
-#: whole tensor.
+#: For each mapping: the mapping, its inputs, whether there is one input for each shard, and the same for its outputs.
+#: `x` is a whole tensor.
 MAPPINGS: Mapping[str, tuple[Callable[[Shards, Any, Any], Any], Callable[[Any], Any], bool, bool]] = {
     "copy": (lambda s, x, whole: s.copy(x), lambda x: x, False, True),
     "reduce": (lambda s, xs, whole: s.reduce(xs), lambda x: [x * (i + 1) for i in range(COUNT)], True, False),
@@ -102,7 +102,7 @@ MAPPINGS: Mapping[str, tuple[Callable[[Shards, Any, Any], Any], Callable[[Any], 
 
 
 def applied(mapping: str, shards: Shards, x: Any) -> Any:
-    """Outputs and gradients, of all shards that are here."""
+    """Returns outputs and gradients of all local shards."""
     function, make, many_in, many_out = MAPPINGS[mapping]
     inputs = make(x)
     inputs = [inputs[i] for i in shards.owned] if many_in else [inputs]
@@ -117,7 +117,7 @@ def applied(mapping: str, shards: Shards, x: Any) -> Any:
 
 @pytest.mark.parametrize("length", [None, 2 * COUNT, 2 * COUNT + 1, 1])
 def test_mappings_are_those_of_one_process(length: int | None) -> None:
-    """An unknown length is tried with one that divides, and one that does not."""
+    """An unknown length is tested with one that divides, and one that does not."""
     alone, shards = in_one_process(), here()
     assert shards.between is not None
     assert len(shards.owned) == NUM_LOCAL
@@ -178,7 +178,7 @@ def test_what_every_shard_has() -> None:
 
 
 def test_shapes_are_found_out_without_messages() -> None:
-    """By one process alone: the others would have to answer."""
+    """One process infers shapes alone: a message would need an answer from the others."""
     shards = here()
     if on(AXES).rank == 0:
 
@@ -193,7 +193,7 @@ def test_shapes_are_found_out_without_messages() -> None:
             assert tuple(spec.shape) == (None, 2 * COUNT + 1, 2)
 
 
-# ---- tensors in pieces, weights, draws
+# ---- tensors in shards, weights, draws
 
 
 def test_pieces_have_the_shape_of_the_whole() -> None:

@@ -1,4 +1,4 @@
-"""Splits of datasets over processes: run by `test_suites` in two processes at once, never collected."""
+"""Sharding of datasets over processes: run by `test_suites` in two processes at once, never collected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.strategies.processes.ranks import (
     with_policy,
 )
 
-# Keras says so of every dataset of unknown length, with or without us.
+# Keras warns of every dataset of unknown length, with or without a strategy.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
 
@@ -127,7 +127,7 @@ class TestDatasets:
             logs = fit(rows.map(row, num_parallel_calls=2).batch(6).prefetch(1), epochs=2)
         assert logs["total"] == [231.0, 231.0]
         assert logs["loss"] == pytest.approx([np.mean(np.arange(1.0, 22.0) ** 2)] * 2, rel=1e-6)
-        # Of the last batch, of three rows, rank 0 has two.
+        # The last batch has three rows; two of them go to rank 0.
         mine = [*range(6 * rank() // 2, 3 + 6 * rank() // 2)]
         expected = [6 * k + i for k in range(3) for i in mine] + [[18, 19], [20]][rank()]
         assert sorted(seen) == sorted([*expected, *expected])
@@ -136,7 +136,7 @@ class TestDatasets:
             assert ("assert_cardinality" in caplog.text) != known
 
     def test_fewer_rows_than_processes(self) -> None:
-        """Rank 1 maps the one row of the last batch, too, and counts it for nothing."""
+        """Rank 1 maps the one row of the last batch as a dummy row, which counts for nothing."""
         plain = numbers(5).map(lambda x, y: (x + 1, y)).batch(2)
         assert fit(plain)["total"] == [15.0]
 
@@ -169,7 +169,7 @@ class Sevens(keras.utils.PyDataset):
 class TestReadingAhead:
     @pytest.mark.parametrize("kind", ["of known length", "agreed upon", "PyDataset"])
     def test_it_changes_nothing(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """CPU devices are taken for GPUs."""
+        """The strategy treats CPU devices as GPUs."""
         x, y = regression()
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
         mine: Any = data
@@ -181,9 +181,9 @@ class TestReadingAhead:
         for ahead in (True, False):
             monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", ahead)
             model = dense()
-            # "auto" compiles the replicas' work on GPUs, and then last bits differ.
+            # "auto" compiles the replicas' functions on GPUs, which changes the last bits.
             model.jit_compile = False
-            # Processes that agree at every element call the steps one by one, read ahead or not.
+            # Processes that agree at every element call the steps one by one, whether they read ahead or not.
             model.steps_per_execution = 2 if kind == "agreed upon" else 1
             logs = model.fit(mine, validation_data=data, epochs=2, verbose=0, shuffle=False).history
             results.append([digest(model), *(value for name in sorted(logs) for value in logs[name])])
@@ -191,7 +191,7 @@ class TestReadingAhead:
         assert all_ranks(results[0][0]) == [results[0][0]] * 2
 
     def test_one_process_without_gpus_keeps_the_others_from_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All processes must draw alike if they agree at every element."""
+        """Processes that agree at every element must all read ahead, or none."""
         monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", rank() == 0)
         logs = fit(with_policy(numbers(9 + 4 * rank()).batch(3), Policy.OFF), epochs=2)
         assert logs["seen"] == [22.0, 22.0]

@@ -18,7 +18,7 @@ _PolymorphicFunction: Any = tf.types.experimental.PolymorphicFunction
 
 
 def functions_in(function: Any, depth: int = 5) -> Iterator[Any]:
-    """The functions of TensorFlow that a function of Python closes over."""
+    """Yields the TensorFlow functions that a Python function closes over."""
     if isinstance(function, _PolymorphicFunction):
         yield function
         return
@@ -29,7 +29,7 @@ def functions_in(function: Any, depth: int = 5) -> Iterator[Any]:
 
 
 def exchanges(function: Any) -> int:
-    """The number of collectives in the graph of a function that Keras made and called, conditionals included."""
+    """Returns the number of collectives in the graph of a function that Keras made and called."""
     found = []
     for traced in functions_in(function):
         for concrete in traced._list_all_concrete_functions():
@@ -48,13 +48,13 @@ def model(*layers: Any, optimizer: Any = "adam", metrics: Any = ("mae",), **kwar
 
 
 def scaled() -> keras.Model:
-    """Two steps in a loop; the last batch is smaller."""
+    """Returns a model that runs two steps in a loop, with a loss scale; the last batch is smaller."""
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(clipnorm=0.1))
     return model(optimizer=optimizer, steps_per_execution=2)
 
 
 def of_own_metric() -> keras.Model:
-    """Its metric looks at a weight, which is that of after the step."""
+    """Returns a model whose metric reads a weight; it must see the value after the step."""
     found: list[Any] = []
 
     def size_of_weights(y: Any, y_pred: Any) -> Any:
@@ -65,7 +65,7 @@ def of_own_metric() -> keras.Model:
 
 
 class OwnStep(keras.Sequential):
-    """Calls Keras' step, then looks at a weight, which is that of after the step."""
+    """Calls Keras' step, then reads a weight; it must see the value after the step."""
 
     def train_step(self, data: Any) -> Any:
         return super().train_step(data) | {"size": tf.reduce_sum(tf.abs(self.weights[0].value))}
@@ -78,7 +78,7 @@ def of_own_step() -> keras.Model:
 
 
 def of_own_metrics_of_the_object() -> keras.Model:
-    """As the one before, by an attribute of the model."""
+    """Returns a model that reads a weight after the step, in a `compute_metrics` set on the object."""
     made = model()
     keras_own = made.compute_metrics
 
@@ -91,7 +91,7 @@ def of_own_metrics_of_the_object() -> keras.Model:
 
 
 class InFunction(keras.layers.Layer):
-    """Normalizes, in a function of TensorFlow's."""
+    """Normalizes in a tf.function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class InFunction(keras.layers.Layer):
 
 
 class CallsAgain(keras.Sequential):
-    """Calls Keras' step, which traces the functions of its layers, and the layers again."""
+    """Calls Keras' step, which traces the functions of its layers, and then calls the layers again."""
 
     def train_step(self, data: Any) -> Any:
         logs = super().train_step(data)
@@ -132,13 +132,13 @@ def fitted(make: Callable[[], keras.Model], scope: Any) -> tuple[keras.Model, di
     [
         # Gradients, loss and metrics.
         (scaled, 1),
-        # What else the step returns, too.
+        # A second one for the other values that the step returns.
         (of_own_step, 2),
-        # Gradients first, metrics then: nobody knows what the metric looks at.
+        # Gradients first, then metrics: the metric may read the updated weights.
         (of_own_metric, 2),
-        # And what else the step returns.
+        # A third one for the other values that the step returns.
         (of_own_metrics_of_the_object, 3),
-        # Gathered gradients are not summed at every step, metrics are.
+        # Accumulated gradients are not summed at every step, metrics are.
         (gathering, 2),
     ],
 )
@@ -154,11 +154,11 @@ def test_of_a_training_step(make: Callable[[], keras.Model], expected: int) -> N
 
 
 def test_of_moving_statistics() -> None:
-    """They travel with gradients and metrics; a step that is evaluated sends its metrics only."""
+    """Statistics are fused with gradients and metrics; an evaluation step sends its metrics only."""
     found, _ = fitted(lambda: model(keras.layers.BatchNormalization()), strategy().scope())
     assert all_ranks(exchanges(found.train_function)) == [1, 1]
     assert all_ranks(digest(found)) == [digest(found)] * 2
-    # With them the mean of all rows moves, whichever replica has seen which: 4 batches, twice.
+    # The statistics follow the mean of all rows, whichever replica has them: 4 batches, twice.
     x, y = regression()
     mean = np.zeros(4)
     for _ in range(2):
@@ -179,10 +179,10 @@ def test_statistics_that_a_traced_function_writes_again_are_those_of_all_ranks()
 
 
 def test_of_normalization_over_all_replicas() -> None:
-    """Its sums are one message each way; the numbers are those of one device."""
+    """The sums of normalization are one message in each direction; the numbers are those of one device."""
 
     def make() -> keras.Model:
-        # A bias in front of it would have no gradient.
+        # A bias before it would have no gradient.
         layers = [keras.layers.Dense(3, use_bias=False), keras.layers.BatchNormalization(synchronized=True)]
         return model(*layers, optimizer="sgd")
 

@@ -92,7 +92,7 @@ class TestFiles:
         assert abs(digest(again) - digest(dense())) > 1e-3
 
     def test_what_no_rank_knows_alone_is_refused_at_once(self, shared: Path) -> None:
-        """In the middle of an epoch each rank holds a part of the sum; callbacks that all have sum the parts up."""
+        """Within an epoch each rank holds a part of the sum; callbacks that run on all ranks sum the parts."""
         x, y = regression()
         path = shared / "model.keras"
 
@@ -120,7 +120,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5", "a folder", "exported"])
     def test_what_is_saved_is_read_at_once(self, name: str) -> None:
-        """Outside the scope, by models of one device each. An older file of the same name is not taken for it."""
+        """Models of one device read the file outside the scope, and never an older file of the same name."""
         shared = shared_folder(f"read at once {name}", process_group())  # Without brackets, as above.
         path = shared / name
 
@@ -147,7 +147,7 @@ class TestFiles:
             expected = np.asarray(model(np.ones([3, 4], "float32")))
             process_group().barrier()
             if rank() == 0:
-                time.sleep(0.3)  # Rank 0 is late. The others must not take what is there.
+                time.sleep(0.3)  # Rank 0 is late. The others must not read the existing file.
             save(model)
             np.testing.assert_allclose(np.asarray(load()), expected, rtol=1e-6)
         assert files_in(shared) == [name]
@@ -169,14 +169,14 @@ class TestFiles:
         model = dense()
         model.export(shared / "exported", verbose=False)
         model.export(shared / "model.tflite", format="litert", verbose=False)
-        # TensorFlow's own way: each process has a folder.
+        # TensorFlow's own function: each process has a folder.
         tf.saved_model.save(model, str(shared / f"saved by {rank()}"))
         assert files_in(shared) == ["exported", "model.tflite", "saved by 0", "saved by 1"]
 
 
 class TestCallbacks:
     def test_orbax(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Rank 0 alone saves, of all metrics the totals. Orbax itself needs JAX: what it is given is looked at."""
+        """Rank 0 alone saves, with the totals of all metrics. A mock replaces Orbax, which needs JAX."""
         given: list[Any] = []
         saver = SimpleNamespace(save_checkpointables=lambda step, payload: given.append(payload["pytree"]), close=tuple)
         monkeypatch.setattr(orbax_checkpoint, "ocp", SimpleNamespace(Context=contextlib.nullcontext))

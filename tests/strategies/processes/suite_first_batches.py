@@ -1,7 +1,7 @@
-"""Ranks that are given other data: run by `test_suites` in two processes at once, never collected.
+"""Ranks with different data: run by `test_suites` in two processes at once, never collected.
 
-All of them refuse it before the first step, with the remedy, and go on with what comes next; or they are warned, where
-they may only have drawn random numbers. Data that are declared a process' own are not compared.
+All of them refuse it before the first step, with the fix, and the next call works; or they warn, if random draws may
+explain the difference. Data that are declared a process' own are not compared.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from tests.strategies.processes.ranks import Policy, all_ranks, dense, digest, rank, records, regression, with_policy
 
-# Keras says so of datasets of unknown length, and of those that are not arrays.
+# Keras warns of datasets of unknown length, and of `shuffle=True` for data that are not arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:`shuffle=True` was passed")
 
 Data = tf.data.Dataset
-#: 24 rows each: those of both ranks, and every second one, with which the other rank's begin.
+#: 24 rows each: those of both ranks, and a rank's every second row, which differ between the ranks.
 X, Y = (part[:24] for part in regression())
 SHARD_X, SHARD_Y = (np.tile(part[rank() :: 2], (2, 1)) for part in (X, Y))
 REFUSAL = r"leave out x\[rank::size\].*AutoShardPolicy\.OFF.*distribute_datasets_from_function"
@@ -41,7 +41,7 @@ def generator(x: Any, y: Any) -> Iterator[Any]:
 
 
 class Batches(keras.utils.PyDataset):
-    """Four batches."""
+    """Batches of six rows."""
 
     def __init__(self, x: Any, y: Any) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def fit(data: Any, y: Any = None, **arguments: Any) -> None:
     model().fit(data, y, verbose=0, **arguments)
 
 
-#: By name, what differs: a call that all refuse.
+#: By name of the difference: a call that all ranks refuse.
 REFUSED: dict[str, Callable[[], Any]] = {
     "arrays": lambda: fit(SHARD_X, SHARD_Y, batch_size=6),
     "arrays in order": lambda: fit(SHARD_X, SHARD_Y, batch_size=6, shuffle=False),
@@ -90,7 +90,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "predict_on_batch": lambda: dense().predict_on_batch(SHARD_X),
 }
 
-#: By name, calls that all take, though something in them differs or is drawn at random.
+#: By name: calls that all ranks accept, although something in them differs or is drawn at random.
 TAKEN: dict[str, Callable[[], Any]] = {
     "shuffled": lambda: fit(X, Y, batch_size=6, validation_data=(X, Y), epochs=2),
     "shuffled slices": lambda: fit(slices(X, Y).shuffle(24).map(lambda x, y: (x, y)).batch(6), epochs=2),
@@ -114,7 +114,7 @@ def test_other_data_are_refused() -> None:
         with pytest.raises(ValueError, match=REFUSAL):
             (call(), print(f"{name}: taken"))
     assert all_ranks(digest(model())) == [start] * 2
-    # When it is their turn.
+    # Validation data are refused when validation begins.
     with pytest.raises(ValueError, match=REFUSAL):
         fit(X, Y, batch_size=6, validation_data=(SHARD_X, SHARD_Y))
 
@@ -148,7 +148,7 @@ def test_files_of_other_rows(shared: Path) -> None:
 
 
 def test_the_order_of_a_py_dataset_is_rank_0s() -> None:
-    """Keras shuffles its batches by Python's generator, which no seed makes alike here."""
+    """Keras shuffles its batches with Python's generator, whose state differs between the ranks here."""
     random.seed(rank())
     np.random.seed(rank())
     fit(Batches(X, Y), shuffle=True, epochs=2)

@@ -31,7 +31,7 @@ from tests.strategies.processes.ranks import (
     with_policy,
 )
 
-# Keras says so of every dataset of unknown length, with or without us.
+# Keras warns of every dataset of unknown length, with or without a strategy.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
 
@@ -54,7 +54,7 @@ class TestWaiting:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(6))
         before = strategies.seconds_waited(strategy()).input
         begin = time.perf_counter()
-        # In the first epoch batches come while the step is traced.
+        # In the first epoch batches are prepared while the step is traced.
         counter().fit(with_policy(dataset, policy), epochs=2, verbose=0, shuffle=False)
         elapsed = time.perf_counter() - begin
         waited = strategies.seconds_waited(strategy()).input - before
@@ -63,7 +63,7 @@ class TestWaiting:
         assert all_ranks(len(lines)) == [1, 0]
 
     def test_for_others(self) -> None:
-        """Rank 1 comes late to every sum; that it is seen changes no number."""
+        """Rank 1 comes late to every sum; measuring it changes no number."""
 
         class Late(keras.layers.Layer):
             def call(self, x: Any) -> Any:
@@ -97,13 +97,13 @@ class TestWaiting:
         waited = strategies.seconds_waited(strategy()).communication
         assert waited is not None
         first, second = all_ranks(waited)
-        # Ten steps, two for each sum; what rank 1 slept for the last, rank 0 waits for.
+        # Ten steps, one sum for every two; in each sum rank 0 waits for the sleep of rank 1 in the last step.
         assert first > 5 * 0.05 * 0.8
         assert second < first
 
 
 class TestState:
-    """What steps write is that of the global batch, also of a batch that has rows for one rank only."""
+    """The state that steps write is that of the global batch, also if a batch has rows for one rank only."""
 
     @pytest.mark.parametrize("size", [3, 4])
     def test_it_is_that_of_one_device(self, size: int) -> None:
@@ -163,7 +163,7 @@ class TestPrograms:
         received = counted(strategy().scope())
         assert received == expected
         assert all_ranks(received[0]) == [expected[0]] * 2
-        # 16 batches, and a step at each end, which is not counted where the sums of Adam's gradients need the count.
+        # 16 batches, and a step at each end, which is not counted where Adam's accumulated gradients need the count.
         ends = 2 * (steps_per_execution == 1)
         assert expected[:2] == [16 if name == "Adam" and accumulation else 16 + ends, [1, 16 + ends]]
 
@@ -246,7 +246,7 @@ class TestPrograms:
 
         model.fit(x, y, batch_size=6, epochs=4, verbose=0)
         before = num_threads()
-        # 150 steps, of two sums each.
+        # 150 steps with two sums each.
         model.fit(x, y, batch_size=6, epochs=30, verbose=0)
         assert num_threads() < before + 30
 
@@ -254,7 +254,7 @@ class TestPrograms:
         assert float(dense().optimizer.learning_rate) == pytest.approx(0.05)
 
     def test_xla_inside_replicas(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The numbers of one device, compiled and not; what is not compiled is said on one rank, once."""
+        """The numbers are those of one device, compiled and not; uncompiled parts are logged on one rank, once."""
         logger = "strategies._keras_hooks.compiled_steps"
         caplog.set_level("INFO", logger)
         x, y = regression()
@@ -362,7 +362,7 @@ class TestGatheredRows:
 
 class TestGatheredFunctions:
     def test_a_loss_and_a_metric_of_all_rows_are_those_of_one_device(self) -> None:
-        """Also where a batch leaves rank 1 without rows."""
+        """Batches may leave rank 1 without rows."""
         x, y = regression()
 
         def root(y_true: Any, y_pred: Any) -> Any:

@@ -1,6 +1,6 @@
 """Readers of input over two ranks: run by `test_suites` in two processes at once, never collected.
 
-SUITE_READERS is "all" for all readers, and all ways to go on after a stop; without it a sample of them runs.
+SUITE_READERS is "all" for all readers, and all ways to resume after a stop; without it a sample of them runs.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def _graphs_are_not_rewritten() -> Iterator[None]:
 
 @functools.cache
 def places() -> tuple[Place, Place]:
-    """The place of the strategy, and that of one device."""
+    """Returns the `Place` of the strategy, and that of one device."""
     return Place(strategy(), folder=Path(os.environ["SUITE_FOLDER"])), Place()
 
 
 def _check(cell: str, found: Outcome) -> None:
-    """Fails on both ranks if it does on one, and keeps the outcome for a table."""
+    """Fails on both ranks if one fails, and appends the outcome to a table."""
     if rank() == 0:
         with (Path(os.environ["SUITE_FOLDER"]) / "readers.jsonl").open("a") as file:
             file.write(json.dumps({"cell": cell, **asdict(found)}) + "\n")
@@ -69,7 +69,7 @@ def test_a_stop(name: str, keeper: str) -> None:
 
 
 def test_each_row_of_a_job_of_the_service_that_ranks_share_counts_once() -> None:
-    """TensorFlow declares the batches that a rank gets of a job with a name to be its own."""
+    """For a named job of the service, TensorFlow declares the batches that a rank gets to be its own."""
     service = tf.data.experimental.service
     address = Path(os.environ["SUITE_FOLDER"]) / "address"
     servers: list[Any] = []

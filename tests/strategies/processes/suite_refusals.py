@@ -1,7 +1,7 @@
-"""Ranks of another mind: run by `test_suites` in two processes at once, never collected.
+"""Ranks with different settings: run by `test_suites` in two processes at once, never collected.
 
 The last rank differs from the others in one thing. All of them are refused, before the first step, with an error that
-says in what; then they go on with the next.
+names the difference; then the next case runs in the same processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.strategies.processes.ranks import all_ranks, rank, strategy
 
 X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
 Y = X[:, :2].copy()
-#: Each is refused within this time.
+#: The time limit of each refusal.
 LIMIT_SECONDS = 20.0
 
 
@@ -60,7 +60,7 @@ def decay(steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
     return keras.optimizers.schedules.CosineDecay(0.1, steps)
 
 
-#: By name: arguments of the model on the last rank, on the others, and what the error names.
+#: By name: the model's arguments on the last rank and on the others, and a pattern of the error.
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     **{
         f"Adam {name}": ({"optimizer": adam(**{name: other})}, {"optimizer": adam()}, rf"optimizer Adam\({name}=")
@@ -111,7 +111,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "rate of dropout": ({"rate": 0.25}, {}, r"layer dropped\(rate=0.25"),
 }
 
-#: By name: arguments of `fit` on the last rank, on the others, and what the error names.
+#: By name: the arguments of `fit` on the last rank and on the others, and a pattern of the error.
 ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "batch_size": ({"batch_size": 4}, {}, r"fit\(batch_size=4\)"),
     "epochs": ({"epochs": 2}, {}, r"fit\(epochs=2\)"),
@@ -138,7 +138,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 def refused(call: Callable[[], Any], names: str) -> None:
-    """Fails unless all ranks refuse the call at once, with an error that names something."""
+    """Fails unless all ranks refuse the call at once, with an error that matches `names`."""
     begin = time.monotonic()
     with pytest.raises(ValueError, match=rf"Received, where they differ: .*{names}"):
         call()
@@ -164,7 +164,7 @@ def test_other_arguments() -> None:
         refused(functools.partial(fitted, made, **chosen), names)
     for value, expected in zip(made.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, expected)
-    # Refused is not broken.
+    # The model still trains after a refusal.
     fitted(made)
 
 
@@ -214,7 +214,7 @@ def test_there_are_forty() -> None:
 
 
 def test_updates_outside_of_strategy_run() -> None:
-    """Every rank would train by its own rows."""
+    """Every rank would train on its own rows."""
     made = model()
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(made(X) - Y))

@@ -26,7 +26,7 @@ def momentum() -> Any:
 
 
 def squaring() -> Any:
-    """An optimizer that squares each slice of a table's gradient by itself."""
+    """Returns an optimizer that squares each slice of a table's gradient by itself."""
     return keras.optimizers.Adam(5e-3, epsilon=1e-3)
 
 
@@ -40,12 +40,12 @@ def classes(number: int, *shape: int) -> np.ndarray:
 
 @keras.saving.register_keras_serializable("tests")
 def near_the_mean(weight: Any) -> Any:
-    """A constraint that needs the whole weight."""
+    """Returns a weight closer to its mean: a constraint that needs the whole weight."""
     return 0.9 * weight + 0.1 * keras.ops.mean(weight)
 
 
 def penalized(split: bool) -> keras.Model:
-    """Regularizers and constraints, for some of which a shard suffices; of weights, of pieces and of whole tensors."""
+    """Returns a model with penalties of weights, activations in shards and whole tensors, and with constraints."""
     column = keras_ext.ColumnParallelDense if split else layers.Dense
     row = keras_ext.RowParallelDense if split else layers.Dense
     activation = ShardwiseActivation if split else layers.Activation
@@ -78,7 +78,7 @@ def penalized(split: bool) -> keras.Model:
 
 
 def language_model(split: bool, length: int | None = 7) -> keras.Model:
-    """A tied table around a decoder; logits and, if split, the sequence are in pieces of different sizes."""
+    """Returns a model of a tied table around a decoder; if split, logits and sequence are in uneven shards."""
     own = {"gather_output": False} if split else {}
     cls = keras_ext.VocabParallelReversibleEmbedding if split else layers.ReversibleEmbedding
     table = cls(VOCABULARY, UNITS, embeddings_initializer=keras.initializers.RandomNormal(stddev=0.5), **own)
@@ -91,7 +91,7 @@ def language_model(split: bool, length: int | None = 7) -> keras.Model:
         y = layers.MultiHeadAttention(HEADS, UNITS // HEADS)(y, y, use_causal_mask=True)
         x = layers.Add()([x, y])
         y = layers.LayerNormalization(epsilon=1e-5)(x)
-        # Made in the order of the computation, in which they draw seeds.
+        # The layers are created in the order of the computation, in which they draw seeds.
         y = layers.Dense(16, "gelu")(y)
         y = layers.Dense(UNITS)(y)
         x = layers.Add()([x, y])
@@ -121,7 +121,7 @@ def of_lengths(model: Any, strategy: Any) -> Mapping[str, Any]:
 
 
 def images(split: bool) -> keras.Model:
-    """A chain of channels, normalized in pieces and whole, pooled; and a kind of its own for each dense layer."""
+    """Returns a model of convolutions, normalized in shards and whole, with a different split for each dense layer."""
     inputs = keras.Input((6, 6, 2))
     x = layers.Conv2D(8, 3, padding="same", name="first")(inputs)
     x = layers.BatchNormalization(synchronized=True, name="in_pieces")(x)
@@ -139,7 +139,7 @@ def images(split: bool) -> keras.Model:
 
 
 def attended(split: bool) -> keras.Model:
-    """Scores and projections that are looked at; an embedding of its own; other kinds of heads."""
+    """Returns a model of attention with penalized projections, whose scores are outputs, and of grouped attention."""
     embedding = keras_ext.VocabParallelEmbedding if split else layers.Embedding
     attention = keras_ext.ParallelMultiHeadAttention if split else layers.MultiHeadAttention
     grouped = keras_ext.ParallelGroupQueryAttention if split else layers.GroupQueryAttention
@@ -159,7 +159,7 @@ def attended(split: bool) -> keras.Model:
 
 
 def whole_batch_normalization(split: bool) -> keras.Model:
-    """Of shards, of a tensor that is not cut."""
+    """Returns a model with batch normalization by channel shards of a tensor that is not split."""
     cls = ChannelSplitBatchNormalization if split else layers.BatchNormalization
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8), cls(synchronized=True), layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -169,14 +169,14 @@ def whole_batch_normalization(split: bool) -> keras.Model:
 
 @keras.saving.register_keras_serializable("tests")
 class Bank(layers.Layer):
-    """Weights of its own, in several dims; one of them is not trained, two are looked up."""
+    """Has weights with two and three dims; one of them is not trained, two are looked up."""
 
     def build(self, x_shape: Any, given_shape: Any) -> None:
         penalty, cap = keras.regularizers.L2(1e-2), keras.constraints.MaxNorm(0.9, axis=0)
         self.bank = self.add_weight(shape=(3, x_shape[-1], 5), name="bank", regularizer=penalty)
         self.back = self.add_weight(shape=(5, x_shape[-1]), name="back", constraint=cap)
         self.fixed = self.add_weight(shape=(x_shape[-1], 6), name="fixed", trainable=False)
-        # Of one rows are cut, of the other columns.
+        # `by_rows` is split along rows, `by_columns` along columns.
         self.by_rows = self.add_weight(shape=(10, x_shape[-1]), name="by_rows", initializer="uniform")
         self.by_columns = self.add_weight(shape=(2, x_shape[-1]), name="by_columns", initializer="uniform")
         self.inside = layers.Dense(x_shape[-1])
@@ -194,10 +194,10 @@ class Bank(layers.Layer):
 
 
 def gathered(split: bool) -> keras.Model:
-    """Weights that lie in shards, and are put together for their layer; products of which each shard makes a part."""
+    """Returns a model of layers with sharded weights, gathered for use or multiplied shard by shard."""
     x = inputs = keras.Input((6, 4))
     x = layers.Conv1D(6, 3, padding="same", kernel_regularizer=keras.regularizers.L1(1e-2), name="conv")(x)
-    # Two and three heads of five: uneven shards, whatever is cut.
+    # Two and three heads of five: uneven shards along every dim.
     x = layers.EinsumDense("abc,cde->abde", (None, 3, 5), bias_axes="de", activation="tanh", name="to_heads")(x)
     x = layers.EinsumDense("abde,dec->abc", (None, 6), bias_axes="c", name="from_heads")(x)
     x = Bank(name="own")(x, inputs)
@@ -209,7 +209,7 @@ def gathered(split: bool) -> keras.Model:
 
 
 def adapted(split: bool) -> keras.Model:
-    """Frozen kernels, cut along their last dim and along others, and adapters whose products are added to them."""
+    """Returns a model of frozen kernels, split along their last dim and along others, and adapters."""
     inputs = keras.Input((5,), dtype="int32")
     x = layers.Embedding(VOCABULARY, 8, name="table")(inputs)
     x = layers.MultiHeadAttention(4, 2, name="attention")(x, x)
@@ -229,7 +229,7 @@ def _fit(x: Any, y: Any, *, predict: bool = True) -> Run:
     return fit_arrays(x, y, batch_size=12, epochs=2, predict=predict)
 
 
-# One more than the model's length: a word's label is the next one. Large logits are compared by their loss.
+# One more than the model's length: a word's label is the next word. Large logits are compared through their loss.
 _WORDS = classes(VOCABULARY, 8).astype("int32")
 
 MODELS: Mapping[str, tuple[Make, Run]] = {

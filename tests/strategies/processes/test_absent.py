@@ -1,4 +1,4 @@
-"""A rank that lives but does not come: the others end in time, with an error that says so, and so does it."""
+"""A rank that lives but stays out of a step: all ranks end in time, with an error that says so."""
 
 import re
 from pathlib import Path
@@ -22,10 +22,10 @@ def test_nobody_waits_for_ever(strategy: str, tmp_path: Path) -> None:
         codes = programs.wait(LIMIT_SECONDS)
         output = programs.output(limit=20000)
     assert None not in codes, output
-    # The other sleeps, and says where.
+    # Rank 1 sleeps, and rank 0's error says at which line.
     said = r"Rank 0 has waited 4 s for the exchange of descriptions .*; rank 1 is behind fit, .*, at absent\.py:\d+ in "
     assert re.search(said, output), output
     waited = {int(rank): int(seconds) for rank, seconds in re.findall(r"rank (\d) failed after (\d+) s", output)}
     assert waited[0] >= 4, output
-    # The one that stayed away does not have to wait: nobody is there any more.
+    # The absent rank does not have to wait: its peer has ended.
     assert waited[1] <= waited[0], output

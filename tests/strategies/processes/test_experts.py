@@ -1,4 +1,4 @@
-"""Starts `experts.py` in two processes, of a device or more each, and in four."""
+"""Runs `experts.py` in two processes, of one device or more each, and in four."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from tests.strategies.processes import matrix
 LIMIT_SECONDS = 420
 MANY = [{"data": 2, "expert": 2}, {"expert": 4}, {"data": 4}]
 BOTH = [{"expert": 2}, {"data": 2}]
-# Replicas that span processes, which share experts between them.
+# Replicas that span processes and share experts with each other.
 SPANNING = [{"expert": 2, "pipe": 2}, {"expert": 2, "tensor": 2}]
-# Parts of each expert in one process, and in two.
+# Shards of each expert in one process, and in two.
 WITH_TENSOR = SPANNING[1]
-# Of two processes with two devices each.
+# For four processes with two devices each.
 WIDE = [{"expert": 2, "pipe": 4}]
 
 
@@ -41,7 +41,7 @@ WIDE = [{"expert": 2, "pipe": 4}]
 def test_experts_and_tables_across_processes(
     engine: str, num_ranks: int, num_local: int, axes: list[dict[str, int]], tmp_path: Path
 ) -> None:
-    # Once, and not on each rank.
+    # Plain Keras runs once, and not on each rank.
     shared = tmp_path / "shared by ranks"
     shared.mkdir()
     for optimizer in {each for mesh in axes for each in clicks.optimizers_of(mesh)}:

@@ -1,4 +1,4 @@
-"""Children that are forked: their end is not that of the job, and data that they read train as on one device."""
+"""Forked children: their end does not end the job, and data that they read train as on one device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 @pytest.mark.timeout(2 * LIMIT_SECONDS + 30)
 @pytest.mark.parametrize("strategy", ["MirroredStrategy", "MultiWorkerMirroredStrategy", "HorovodStrategy"])
 def test_workers_that_are_forked(strategy: str, on_one_device: np.ndarray, tmp_path: Path) -> None:
-    """With checkpoints, for which the process hears of SIGTERM, in one process, too."""
+    """Trains with checkpoints, for which the process handles SIGTERM, also in a single process."""
     np.testing.assert_allclose(trained(tmp_path / "job", strategy, "checkpoints"), on_one_device, rtol=1e-6, atol=1e-6)
 
 

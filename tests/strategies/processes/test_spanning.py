@@ -1,4 +1,4 @@
-"""Starts `spanning.py` in several processes: every kind of crossing, the rest of the matrix with ``--parity-all``."""
+"""Runs `spanning.py` in several processes: every kind of crossing, the rest of the matrix with ``--parity-all``."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Starts `spanning_copies.py` in six processes: three replicas over two processes each."""
+"""Runs `spanning_copies.py` in six processes: three replicas over two processes each."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Starts `spanning_pipe.py` in two processes."""
+"""Runs `spanning_pipe.py` in two processes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Starts `spanning_sharded.py` in four processes: two replicas over two processes each."""
+"""Runs `spanning_sharded.py` in four processes: two replicas over two processes each."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Starts `spanning_tensor.py` in several processes; more devices, and the other engine, with ``--parity-all``."""
+"""Runs `spanning_tensor.py` in several processes; more devices, and the other engine, with ``--parity-all``."""
 
 from pathlib import Path
 

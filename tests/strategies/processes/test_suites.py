@@ -1,4 +1,4 @@
-"""Starts the suites in two processes, for each strategy of several processes."""
+"""Runs the suites in two processes, for each multi-process strategy."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from tests.graphs import collect_seldom, forget_gradients
 
 
 class LetsGraphsGo:
-    """A plugin of pytest's, for all suites."""
+    """A pytest plugin for all suites: frees the graphs of each test."""
 
     @pytest.fixture(autouse=True)
     def _graphs_are_let_go(self) -> Iterator[None]:
@@ -28,9 +28,9 @@ if __name__ == "__main__":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
     collect_seldom()
-    # Not the conftest's: it makes eight devices.
+    # The conftest is left out because it makes eight devices.
     options = ["-x", "-q", "-p", "no:cacheprovider", "--noconftest"]
-    # Ranks that tidy up pytest's common folder at the same time disturb each other.
+    # Ranks that clean up pytest's common folder at the same time disturb each other.
     with tempfile.TemporaryDirectory() as folder:
         options.append(f"--basetemp={Path(folder) / 'of this rank'}")
         sys.exit(pytest.main([*options, *arguments], plugins=[LetsGraphsGo()]))

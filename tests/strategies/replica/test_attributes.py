@@ -1,4 +1,4 @@
-"""State that replicas write for themselves, masks that they draw, attributes of layers that they set."""
+"""State and masks of each replica, and attributes of layers that replicas set."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ L = keras.layers
 
 
 def penalised_before_statistics() -> keras.Model:
-    """Replicas meet between the layer that adds a loss and the total."""
+    """Returns a model with an all-reduce between the layer that adds a loss and the total."""
     model = keras.Sequential(
         [
             keras.Input((5,)),
@@ -135,7 +135,7 @@ def penalised_before_statistics() -> keras.Model:
 
 
 def penalised_before_masked_loss() -> keras.Model:
-    """Replicas meet in the loss, which divides by a count over all of them."""
+    """Returns a model with an all-reduce in the loss, which divides by a count over all replicas."""
     model = keras.Sequential(
         [
             keras.Input((5,)),
@@ -177,7 +177,7 @@ def remembering() -> keras.Model:
 
 
 class Normalising(keras.layers.Layer):
-    """A recurrent cell in which replicas meet."""
+    """A recurrent cell with an all-reduce."""
 
     state_size = 4
 
@@ -193,7 +193,7 @@ class Normalising(keras.layers.Layer):
 
 
 class Late(keras.layers.Layer):
-    """Makes a tensor while it is built, and replicas meet after that."""
+    """Makes a tensor while it is built, before an all-reduce."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Late(keras.layers.Layer):
 
 
 class TestAttributes:
-    # 13 rows in batches of 7: replicas with unlike numbers of rows.
+    # 13 rows in batches of 7: the replicas have different numbers of rows.
     x, y = features(13, 5), features(13, 1, seed=1)
 
     @pytest.mark.parametrize("make", [penalised_before_statistics, penalised_before_masked_loss, remembering])
@@ -229,7 +229,7 @@ class TestAttributes:
         def step(x: tf.Tensor) -> Any:
             layer(x)
             before(x)
-            # Replicas meet once more.
+            # One more all-reduce.
             tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(x))
             return layer.seen, before.losses[0]
 
@@ -252,7 +252,7 @@ class TestAttributes:
 
         @tf.function
         def step(x: tf.Tensor) -> Any:
-            # Variables are cast to a replica's values by adding nothing.
+            # The addition of 0 turns variables into the replica's values.
             given = [[variable + 0 for variable in variables] for variables in state]
             return model.stateless_call(*given, x, training=True, return_losses=True)[2]
 
@@ -275,7 +275,7 @@ class TestAttributes:
         def step(x: tf.Tensor) -> tf.Tensor:
             return layer(x, training=True)
 
-        # 5 rows: replicas with unlike numbers of rows.
+        # 5 rows: the replicas have different numbers of rows.
         rows = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(features(5, 3, 4)))))
         outputs = strategy.experimental_local_results(strategy.run(step, args=(rows,)))
         assert sum(len(output) for output in outputs) == 5

@@ -1,4 +1,4 @@
-"""Variables without a value, yet or for good."""
+"""Variables whose value is set later, or never."""
 
 from __future__ import annotations
 

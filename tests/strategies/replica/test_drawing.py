@@ -1,4 +1,4 @@
-"""Initial values drawn in place: the numbers of eager drawing, to the bit."""
+"""Initial values drawn in place: bit-identical to eager drawing."""
 
 from __future__ import annotations
 

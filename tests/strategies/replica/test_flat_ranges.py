@@ -1,4 +1,4 @@
-"""Ranges of flat arrays, and the boxes that they are: every item once, in order."""
+"""Ranges of flat arrays as boxes: each item occurs once, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of models that are gone are gone; those that are needed still have their gradients."""
+"""Graphs of deleted models are freed; graphs that are still needed keep their gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def strategy(request: pytest.FixtureRequest) -> strategies.MirroredStrategy:
 
 
 class Scaled(keras.layers.Layer):
-    """Its gradient is three times what it would be."""
+    """A layer whose gradient is three times the true one."""
 
     def call(self, x: Any) -> Any:
         return threefold(x)
@@ -66,7 +66,7 @@ def test_models_that_were_trained_and_dropped_leave_no_graph(strategy: strategie
 def test_gradients_of_functions_traced_before(strategy: strategies.MirroredStrategy) -> None:
     @tf.function
     def inner(x: tf.Tensor) -> tf.Tensor:
-        # A loop's body is made again from its definition where its gradient is.
+        # TensorFlow rebuilds the body of a loop from its definition, where its gradient is computed.
         return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, threefold(v * v)), (0, threefold(x)))[1]
 
     @tf.function
@@ -86,7 +86,7 @@ def test_gradients_of_functions_traced_before(strategy: strategies.MirroredStrat
     value(tf.constant(2.0))
     gc.collect()
     for received in strategy.experimental_local_results(slope(tf.constant(2.0))):
-        # x ** 4, and each custom gradient has three times the slope.
+        # x ** 4, and each custom gradient multiplies the slope by three.
         assert float(received) == 27 * 4 * 2.0**3
 
 

@@ -1,4 +1,4 @@
-"""Bytes of variables by device, and the peaks that allocators of GPUs keep."""
+"""Bytes of variables by device, and the peaks that GPU allocators record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that are replaced by their gradient: who is one, and how several gradients are joined."""
+"""Variables that are replaced by their gradient: their detection, and the combination of several gradients."""
 
 from __future__ import annotations
 

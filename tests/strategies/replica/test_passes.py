@@ -1,4 +1,4 @@
-"""A forward and a backward pass: in line, and as functions of the graph, to the bit the same."""
+"""Forward and backward passes in line and as functions of the graph, with equal bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(
     recompute: Recompute | None = None,
     calls: int = 2,
 ) -> Results:
-    """Outputs and gradients of some calls, in one graph; 0 where there is no gradient."""
+    """Returns outputs and gradients of some calls, in one graph; 0 for a missing gradient."""
 
     @tf.function(autograph=False)
     def everything(*inputs: tf.Tensor) -> list[Any]:
@@ -60,7 +60,7 @@ def looking_up(table: tf.Variable) -> Callable[..., Sequence[Any]]:
 
 
 def branching(kernel: tf.Variable) -> Callable[..., Sequence[Any]]:
-    """Tensors with several users, whose gradients are added up; an output that nobody differentiates."""
+    """Returns a function with tensors of several users, whose gradients are summed, and an unused output."""
 
     def function(x: tf.Tensor) -> list[Any]:
         h = tf.nn.softplus(x @ kernel)
@@ -127,20 +127,20 @@ def test_ops_are_there_once_however_often_called() -> None:
         return sum(node.op == "Softplus" for node in nodes) + sum(node.op == "Softplus" for node in definition.node)
 
     assert size(1, 3) == size(5, 3) == 1
-    # Shapes that differ are traced anew.
+    # Another shape is traced again.
     assert size(5, 2) == 2
 
 
 def test_what_is_held() -> None:
     kernel = tf.Variable(numbers(4, 8))
     passes = Passes(contextlib.nullcontext, lambda x: [tf.nn.relu(x @ kernel)], [kernel])
-    # The output, which is all that the gradient of a relu takes; neither the input nor the kernel.
+    # The gradient of a relu needs only its output: neither the input nor the kernel is kept.
     assert passes.held_bytes([numbers(3, 4)]) == 3 * 8 * 4
 
 
 @pytest.mark.usefixtures("without_rewriting")
 def test_of_outputs_that_are_not_wanted_nothing_comes_back() -> None:
-    """Not even zeros: an optimizer would take them for gradients, and some have no number there."""
+    """Unwanted outputs give no gradient at all: zeros would reach the optimizer, and some would be NaN."""
     for in_line in (True, False):
         one, other = tf.Variable(KERNEL), tf.Variable(KERNEL)
 

@@ -1,4 +1,4 @@
-"""Gradients that are rounded where they are computed: taken as they were before, and rounded when they are summed."""
+"""Gradients that are rounded where they are computed: they are taken before rounding, and rounded after their sum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_terms_are_summed_before_they_are_rounded(dtype: Any) -> None:
     def terms_and_whole() -> Any:
         terms = [unrounded(gradient_of(bias, rows, dtype), bias, RowDependence()) for rows in tf.split(ROWS, 2)]
         assert [rounding_of(term) for term in terms] == [dtype, dtype]
-        # Functions return other tensors: the variable remembers.
+        # Functions return new tensors: the variable keeps the dtype of the rounding.
         assert rounding_of(tf.identity(terms[0])) is None
         assert rounding_of(as_unrounded([tf.identity(terms[0])], [bias])[0]) == dtype
         return rounded(tf.add_n(terms), dtype), gradient_of(bias, ROWS, dtype), tf.add_n(terms)
@@ -55,6 +55,6 @@ def test_what_was_not_rounded_is_left() -> None:
 
     assert rounding_of(gradients()) is None
     assert rounded(ROWS, None) is ROWS
-    # Outside of graphs nobody knows how it was made.
+    # Eager tensors do not show the op that made them.
     eager = gradient_of(kernel, ROWS, tf.bfloat16)
     assert unrounded(eager, kernel, RowDependence()) is eager

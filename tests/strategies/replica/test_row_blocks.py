@@ -1,4 +1,4 @@
-"""The blocks that processes send each other, without processes: each runs twice, the second time with what came."""
+"""Blocks of rows that processes exchange, without processes: each runs twice, the second time with the messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.replica.row_blocks import swapped_between
 
 
 class Told:
-    """Stands for a process group: notes what is sent, and returns what the others have sent, once that is known."""
+    """A fake process group: records its messages, and returns the others' messages once they are known."""
 
     def __init__(self, rank: int, num_processes: int) -> None:
         self.rank, self.num_processes = rank, num_processes
@@ -25,12 +25,12 @@ class Told:
 
 
 def expected(source: int, target: int, number: int) -> np.ndarray:
-    """Rows that say where they are from, and for whom."""
+    """Returns rows that contain their source and target."""
     return np.array([(source, target, k) for k in range(number)], "int32").reshape(-1, 3)
 
 
 def swapped(sizes: np.ndarray, num_processes: int) -> tuple[list[list[Any]], int]:
-    """Returns by replica what it gets from each, and the rows of a block."""
+    """Returns the parts that each replica receives from each other, and the number of rows in a block."""
     num_replicas = len(sizes)
     num_local = num_replicas // num_processes
 

@@ -1,4 +1,4 @@
-"""Arrays in files: what is read, and that to others they are arrays."""
+"""Arrays in files: the items that are read, and their use as NumPy arrays."""
 
 from __future__ import annotations
 

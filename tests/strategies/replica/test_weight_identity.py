@@ -1,4 +1,4 @@
-"""Optimizers find weights by the ids, names and paths of one device, whatever the weights lie in."""
+"""Optimizers find weights by the ids, names and paths of one device, however the weights are stored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def built() -> Any:
 
 
 class ByName(keras.optimizers.SGD):
-    """Looks at the names that it gets on one device: of variables of Keras, then of TensorFlow's."""
+    """Uses the names that it gets on one device: of Keras' variables in `build`, of TensorFlow's in `update_step`."""
 
     def build(self, variables: Any) -> None:
         super().build(variables)
@@ -45,7 +45,7 @@ class ByName(keras.optimizers.SGD):
 
 
 class Noting(keras.optimizers.Adam):
-    """Notes what it is built for, and updates as Adam does, so that it gets shards."""
+    """Records the variables that it is built for, and updates as Adam does, so that it gets shards."""
 
     def build(self, variables: Any) -> None:
         self.noted = sorted({(v.path, v.name) for v in variables})
@@ -97,7 +97,7 @@ def assert_same(model: Any, optimizer: str, times: int = 1) -> None:
     assert getattr(model.optimizer, "noted", None) == noted
 
 
-# One that looks at whole weights cannot have its updates shared where layers are split.
+# An optimizer that looks at whole weights cannot have sharded updates where layers are split.
 CASES = [
     *(("tensor", each) for each in OPTIMIZERS),
     *((how, "by name") for how in ("data", "shard=weights")),

@@ -13,7 +13,7 @@ from strategies.replica.weight_slices import WeightSlice, beside_weights
 
 
 def rows_and_elements() -> tuple[tf.Variable, list[WeightSlice]]:
-    """A weight on one device, cut behind its first row and in the middle of its second."""
+    """Returns a weight on one device, and its slices: cut after its first row and in the middle of its second."""
     component = tf.Variable(tf.reshape(tf.range(12.0), [3, 4]))
     distributed = types.SimpleNamespace(values=(component,))
     variable: Any = types.SimpleNamespace(value=distributed, shape=component.shape, dtype="float32", name="w")
@@ -46,7 +46,7 @@ def test_beside_weights_only_the_slice_has_new_elements(eagerly: bool) -> None:
     new, old = (update if eagerly else tf.function(update))()
     np.testing.assert_array_equal(new, [[0, 1, 2, 3]])
     np.testing.assert_array_equal(old, np.reshape(np.arange(12), [3, 4]))
-    # Behind it, the slice is its weight's range again.
+    # After the update, the slice is a range of its weight again.
     np.testing.assert_array_equal(slices[0].read(), [[0, 1, 2, 3]])
 
 

@@ -1,4 +1,4 @@
-"""Every way from a model to a graph or a file gives the numbers that the model predicts, however it is divided."""
+"""Every export of a model to a graph or a file gives the model's predictions, however the model is divided."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plain_model(kind: str) -> keras.Model:
 
 @functools.cache
 def trained(kind: str) -> tuple[keras.Model, np.ndarray]:
-    """Returns a model that was trained for two steps, and its rows; one for all tests, which leave it as it is."""
+    """Returns a model after two steps of training, and its rows; all tests share it and do not change it."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 8)).astype("float32")
     if kind == "table":
@@ -69,7 +69,7 @@ def trained(kind: str) -> tuple[keras.Model, np.ndarray]:
 
 @functools.cache
 def expected(kind: str) -> np.ndarray:
-    """Returns what the model predicts."""
+    """Returns the model's predictions."""
     model, x = trained(kind)
     return np.asarray(model.predict(x, verbose=0))
 
@@ -105,7 +105,7 @@ def export_litert(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> An
 
 
 def archive(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
-    """The endpoint's variables are found without `track`, as a layer that Keras opens it with finds them."""
+    """Exports an endpoint without `track`: its variables are found, also by `TFSMLayer`."""
     made = keras.export.ExportArchive()
     made.add_endpoint("serve", lambda rows: model(rows, training=False), input_signature=[rows_like(x)])
     made.write_out(folder / "exported", verbose=False)
@@ -132,14 +132,14 @@ def converted(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
 
 
 def frozen(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
-    """As `tf2onnx`, too, makes constants of what a graph captures."""
+    """Freezes a graph: its captured variables become constants, as in `tf2onnx`."""
     made = convert_variables_to_constants_v2(function_of(model, x))
     assert not made.captured_inputs
     return keras.tree.flatten(made(tf.constant(x)))[0]
 
 
 def function(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
-    """A function that is traced once follows the weights."""
+    """Calls a function that was traced once; it uses the current weights."""
     call, weights = function_of(model, x), model.get_weights()
     model.set_weights([2 * value for value in weights])
     np.testing.assert_allclose(call(tf.constant(x)), model.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
@@ -158,7 +158,7 @@ def checkpoint(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
 
 
 def native(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
-    """Plain Keras opens the file, and goes on to train."""
+    """Saves a file that plain Keras opens and can go on training with."""
     model.save(folder / "model.keras")
     plain = keras.saving.load_model(folder / "model.keras")
     for received, value in zip(plain.optimizer.variables, slots_of(model), strict=True):
@@ -167,7 +167,7 @@ def native(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
 
 
 def legacy(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
-    """The file has the slots; Keras 3 does not read those of a model of inputs and outputs."""
+    """Saves an HDF5 file with slots; Keras 3 does not read the slots of a Functional model."""
     keras.saving.save_model(model, folder / "model.h5")
     with h5py.File(folder / "model.h5") as file:
         group = file["optimizer_weights"]
@@ -192,7 +192,7 @@ def weights_file(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any
 
 
 def state_tree(model: keras.Model, x: np.ndarray, folder: pathlib.Path) -> Any:
-    """The tree that `OrbaxCheckpoint` writes has the paths and shapes of one device, and can be set again."""
+    """Sets a model from the state tree for `OrbaxCheckpoint`, whose paths and shapes are those of one device."""
     plain = plain_model("table" if x.dtype == np.int32 else "")
     plain.optimizer.build(plain.trainable_variables)
     plain.optimizer.name = model.optimizer.name
@@ -250,7 +250,7 @@ WAYS: dict[str, Way] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ARGUMENTS)
-# Of TensorFlow; and of Keras, which unpickles its optimizers twice, and first as another.
+# Warnings of TensorFlow, and of Keras, which unpickles its optimizers twice, first as another class.
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated", "ignore:Skipping variable loading")
 def test_gives_what_the_model_predicts(kind: str, way: str, tmp_path: pathlib.Path) -> None:
     model, x = trained(kind)

@@ -1,4 +1,4 @@
-"""A disk that is full in the midst of a file: one error of the system for the caller, and the next file works."""
+"""A disk that is full in the middle of a file: the caller gets one OSError, and the next file works."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_error_of_the_program(error: Exception, expected: type[Exception], tm
         write()
     assert files[0] is not None
     assert files[0].closed
-    # That it cannot read what was not written is no news.
+    # A read of data that were never written fails because of the first error, which is the one to report.
     assert expected is KeyError or caught.value is files[0].error
 
 
@@ -104,7 +104,7 @@ def test_a_model_is_saved_again_once_there_is_room(name: str, tmp_path: Path) ->
 
 
 def test_a_closed_file_is_flushed_without_an_error(tmp_path: Path) -> None:
-    """As HDF5 does when a file is forgotten that was left open after an error of Keras' own."""
+    """HDF5 flushes a closed file when it frees a file that was left open after an error in Keras."""
     file = LateErrorFile(tmp_path / "file", "w")
     file.close()
     file.flush()

@@ -1,4 +1,4 @@
-"""Saved models: those saved under the strategy open anywhere, others open under it, and training goes on."""
+"""Saved models: files saved under the strategy open anywhere, other files open under it, and training goes on."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def train(model: keras.Model) -> None:
 
 @functools.cache
 def trained(num_replicas: int, times: int = 1) -> keras.Model:
-    """One for all tests, which save it and read it, and never train it on."""
+    """Returns one model for all tests, which save it and read it, and never train it on."""
     with scope(num_replicas):
         model = make()
     for _ in range(times):
@@ -123,14 +123,14 @@ def test_trains_on_after_loading(name: str, saved_on: int, loaded_on: int, tmp_p
 
 
 def test_file_is_that_of_one_device(tmp_path: pathlib.Path) -> None:
-    """Nothing of the strategy reaches the file: not the names in it, not the configuration."""
+    """The file contains nothing of the strategy, neither in its names nor in the configuration."""
     for name, num_replicas in (("ours.keras", 2), ("plain.keras", 1)):
-        keras.backend.clear_session(free_memory=False)  # numbers layers and optimizers from the start again
+        keras.backend.clear_session(free_memory=False)  # restarts the numbers of layers and optimizers
         with scope(num_replicas):
             make().save(tmp_path / name)
     ours, plain = zipfile.ZipFile(tmp_path / "ours.keras"), zipfile.ZipFile(tmp_path / "plain.keras")
     assert sorted(ours.namelist()) == sorted(plain.namelist())
-    # Keras numbers objects that occur twice by their addresses.
+    # Keras identifies objects that occur twice by their addresses.
     mine, theirs = (
         json.loads(re.sub(rb'"shared_object_id": \d+', b'"shared_object_id": 0', archive.read("config.json")))
         for archive in (ours, plain)

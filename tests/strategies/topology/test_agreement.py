@@ -1,4 +1,4 @@
-"""Requests of all processes, compared."""
+"""The strategy arguments of all processes, compared."""
 
 import pytest
 

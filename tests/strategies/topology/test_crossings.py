@@ -1,4 +1,4 @@
-"""Axes that cross processes and hosts, and what is said of them."""
+"""Axes that cross processes and hosts, and the messages about them."""
 
 from collections.abc import Mapping, Sequence
 

@@ -15,7 +15,7 @@ from tests.strategies.topology.test_gpus import Gpus
         (4, 1, 4, ["GPU:1"]),
         (4, 1, 2, ["GPU:2", "GPU:3"]),
         (5, 1, 2, ["GPU:2", "GPU:3"]),
-        # Alone, or assigned by the launcher.
+        # A process alone on its node, or GPUs assigned by the launcher.
         (2, 0, 1, ["GPU:0", "GPU:1"]),
         (1, 1, 2, ["GPU:0"]),
     ],

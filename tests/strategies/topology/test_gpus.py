@@ -1,4 +1,4 @@
-"""Processes that would share a GPU are refused, on all of them alike, with the ranks and the GPU named."""
+"""Processes that would share a GPU are refused on every rank, with the ranks and the GPU named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_sharing_on_purpose(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Cuda:
-    """CUDA's driver, with two GPUs."""
+    """A fake of CUDA's driver, with two GPUs."""
 
     def __init__(self, name: str) -> None:
         assert name == "libcuda.so.1"
@@ -61,7 +61,7 @@ class Cuda:
 
 
 class Gpus:
-    """TensorFlow's configuration, with so many GPUs."""
+    """A fake of TensorFlow's configuration, with `number` GPUs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, *, has_started: bool = False) -> None:
         self.all = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(number)]
@@ -87,7 +87,7 @@ def test_a_process_says_what_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Gpus(monkeypatch, 3)
     found.set(found.all[1:], "GPU")
     monkeypatch.setattr(ctypes, "CDLL", Cuda)
-    # The last is none of CUDA's.
+    # CUDA does not know the last one.
     assert used_gpus() == ["GPU-00010203-0405-0607-0809-0a0b0c0d0e01", "GPU 2 of a"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 6,7")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())

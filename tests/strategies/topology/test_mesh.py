@@ -40,7 +40,7 @@ def test_experts_are_a_part_of_data() -> None:
     merged = mesh.with_experts_as_data()
     assert merged.axes == {"data": 4, "tensor": 2}
     assert merged.devices == mesh.devices
-    # Those that share experts are next to each other.
+    # Replicas that share experts are next to each other.
     assert [merged.position(i, "data") for i in mesh.group(0, "expert")] == [0, 1]
     assert DeviceMesh.from_devices(NAMES, {"expert": 8}).with_experts_as_data().axes == {"data": 8}
     assert merged.with_experts_as_data() is merged

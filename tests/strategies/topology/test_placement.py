@@ -1,4 +1,4 @@
-"""Meshes over processes: which parts of a replica a process owns, whole replicas among them."""
+"""Meshes over processes: the parts of a replica that a process owns, and processes with whole replicas."""
 
 import itertools
 
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused(num_processes: int, axes: dict[str, int], 
 
 
 def test_each_part_of_each_replica_has_one_owner() -> None:
-    """Whatever the mesh: either it is refused, or its coordinates are dealt out, to all processes alike."""
+    """Every mesh is either refused, or its coordinates are divided equally among all processes."""
     for num_processes, num_local in itertools.product([1, 2, 4], [1, 2, 4]):
         total = num_processes * num_local
         for sizes in itertools.product([1, 2, 4, 8], repeat=3):
@@ -99,7 +99,7 @@ def test_each_part_of_each_replica_has_one_owner() -> None:
             for rank in range(num_processes):
                 grid, parts = local_grid(mesh, rank), owned_parts(mesh, rank)
                 assert len(grid) * len(parts) == num_local
-                # Several replicas in one process are whole ones.
+                # A process with several replicas has whole replicas.
                 assert len(grid) == 1 or len(parts) == sizes[1] * sizes[2]
                 first = mesh.position(mesh.local_indices(rank)[0], "data")
                 seen += [(first + replica, part) for replica in range(len(grid)) for part in parts]

@@ -1,4 +1,4 @@
-"""The holder of a port, asked from the system, and read from a written copy of what the system tells."""
+"""The process that holds a port, according to the system, and to a fake copy of /proc."""
 
 import os
 import socket

@@ -8,13 +8,13 @@ import pytest
 
 from strategies.topology.sharding import ShardingGroups, sharding_groups
 
-#: Size, replicas, replicas of a process, hosts: the size of groups, processes of a group, groups of a process.
+#: Size, replicas, replicas of a process, hosts; then the size of groups, processes of a group, groups of a process.
 TABLE: list[tuple[Any, int, int, tuple[int, ...], tuple[int, int, int]]] = [
     (None, 4, 4, (), (4, 1, 1)),
     (None, 4, 1, (0, 0, 0, 0), (4, 4, 1)),
     (None, 4, 1, (0, 0, 1, 1), (2, 2, 1)),
     (None, 8, 2, (0, 0, 1, 1), (4, 2, 1)),
-    # Hosts of one replica, or of several numbers, are no groups.
+    # Hosts with one replica, or with different numbers of replicas, are not used as groups.
     (None, 2, 1, (0, 1), (2, 2, 1)),
     (None, 3, 1, (0, 0, 1), (3, 3, 1)),
     (None, 4, 1, (0, 1, 0, 1), (4, 4, 1)),
@@ -30,7 +30,7 @@ TABLE: list[tuple[Any, int, int, tuple[int, ...], tuple[int, int, int]]] = [
 def test_groups(size: Any, num_replicas: int, num_local: int, nodes: Any, expected: Any) -> None:
     groups = sharding_groups(size, num_replicas, num_local, nodes)
     assert (groups.size, groups.num_processes, groups.num_here) == expected
-    # Each replica of a process, or of a group of processes, holds one part.
+    # Each replica of a process, or of a group of processes, owns one part.
     held = [(process, r) for k in range(groups.size) for process, own in [groups.owner(k)] for r in own]
     assert sorted(held) == [(p, r) for p in range(groups.num_processes) for r in range(num_local)]
     assert [r for g in range(groups.num_here) for r in groups.replicas(g)] == list(range(num_local))

@@ -1,4 +1,4 @@
-"""Numbers of threads of TensorFlow in a process that shares its node."""
+"""TensorFlow's numbers of threads in a process that shares its node."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHARED = Cluster(rank=1, world_size=4, local_rank=1, local_size=2)
 @pytest.mark.parametrize(
     ("cores", "cores_of_parent", "local_rank", "local_size", "own"),
     [
-        # Not bound: the node's cores are shared out.
+        # Not bound: the node's cores are divided.
         ((0, 1), (0, 1), 0, 2, (0,)),
         ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4), 1, 2, (2, 3, 4)),
         ((0, 1), (0, 1), 2, 3, (0,)),
         # Bound by the launcher.
         ((2, 3), (0, 1, 2, 3), 1, 2, (2, 3)),
-        # A parent that is bound otherwise says nothing.
+        # A parent that is bound to other cores gives no information.
         ((0, 1), (2, 3), 1, 2, (1,)),
     ],
 )
@@ -90,5 +90,5 @@ def test_before_tensorflow_starts_the_cores_are_dealt_out() -> None:
     assert done.returncode == 0, done.stderr
     num_cores, seen = json.loads(done.stdout)
     assert seen == [[0, 0], [1, 2] if num_cores > 1 else [0, 0]]
-    # Numbers that have been set are left alone the next time, without another line.
+    # Numbers that have been set are not changed again, and no line is logged for them.
     assert done.stderr.count("line from strategies.topology.threads") == (num_cores > 1)

@@ -1,4 +1,4 @@
-"""Lengths to which vectors of unknown size are padded: the rest of the wire is tried by the contract."""
+"""Lengths to which vectors of unknown size are padded; the contract tests the rest of the wire format."""
 
 import bisect
 import random

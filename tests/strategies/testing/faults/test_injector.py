@@ -1,4 +1,4 @@
-"""The callback: which step, which moment, which rank; processes that are hurt from outside."""
+"""The callback injects faults at the right step, moment and rank; programs are faulted through the environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS_PER_EPOCH = 4
 
 
 class Steps(keras.callbacks.Callback):
-    """Keeps the steps that were done, as "epoch.batch"."""
+    """Records the completed steps, as "epoch.batch"."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Steps(keras.callbacks.Callback):
 
 
 def train(hurt: faults.Faults | None, *others: Any, rank: int = 0, epochs: int = 2, **options: Any) -> list[str]:
-    """Trains with the faults; returns the steps that were done before an error, and the error's name."""
+    """Trains with the faults; returns the steps that completed before an error, and the error's name."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("adam", "mse", **options)
@@ -74,7 +74,7 @@ def test_other_ranks_and_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_executions_of_several_steps() -> None:
-    # Keras says that a batch begins once for each execution: the third one has the steps 6 to 8.
+    # Keras begins one batch for each execution: the third execution has the steps 6 to 8.
     hurt = faults.fail_at(kind="raise", step=7)
     x = np.ones((18, 1), np.float32)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -101,7 +101,7 @@ def test_a_full_disk_in_the_second_save(write: int, tmp_path: Path) -> None:
     hurt = faults.fail_at(kind="full_disk", step=3, at="save", write=write)
     checkpoints = keras_ext.Checkpoints(tmp_path / "checkpoints", STEPS_PER_EPOCH, every_steps=2)
     assert train(hurt, checkpoints) == [*ALL[:4], "OSError"]
-    # The save before it, and not the one that failed.
+    # The save before the fault exists, the failed one does not.
     names = [path.name for path in (tmp_path / "checkpoints").glob("step-*.json")]
     assert names == ["step-000000002.json"]
 
@@ -124,7 +124,7 @@ print("result", checkpoints.history["loss"])
 
 
 def test_a_program_that_is_hurt_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run after the other, as a launcher would start them, until the faults are over."""
+    """Restarts the program, as a launcher would, until all faults have happened."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     hurt = (
@@ -147,7 +147,7 @@ def test_a_program_that_is_hurt_from_outside(tmp_path: Path, monkeypatch: pytest
         codes.append(ended.returncode)
         output = ended.stdout
         errors.append(ended.stderr.strip())
-    # A full disk is an error, and not the crash of HDF5 at the interpreter's end.
+    # A full disk is an OSError, and not the crash of HDF5 at the interpreter's exit.
     assert codes == [-signal.SIGKILL, -signal.SIGXFSZ, 1, 0], errors
     assert re.search(r"^OSError: .*File too large: '.*\.weights\.h5'$", errors[2].splitlines()[-1])
     assert sorted(hurt.happened()) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Faults as data: their text, their builder, what is refused; without TensorFlow."""
+"""Faults as data: their text, their builder, and refused values; without TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What faults do to a process: each to a small program of its own, without TensorFlow."""
+"""The effect of each fault on a small program of its own, without TensorFlow."""
 
 from __future__ import annotations
 
