@@ -11,6 +11,7 @@ import pytest
 
 import keras_ext
 from tests.keras_ext.tensor.harness import mesh_strategy
+from tests.strategies.parity.harness import largest
 
 L = keras.layers
 
@@ -37,4 +38,5 @@ def assert_like(copy: Any, model: Any, x: Any, atol: float = 0) -> None:
     assert [weight.shape for weight in copy.get_weights()] == [weight.shape for weight in model.get_weights()]
     for mine, theirs in zip(copy.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
-    np.testing.assert_allclose(copy(x), model(x), rtol=0, atol=1e-6)
+    # Relative where values are above 1, as everywhere: one rounding of 18 in float32 is 1.9e-6.
+    assert largest([np.asarray(model(x))], [np.asarray(copy(x))]) <= 1e-6
