@@ -56,8 +56,8 @@ class KerasStrategy(MeshStrategy):
         * losses that a layer adds (``add_loss``) and that are neither a mean nor a sum over rows, such as the
           load-balancing losses of most mixtures of experts: training takes the mean over replicas or micro-batches.
           Losses that are combined correctly, as those of activity regularizers, are no findings;
-        * in a pipeline of several micro-batches, ``BatchNormalization(synchronized=True)``, which normalizes by each
-          micro-batch.
+        * in a pipeline of several micro-batches, ``BatchNormalization(synchronized=True)`` and
+          ``SpectralNormalization``, which normalize once per micro-batch.
 
         The check does not cover ``train_step``, loss functions and metrics, about which training warns, nor values that
         layers keep in variables. ``BatchNormalization`` without ``synchronized=True`` is no finding: it is known to

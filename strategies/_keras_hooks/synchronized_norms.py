@@ -63,30 +63,42 @@ def _moments(original: Callable[..., _Moments], x: tf.Tensor, axes: Sequence[int
     return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
 
+_SYNCHRONIZED = (
+    "BatchNormalization(synchronized=True) normalizes by the rows of all replicas in each of {number} micro-batches, "
+    "one after the other: not by the global batch, as one device does.",
+    "Use num_microbatches=1, or a layer that normalizes each row by itself, such as LayerNormalization or "
+    "GroupNormalization. If statistics of micro-batches are what you mean, leave synchronized=True out.",
+)
+_SPECTRAL = (
+    "SpectralNormalization divides its kernel by an estimate of the kernel's norm, and refines the estimate, in each "
+    "of {number} micro-batches: one device does so once for the batch.",
+    "Use num_microbatches=1.",
+)
+
+
 def norms_of_microbatches(model: Any) -> list[Finding]:
-    """Returns a finding per synchronized layer of a pipeline: it normalizes by micro-batch, one device by all rows.
+    """Returns the layers of a pipeline that normalize once for each micro-batch, where one device does once for all.
 
     Args:
         model: a Keras model; without an attribute ``num_microbatches`` there are no findings.
     """
     number = int(getattr(model, "num_microbatches", 1))
-    layers = [] if number == 1 else model._flatten_layers()
-    return [
-        Finding(
-            getattr(layer, "path", None) or layer.name,
-            f"BatchNormalization(synchronized=True) normalizes by the rows of all replicas in each of {number} "
-            "micro-batches, one after the other: not by the global batch, as one device does.",
-            "Use num_microbatches=1, or a layer that normalizes each row by itself, such as LayerNormalization or "
-            "GroupNormalization. If statistics of micro-batches are what you mean, leave synchronized=True out.",
-        )
-        for layer in layers
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable
-    ]
+    found: list[Finding] = []
+    for layer in [] if number == 1 else model._flatten_layers():
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            difference, fix = _SPECTRAL
+        elif isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
+            difference, fix = _SYNCHRONIZED
+        else:
+            continue
+        found.append(Finding(getattr(layer, "path", None) or layer.name, difference.format(number=number), fix))
+    return found
 
 
 def warn_of_norms(model: Any) -> None:
     """Warns before training, with the program's line, of the layers that :func:`norms_of_microbatches` finds."""
-    findings = norms_of_microbatches(model)
-    if findings:
-        names = ", ".join(repr(finding.layer) for finding in findings)
-        warn(f"The pipeline {model.name!r} with {names}: {findings[0].difference.removesuffix('.')}", findings[0].fix)
+    by_difference: dict[tuple[str, str], list[str]] = {}
+    for finding in norms_of_microbatches(model):
+        by_difference.setdefault((finding.difference, finding.fix), []).append(repr(finding.layer))
+    for (difference, fix), names in by_difference.items():
+        warn(f"The pipeline {model.name!r} with {', '.join(names)}: {difference.removesuffix('.')}", fix)

@@ -79,7 +79,7 @@ def outcome(row: str, column: str, mesh: str) -> Outcome:
 @functools.lru_cache(maxsize=4)
 def _plain(row: str, column: str, accumulates: bool) -> Values | str:
     """Returns the values on one device, or the reason why there are none."""
-    if reason := missing(ROWS[row], COLUMNS[column]):
+    if reason := ROWS[row].without.get(column) or missing(ROWS[row], COLUMNS[column]):
         return reason
     try:
         with warnings.catch_warnings():

@@ -28,6 +28,7 @@ class Row:
         whole_numbers: whether the input is ids, below `VOCABULARY`.
         called: calls the layer on its input, where that takes more than ``layer(x)``.
         learns: whether the layer has to adapt to data before it is used.
+        without: columns that cannot be compared, by name, with the reason.
     """
 
     make: Callable[..., Any]
@@ -35,6 +36,7 @@ class Row:
     whole_numbers: bool = False
     called: Callable[[Any, Any], Any] = field(default=lambda layer, x: layer(x))
     learns: bool = False
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
 def _twice(layer: Any, x: Any) -> Any:
@@ -104,7 +106,13 @@ ROWS: Mapping[str, Row] = {
         lambda **own: layers.RNN(layers.StackedRNNCells([layers.GRUCell(4), layers.SimpleRNNCell(4)], **own)),
         _SEQUENCE,
     ),
-    "TimeDistributed": Row(lambda **own: layers.TimeDistributed(layers.Dense(8), **own), _SEQUENCE),
+    "TimeDistributed": Row(
+        lambda **own: layers.TimeDistributed(layers.Dense(8), **own),
+        _SEQUENCE,
+        # Predictions of this model change from 0.33 to 78 when it is quantized, and those of batches of 2 rows differ
+        # from those of 4 by 2e-6.
+        without={"int8": "plain Keras computes something else in an int8 layer inside TimeDistributed, up to rounding"},
+    ),
 }
 
 #: Layers with weights that have no row, each with the reason.

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 SAMPLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("Dense", "as it is"): ("accumulation",),
     ("BatchNormalization", "as it is"): ("shard=optimizer", "pipe=2"),
-    ("SpectralNormalization", "as it is"): ("shard=weights",),
     ("LSTM", "layer frozen"): ("shard=weights", "pipe=2"),
     ("GroupQueryAttention", "layer frozen, after"): ("data x tensor",),
     ("Bidirectional", "used twice"): ("data=2",),
@@ -31,6 +30,7 @@ FAILED: dict[tuple[str, str], tuple[str, ...]] = {
     ("Dense", "excluded from decay"): ("shard=optimizer", "shard=weights"),
     ("Conv2D", "excluded from decay, before"): ("data x tensor",),
     ("SimpleRNNCell", "excluded from decay"): ("tensor=2", "pipe=2"),
+    ("SpectralNormalization", "as it is"): ("shard=weights", "pipe=2"),
 }
 
 
