@@ -102,8 +102,8 @@ def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
     swapping = next((each for each in callbacks if isinstance(each, keras.callbacks.SwapEMAWeights)), None)
     if engine is not None and engine.sharded_updates is not None and swapping is not None:
         raise ValueError(
-            "SwapEMAWeights exchanges weights and averages that are dealt out among the devices (shard='optimizer'). "
-            f"Use the optimizer's ema_overwrite_frequency. Received: {swapping!r}."
+            "SwapEMAWeights exchanges weights and averages, which shard= distributes over devices. Use the optimizer's "
+            f"ema_overwrite_frequency. Received: {type(swapping).__name__}(swap_on_epoch={swapping.swap_on_epoch})."
         )
     if engine is None:
         return
@@ -118,8 +118,9 @@ def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
             )
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
             raise ValueError(
-                "SwapEMAWeights exchanges weights and averages that this process does not hold, as a replica spans "
-                f"processes. Use the optimizer's ema_overwrite_frequency. Received: {callback!r}."
+                "SwapEMAWeights exchanges weights and averages, some of which other processes hold, as a replica spans "
+                "processes. Use the optimizer's ema_overwrite_frequency. Received: "
+                f"{type(callback).__name__}(swap_on_epoch={callback.swap_on_epoch})."
             )
 
 

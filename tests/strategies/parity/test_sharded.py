@@ -315,7 +315,7 @@ def test_refusals() -> None:
         model.fit(vectors(), labels(), verbose=0)
     with sharded(2).scope():
         model = of_few_weights(keras.optimizers.Adam(use_ema=True))
-    with pytest.raises(ValueError, match="SwapEMAWeights exchanges weights and averages that are dealt out"):
+    with pytest.raises(ValueError, match="SwapEMAWeights exchanges weights and averages, which shard= distributes"):
         model.fit(vectors(), labels(), callbacks=[keras.callbacks.SwapEMAWeights()], verbose=0)
 
 
