@@ -69,7 +69,7 @@ gpu-smoke: $(if $(strip $(HAS_GPU)),$(READY_GPU),$(READY_RUN)) ## run the smoke 
 parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
 	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md
 
-surface: $(READY_DEV) ## compare every layer of Keras, and what people do to it, with one device on every mesh, an hour or two; with ARGS=--seconds=600 a random part
+surface: $(READY_DEV) ## compare every layer of Keras, and what people do to it, with one device on every mesh, two or three hours; with ARGS=--seconds=600 a random part
 	$(BIN)/python -m tests.surface $(if $(findstring --seconds,$(ARGS)),,docs/surface.md) $(ARGS)
 
 bench: $(READY_RUN) ## measure images/s beside TensorFlow's strategy and plain Keras, about half an hour

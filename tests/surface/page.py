@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -45,7 +47,8 @@ def page(outcomes: Outcomes) -> str:
     layers = [each for each in outcomes if each["grid"] == "layers"]
     callbacks = [each for each in outcomes if each["grid"] == "callbacks"]
     readers = [each for each in outcomes if each["grid"] in ("readers", "processes")]
-    parts = [_HEAD.format(version=version, number=len(rows.ROWS)), _table_of_layers(layers), _words(layers)]
+    parts = [_HEAD.format(version=version, number=len(rows.ROWS)), _table_of_layers(layers), _not_run(layers)]
+    parts.append(_words(layers))
     parts.append("Left out:\n\n" + "\n".join(f"- {name}: {why}." for name, why in sorted(rows.LEFT_OUT.items())) + "\n")
     for title, found in ((_CALLBACKS, callbacks), (_READERS, readers)):
         parts += [title, _table(found), _words(found)] if found else []
@@ -57,6 +60,14 @@ def _table_of_layers(outcomes: Outcomes) -> str:
     for column in COLUMNS:
         lines.append(f"| {column} | {' | '.join(_counts(outcomes, column, mesh) for mesh in MESHES)} |")
     return "\n".join(lines) + "\n"
+
+
+def _not_run(outcomes: Outcomes) -> str:
+    """Returns a sentence with the layers of which cells are missing; empty if there are none."""
+    count = Counter(each["cell"][0] for each in outcomes)
+    size = len(COLUMNS) * len(MESHES)
+    missing = [f"{row} ({size - count[row]} of {size} cells)" for row in rows.ROWS if count[row] < size]
+    return f"Not run: {', '.join(missing)}.\n" if missing else ""
 
 
 def _counts(outcomes: Outcomes, column: str, mesh: str) -> str:
@@ -78,7 +89,10 @@ def _words(outcomes: Outcomes) -> str:
     by_words: dict[tuple[str, str], list[list[str]]] = {}
     for each in outcomes:
         if each["kind"] != "equal":
-            by_words.setdefault((each["kind"], each["words"]), []).append(each["cell"])
+            # Keras prints some words in bold.
+            words = re.sub(r"\x1b\[\d*m", "", each["words"])
+            words = textwrap.shorten(words, 240, placeholder=" ...") if each["kind"] == "absent" else words
+            by_words.setdefault((each["kind"], words), []).append(each["cell"])
     order = ["wrong", "crash", "refused", "warned", "not run", "absent"]
     titles = {"refused": "Refused", "warned": "Warned of", "absent": "Plain Keras cannot", "not run": "Not run"}
     items = sorted(by_words.items(), key=lambda item: order.index(item[0][0]))
@@ -86,7 +100,17 @@ def _words(outcomes: Outcomes) -> str:
 
 
 def _names(cells: Iterable[Sequence[str]]) -> str:
-    by_rest: dict[tuple[str, ...], list[str]] = {}
+    """Returns the names of cells: rows that have the same columns and meshes in common are listed once."""
+    meshes: dict[tuple[str, ...], list[str]] = {}
     for *rest, mesh in cells:
-        by_rest.setdefault(tuple(rest), []).append(mesh)
-    return "; ".join(f"{', '.join(rest)} ({', '.join(meshes)})" for rest, meshes in by_rest.items())
+        meshes.setdefault(tuple(rest), []).append(mesh)
+    by_row: dict[tuple[str, str], list[str]] = {}
+    for (row, *column), where in meshes.items():
+        on = "every mesh" if where == list(MESHES) else ", ".join(where)
+        by_row.setdefault((row, on), []).append(" ".join(column))
+    rows_of: dict[tuple[str, str], list[str]] = {}
+    for (row, on), names in by_row.items():
+        rows_of.setdefault(("; ".join(filter(None, names)), on), []).append(row)
+    return "; ".join(
+        f"{', '.join(found)} ({', '.join(filter(None, (columns, on)))})" for (columns, on), found in rows_of.items()
+    )

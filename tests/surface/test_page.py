@@ -14,8 +14,8 @@ OUTCOMES: list[dict[str, Any]] = [
 def test_page() -> None:
     lines = page(OUTCOMES).splitlines()
     assert "| LoRA | 1 / 1 / 0 | 0 / 0 / 0 | 0 / 0 / 0 | 0 / 0 / 0 | 0 / 0 / 0 | 0 / 0 / 1 | 0 / 0 / 0 |" in lines
-    assert "- Refused: Dense, LoRA (pipe=2): no" in lines
-    assert "- Warned of: Conv2D, LoRA (data=2): well" in lines
+    assert "- Refused: Dense (LoRA, pipe=2): no" in lines
+    assert "- Warned of: Conv2D (LoRA, data=2): well" in lines
     assert lines[lines.index("| | data=2 | Horovod |") :] == [
         "| | data=2 | Horovod |",
         "|---|---|---|",
