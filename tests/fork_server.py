@@ -25,7 +25,7 @@ import sys
 import traceback
 import types
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -179,9 +179,7 @@ def _run(request: _Request) -> None:
         code = arguments.pop(0)
         sys.argv = ["-c", *arguments]
         sys.path.insert(0, "")
-        program: Any = types.ModuleType("__main__")
-        sys.modules["__main__"] = program
-        exec(compile(code, "<string>", "exec"), vars(program))
+        _run_as_main(compile(code, "<string>", "exec"))
     elif first == "-m":
         name = arguments.pop(0)
         sys.argv = [name, *arguments]
@@ -190,7 +188,7 @@ def _run(request: _Request) -> None:
     else:
         sys.argv = [first, *arguments]
         sys.path.insert(0, str(Path(first).absolute().parent))
-        _run_file(first)
+        _run_as_main(compile(Path(first).read_bytes(), first, "exec"), __file__=first)
 
 
 def _search(before: str, after: str) -> None:
@@ -199,13 +197,12 @@ def _search(before: str, after: str) -> None:
     sys.path[:] = [each for each in after.split(os.pathsep) if each] + left
 
 
-def _run_file(path: str) -> None:
-    """Runs a file as the main module, which stays registered, so that its classes can be pickled."""
+def _run_as_main(code: types.CodeType, **names: str) -> None:
+    """Runs code as the main module, which stays registered, so that its classes can be pickled."""
     program = types.ModuleType("__main__")
-    program.__file__ = path
-    program.__dict__["__builtins__"] = __builtins__
+    vars(program).update(names)
     sys.modules["__main__"] = program
-    exec(compile(Path(path).read_bytes(), path, "exec"), program.__dict__)
+    exec(code, vars(program))
 
 
 if __name__ == "__main__":

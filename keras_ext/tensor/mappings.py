@@ -201,7 +201,7 @@ class Shards:
         return even_bounds(ops.shape(value)[dim], self.count, ops.minimum)
 
     def _bounds_of_pieces(self, own: Any, dim: int, size: Any) -> list[Any]:
-        """Returns the bounds of all shards' parts in the whole tensor, of which this process has `own`."""
+        """Returns the bounds of all shards in the whole tensor; this process has the part `own`."""
         if size is None:
             size = ops.shape(own)[dim] * (self.count // len(self.owned))
         return even_bounds(size, self.count, ops.minimum)

@@ -1,4 +1,4 @@
-"""Plans of which layers of a model are split, and how: data, made from the model's graph."""
+"""Plans that say how each layer of a model is split: data, made from the model's graph."""
 
 from __future__ import annotations
 

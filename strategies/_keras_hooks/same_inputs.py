@@ -93,7 +93,7 @@ def _forms(data: Any) -> Iterator[str]:
     for leaf in keras.tree.flatten(data):
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
         if isinstance(leaf, tf.TypeSpec):
-            # Where each process reads its own part of a batch, numbers of rows may differ.
+            # The numbers of rows may differ if each process reads its own part of a batch.
             yield re.sub(r"shape=\(\d+", "shape=(None", str(leaf))
         elif shape is not None and dtype is not None:
             yield f"{type(leaf).__name__} {tuple(shape)} {dtype}"

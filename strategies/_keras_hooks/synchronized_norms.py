@@ -4,6 +4,7 @@ Keras all-reduces three sums one by one: of the values, of their squares, and th
 
 Without ``synchronized`` the layer normalizes by the rows of its replica, as documented: that is no finding. In a
 pipeline micro-batches run one after the other, so that a synchronized layer does not see them all: that is a finding.
+``SpectralNormalization`` there is one, too: it updates its kernel once per micro-batch.
 """
 
 from __future__ import annotations

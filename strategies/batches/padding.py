@@ -1,4 +1,4 @@
-"""Pads batches to the size of the largest one so far, for functions that are compiled anew for each size."""
+"""Pads batches to the size of the largest one so far, for functions that are compiled once per size."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Share:
         Its graph serves later steps too, so nothing of this step may be written into it.
         """
         graph = tf.compat.v1.get_default_graph()
-        # Branches and loop bodies are no inner functions: they are traced anew with the graph around them.
+        # Branches and loop bodies are no inner functions: they are traced together with the graph around them.
         while getattr(graph, "is_control_flow_graph", False):
             graph = graph.outer_graph
         return self.num_replicas > 1 and self.graph is not None and graph is not self.graph

@@ -29,7 +29,7 @@ class ShardingProcessGroups:
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """The groups of which a process is a member; empty in a job of one process.
+    """The groups that contain this process; empty in a job of one process.
 
     Attributes:
         job: all processes, by rank.

@@ -17,9 +17,9 @@ import weakref
 
 _logger = logging.getLogger(__name__)
 
-#: How long a process waits for a file whose writing it has left to rank 0.
+#: The longest wait for a file that this process has left rank 0 to write.
 SAVED_SECONDS = 300.0
-#: How long it waits for a file that it has not saved and nobody is writing: rank 0 alone may be about to save it.
+#: The longest wait for a file that nobody is writing: rank 0 alone may be about to save it.
 UNKNOWN_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05

@@ -28,7 +28,7 @@ def are_int32(pairs: Sequence[tuple[Any, Any]]) -> bool:
 
 
 def without_gradient(value: Any) -> Any:
-    """Returns the tensors of ``value`` behind ``tf.stop_gradient``.
+    """Returns ``value`` with ``tf.stop_gradient`` applied to its tensors.
 
     No gradient would flow through them anyway: a reduction has a gradient of its own. But at every reduction TensorFlow
     searches the graph of its inputs for variables, through all that the other replicas have computed so far.

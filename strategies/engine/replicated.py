@@ -337,7 +337,7 @@ class ReplicatedExtended(MirroredExtended):
         return aware(create(**kwargs)) if accumulator is None else accumulator
 
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
-        # Where replicas span processes, no two of these may hold the same variables: no broadcast, all draw the same
+        # If replicas span processes, no two processes may hold the same variables: no broadcast, all draw the same
         # numbers.
         if self.process_group is None or replica_id > 0 or self.parts.spans_processes:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
