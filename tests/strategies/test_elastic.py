@@ -110,4 +110,4 @@ def test_without_horovod_it_is_called_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert train(1, second=2) == 3
     assert train(5, second=2) == 7
     assert calls == [1, 5]
-    assert train.__doc__ == "The program's own words."
+    assert train.__doc__ == "Adds its arguments, as the program's function."

@@ -191,7 +191,11 @@ def test_opens_as_the_plain_model(tmp_path: pathlib.Path) -> None:
     plain = keras.models.load_model(tmp_path / "a name.keras")
     assert type(plain).__name__ == "Functional"
     assert [type(layer) for layer in plain.layers] == [type(layer) for layer in skipping().layers]
-    np.testing.assert_array_equal(plain.predict(vectors(), verbose=0), model.predict(vectors(), verbose=0))
+    # Not to the bit: some CPUs multiply matrices of other heights in another order.
+    for mine, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    found = model.predict(vectors(), verbose=0)
+    np.testing.assert_allclose(found, plain.predict(vectors(), verbose=0), rtol=0, atol=1e-6)
     plain.fit(vectors(), labels(), shuffle=False, verbose=0)
     model.fit(vectors(), labels(), shuffle=False, verbose=0)
     for mine, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):

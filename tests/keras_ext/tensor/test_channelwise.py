@@ -117,9 +117,10 @@ def test_masks() -> None:
 
 def test_mixed_precision() -> None:
     # Shards round partial sums to 8 bits of mantissa before adding them, where one device rounds the sum.
-    # Accuracy is left out: rounding decides whether one row of 28 is a hit.
+    # Accuracy is left out: rounding decides whether one row of 28 is a hit. Without Adam, which divides gradients near
+    # zero, and their rounding errors, by themselves.
     assert_parity(
-        lambda split: normalized(split, compiled={"metrics": ()}),
+        lambda split: normalized(split, compiled={"metrics": (), "optimizer": keras.optimizers.SGD(0.1)}),
         images(),
         labels(),
         {"tensor": 2},
