@@ -166,7 +166,7 @@ def _formula(model: Any, slots: Mapping[str, int]) -> tuple[str, int] | None:
     if sharing is None or not slots or not num_parameters or not is_plain:
         return None
     # The number of copies of each slot: one for each group of devices that share it.
-    copies = len(slots) / sharing.of_slots
+    copies = len(slots) / sharing.num_slot_shards
     per_parameter = sum(slots.values()) / copies / num_parameters / 4
     num_slots = round(per_parameter)
     if abs(per_parameter - num_slots) > _FEW:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.doctoring.addresses import check_addresses
-from strategies.doctoring.exchange import exchange, exchange_here
+from strategies.doctoring.exchange import exchange, run_exchange
 from strategies.doctoring.machine import LAUNCH, check_machine
 from strategies.doctoring.report import Report
 from strategies.doctoring.software import check_horovod, check_versions
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     flags = _parser().parse_args(argv)
     if flags.exchange:
-        return exchange_here(flags)
+        return run_exchange(flags)
     report = Report(as_json=flags.json)
     cluster = None
     try:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = ("source", "rank", "world_size", "local_size", "addresses")
         report.section("processes", {name: getattr(cluster, name) for name in names})
         if cluster.world_size == 1:
-            report.section("logical devices", {"here": [device.name for device in tf.config.list_logical_devices()]})
+            report.section("logical devices", {"local": [device.name for device in tf.config.list_logical_devices()]})
             report.hint(f"this is a single process. To measure the bandwidth between two: {LAUNCH}")
         elif check_addresses(cluster, report):
             exchange(cluster, report, flags)

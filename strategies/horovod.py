@@ -11,7 +11,7 @@ from strategies._tf_internals import eager_context
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import join, meshes_between
 from strategies.control_plane import this_process
-from strategies.control_plane.this_process import say
+from strategies.control_plane.this_process import log
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
@@ -21,7 +21,7 @@ from strategies.topology.devices import default_reduction, own_devices, pin_gpus
 from strategies.topology.gpus import claim, refuse_shared
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import has_model_axes, mesh_over_processes, spans_processes
-from strategies.topology.threads import deal_threads
+from strategies.topology.threads import limit_threads
 
 #: Horovod fuses small all-reduces, but not the messages of a sharded optimizer: with two processes of one core each,
 #: every message cost 3 ms.
@@ -115,7 +115,7 @@ class HorovodStrategy(KerasStrategy):
         from strategies.collectives import horovod
 
         cluster = self._cluster = Cluster.from_environment()
-        deal_threads(cluster, has_started=eager_context.context()._initialized)
+        limit_threads(cluster, has_started=eager_context.context()._initialized)
         pin_gpus(cluster.local_rank, cluster.local_size)
         devices = own_devices() if has_model_axes(mesh) else own_devices()[:1]
         request = Request(
@@ -130,7 +130,7 @@ class HorovodStrategy(KerasStrategy):
         ).to_text()
         limit = timeout_seconds or None
         # The processes agree on the mesh before Horovod starts, because it needs the mesh's process sets at its start.
-        member = this_process.joined(lambda: horovod.joined(limit, say))
+        member = this_process.joined(lambda: horovod.joined(limit, log))
         told = None if member is None else member.agree(request)
         nodes: tuple[int, ...] = () if told is None else agreed_nodes(told)
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])

@@ -51,16 +51,16 @@ from pathlib import Path
 
 from strategies.launching.agent import Settings, run_node
 from strategies.launching.coordinator import Coordinator, Policy
-from strategies.launching.environment import World, environment_of
+from strategies.launching.endpoint import Endpoint
+from strategies.launching.environment import World, rank_environment
 from strategies.launching.flags import MASTER_ADDR, MASTER_PORT, parsed
 from strategies.launching.folder import JobFolder
 from strategies.launching.links import Hub, Spoke, Team
 from strategies.launching.messages import Start
-from strategies.launching.nodes import Met, announcement, meet
-from strategies.launching.place import Place
-from strategies.launching.ports import HeldPorts, LaunchError
+from strategies.launching.nodes import Rendezvous, announcement, rendezvous
+from strategies.launching.ports import LaunchError, ReservedPorts
 from strategies.launching.processes import Task
-from strategies.topology.cores import deal_cores, usable_cores
+from strategies.topology.cores import partition_cores, usable_cores
 from strategies.topology.rank_end import read_reason
 
 
@@ -91,23 +91,23 @@ def _launch(flags: argparse.Namespace) -> int:
         policy = Policy(flags.max_restarts, flags.min_procs, flags.grace_seconds)
         if flags.nnodes == 1:
             own = announcement(0, 1, ports, MASTER_ADDR)
-            met = Met({0: own}, {})
+            found = Rendezvous({0: own}, {})
         else:
             own = announcement(
                 flags.node_rank, flags.nnodes, ports, flags.local_addr or ("" if flags.node_rank else flags.master_addr)
             )
-            place = Place(flags.master_addr, flags.master_port or MASTER_PORT, flags.rdzv_timeout)
-            met = meet(own, place, policy.check)
-        return run_node(_team(met, policy, flags), plan, Settings(own, flags.grace_seconds, flags.node_timeout))
+            endpoint = Endpoint(flags.master_addr, flags.master_port or MASTER_PORT, flags.rdzv_timeout)
+            found = rendezvous(own, endpoint, policy.check)
+        return run_node(_team(found, policy, flags), plan, Settings(own, flags.grace_seconds, flags.node_timeout))
     finally:
         plan.release()
         plan.close_folder(ended_well=False)
 
 
-def _team(met: Met, policy: Policy, flags: argparse.Namespace) -> Team:
-    if met.nodes:
-        return Hub(Coordinator(met.nodes, policy), met.links, flags.node_timeout)
-    return Spoke(met.links[0], flags.node_timeout, flags.grace_seconds)
+def _team(found: Rendezvous, policy: Policy, flags: argparse.Namespace) -> Team:
+    if found.nodes:
+        return Hub(Coordinator(found.nodes, policy), found.links, flags.node_timeout)
+    return Spoke(found.links[0], flags.node_timeout, flags.grace_seconds)
 
 
 class _Plan:
@@ -115,8 +115,8 @@ class _Plan:
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self._flags = flags
-        self._cores = deal_cores(usable_cores(), flags.nproc_per_node)
-        self._held: HeldPorts | None = None
+        self._cores = partition_cores(usable_cores(), flags.nproc_per_node)
+        self._reserved: ReservedPorts | None = None
         self._folder: JobFolder | None = None
         self._master_port = 0
 
@@ -124,18 +124,18 @@ class _Plan:
         """Returns free ports for the processes, and holds them until `tasks` is called."""
         self.release()
         # One more than the processes need, for MASTER_PORT if it is not given.
-        self._held = HeldPorts(self._flags.nproc_per_node + 1)
-        *ports, spare = self._held.ports
+        self._reserved = ReservedPorts(self._flags.nproc_per_node + 1)
+        *ports, spare = self._reserved.ports
         self._master_port = self._flags.master_port or (spare if self._flags.nnodes == 1 else MASTER_PORT)
         return tuple(ports)
 
     def release(self) -> None:
         """Releases the ports."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
 
-    def reason_of(self, rank: int) -> str:
+    def read_exit_reason(self, rank: int) -> str:
         """Returns the exit reason that the program of a rank left in this round; empty if it left none."""
         return "" if self._folder is None else read_reason(self._folder.path, rank)
 
@@ -166,7 +166,7 @@ class _Plan:
             Task(
                 rank=world.first_rank + i,
                 command=[*interpreter, flags.script, *flags.script_args],
-                environment=environment_of(world, i, len(cores), os.environ),
+                environment=rank_environment(world, i, len(cores), os.environ),
                 cores=None if flags.no_pin else cores,
             )
             for i, cores in enumerate(self._cores)

@@ -81,7 +81,7 @@ def sharing_of(model: keras.Model) -> Sharing | None:
         return None
     if engine.sharding is None:
         return Sharing(strategy.num_replicas_in_sync)
-    shard = "weights" if engine.sharding.of_weights else "optimizer"
+    shard = "weights" if engine.sharding.shards_weights else "optimizer"
     return Sharing(strategy.num_replicas_in_sync, shard, engine.sharding.size)
 
 

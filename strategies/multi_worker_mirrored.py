@@ -15,8 +15,8 @@ from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import ProcessGroups, join
 from strategies.collectives.tf_runtime import TensorFlowCollectives, bound_waits
-from strategies.control_plane import Member, Seat, join_job, port_problem, this_process
-from strategies.control_plane.this_process import say
+from strategies.control_plane import Member, RankInfo, join_job, port_problem, this_process
+from strategies.control_plane.this_process import log
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
@@ -197,7 +197,7 @@ def _resolved(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> Clust
             f"Received: task_type={kind!r}, task_id={index!r}, cluster {jobs}."
         )
     addresses = [*jobs.get("chief", []), *jobs.get("worker", [])]
-    return Cluster.of_addresses(addresses, index + (len(jobs.get("chief", [])) if kind == "worker" else 0))
+    return Cluster.from_addresses(addresses, index + (len(jobs.get("chief", [])) if kind == "worker" else 0))
 
 
 def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -244,6 +244,6 @@ def _joined(cluster: Cluster, timeout_seconds: float) -> Member:
     """
     rank, size, address = cluster.rank, cluster.world_size, cluster.addresses[cluster.rank]
     problem = None if rank == 0 else port_problem(rank, address)
-    seat = Seat(rank, size, f"process {os.getpid()} at {address}")
-    board, _ = join_job(seat, cluster.addresses[0], "", timeout_seconds or None, problem=problem, say=say)
-    return Member(rank, size, board, timeout_seconds)
+    info = RankInfo(rank, size, f"process {os.getpid()} at {address}")
+    store, _ = join_job(info, cluster.addresses[0], "", timeout_seconds or None, problem=problem, log=log)
+    return Member(rank, size, store, timeout_seconds)

@@ -80,18 +80,18 @@ ROOMS = (
         ("strategies.install_horovod", "strategies._horovod_recipe", "strategies._horovod_gpu"),
         rooms=("files", "setup"),
     ),
-    Room("control plane", 0, ("strategies.control_plane",), rooms=("port holders", "rank end", "control plane")),
+    Room("control plane", 0, ("strategies.control_plane",), rooms=("port users", "rank end", "control plane")),
     # The launcher also starts without numpy.
     Room("cores", 0, ("strategies.topology.cores",)),
     # Standard library only: any module that finds a port in use may report the process that holds it.
-    Room("port holders", 0, ("strategies.topology.port_holders",)),
+    Room("port users", 0, ("strategies.topology.port_users",)),
     # Standard library only: the launcher and its ranks share it.
     Room("rank end", 0, ("strategies.topology.rank_end",)),
     Room(
         "launcher",
         0,
         ("strategies.launch", "strategies.launching"),
-        rooms=("cores", "port holders", "rank end", "launcher"),
+        rooms=("cores", "port users", "rank end", "launcher"),
     ),
     Room(
         "devices",

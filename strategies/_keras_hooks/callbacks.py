@@ -180,7 +180,7 @@ def _on_train_batch_end(
             preemption.saver(batch + 1)
         except SystemExit:
             # Other processes may need this one until they have written.
-            member.meet("end after a checkpoint")
+            member.barrier("end after a checkpoint")
             raise
 
 

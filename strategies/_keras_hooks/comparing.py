@@ -56,7 +56,7 @@ def difference(told: Sequence[Sequence[str]], remedy: str = "", where: re.Patter
 
 
 def _differing(engine: ReplicatedExtended, lines: list[str]) -> list[list[str]] | None:
-    if engine.member.hears_others:
+    if engine.member.has_store:
         return engine.member.differing(lines)
     group = engine.process_group
     if group is None:

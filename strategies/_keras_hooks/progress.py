@@ -30,7 +30,7 @@ def called(member: Member, call: str) -> Iterator[None]:
             member.note_failure(error)
             member.preemption.drop_saver()
             if isinstance(error, SystemExit):
-                member.leave_no_stopped(error)
+                member.wait_for_answers(error)
         raise
     finally:
         member.position = before if before.call else replace(member.position, call="", last_call=call)

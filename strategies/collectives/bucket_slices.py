@@ -55,20 +55,20 @@ class SlicedBucket:
     @property
     def part_size(self) -> int:
         """The number of elements of the longest part; the others are padded to it for communication."""
-        return max(sum(each.size for each in self.of_owner(owner)) for owner in range(self.num_owners))
+        return max(sum(each.size for each in self.owner_slices(owner)) for owner in range(self.num_owners))
 
     @property
-    def places(self) -> list[tuple[int, Slice]]:
+    def offsets(self) -> list[tuple[int, Slice]]:
         """(offset, slice) pairs; offsets are into the concatenation of the padded parts."""
         found = []
         for owner in range(self.num_owners):
-            place = owner * self.part_size
-            for each in self.of_owner(owner):
-                found.append((place, each))
-                place += each.size
+            offset = owner * self.part_size
+            for each in self.owner_slices(owner):
+                found.append((offset, each))
+                offset += each.size
         return found
 
-    def of_owner(self, owner: int) -> tuple[Slice, ...]:
+    def owner_slices(self, owner: int) -> tuple[Slice, ...]:
         """Returns the slices of one owner."""
         return tuple(each for each in self.slices if each.owner == owner)
 
@@ -98,7 +98,7 @@ def slice_buckets(
     """
     sizes = [math.prod(shape) for shape in shapes]
     if whole:
-        return _dealt_whole(sizes, dtypes, num_owners)
+        return _assign_whole(sizes, dtypes, num_owners)
     num_bytes = [size * width for size, (_, width) in zip(sizes, dtypes, strict=True)]
     buckets = make_buckets(num_bytes, [name for name, _ in dtypes], bucket_bytes)
     made = [_cut([(i, sizes[i], tuple(shapes[i])) for i in bucket.indices], num_owners) for bucket in buckets]
@@ -128,7 +128,7 @@ def _cut(variables: Sequence[tuple[int, int, tuple[int, ...]]], num_owners: int)
     return tuple(slices)
 
 
-def _dealt_whole(sizes: Sequence[int], dtypes: Sequence[tuple[str, int]], num_owners: int) -> tuple[SlicedBucket, ...]:
+def _assign_whole(sizes: Sequence[int], dtypes: Sequence[tuple[str, int]], num_owners: int) -> tuple[SlicedBucket, ...]:
     """Assigns whole variables, the largest first, each to the owner with the fewest bytes.
 
     There is one bucket per dtype: the parts of smaller buckets would differ more in length.

@@ -64,13 +64,13 @@ class Ledger:
         """
         if not self._is_kept:
             return self._nothing
-        place = device or "CPU:0"
+        device_name = device or "CPU:0"
         with self._lock:
             if not tf.executing_eagerly():
-                return self._made(replace(wait, what=carried()), place, bool(self._carried_eagerly))
-            if (wait.key, place) not in self._eager:
-                self._eager[wait.key, place] = self._made(wait, place, True)
-            return self._eager[wait.key, place]
+                return self._add_entry(replace(wait, what=carried()), device_name, bool(self._carried_eagerly))
+            if (wait.key, device_name) not in self._eager:
+                self._eager[wait.key, device_name] = self._add_entry(wait, device_name, True)
+            return self._eager[wait.key, device_name]
 
     def pending(self) -> list[Wait]:
         """Returns the collectives that have started and are not done."""
@@ -91,13 +91,13 @@ class Ledger:
         with self._lock:
             return [block for blocks in self._blocks.values() for block in blocks]
 
-    def _made(self, wait: Wait, place: str, is_eager: bool) -> Entry:
-        blocks = self._blocks.setdefault(place, [])
+    def _add_entry(self, wait: Wait, device_name: str, is_eager: bool) -> Entry:
+        blocks = self._blocks.setdefault(device_name, [])
         if not blocks or len(blocks[-1].entries) == _BLOCK:
             with tf.init_scope():
-                blocks.append(_Block.on(place, f"{self._number}_{len(self._blocks)}_{len(blocks)}"))
+                blocks.append(_Block.create(device_name, f"{self._number}_{len(self._blocks)}_{len(blocks)}"))
         block = blocks[-1]
-        entry = Entry(wait, block, len(block.entries), place, is_eager)
+        entry = Entry(wait, block, len(block.entries), device_name, is_eager)
         block.entries.append(entry)
         return entry
 
@@ -114,7 +114,7 @@ class Entry:
     wait: Wait
     _block: _Block | None
     _index: int
-    _place: str
+    _device_name: str
     is_eager: bool = False
 
     def started(self, value: tf.Tensor) -> tf.Tensor:
@@ -128,13 +128,13 @@ class Entry:
     def _counted(self, value: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
         # Captured before the control dependency: a capture depends on nothing in the function.
         resource = capturable(handle)
-        with tf.device(self._place), tf.control_dependencies([value]):
+        with tf.device(self._device_name), tf.control_dependencies([value]):
             one = tf.constant(1, tf.int64)
             count = tf.raw_ops.ResourceScatterAdd(resource=resource, indices=tf.constant(self._index), updates=one)
         # Like the collectives themselves on CPUs; counters of one device may be incremented in any order.
         run_beside_others(count)
-        on_gpu = not self._place.endswith("CPU:0")
-        with tf.device(self._place) if on_gpu else contextlib.nullcontext(), tf.control_dependencies([count]):
+        on_gpu = not self._device_name.endswith("CPU:0")
+        with tf.device(self._device_name) if on_gpu else contextlib.nullcontext(), tf.control_dependencies([count]):
             return tf.identity(value)
 
 
@@ -142,21 +142,21 @@ class Entry:
 class _Block:
     """Counters of starts and ends on one device, and their entries."""
 
-    place: str
+    device_name: str
     started: tf.Tensor
     done: tf.Tensor
     entries: list[Entry]
 
     @classmethod
-    def on(cls, place: str, name: str) -> _Block:
+    def create(cls, device_name: str, name: str) -> _Block:
         """Returns a new block; must be called outside of traced functions."""
         made = []
         for kind in ("started", "done"):
-            made.append(make_handle(f"strategies_{kind}_{name}", tf.int64, place))
-            with tf.device(place):
+            made.append(make_handle(f"strategies_{kind}_{name}", tf.int64, device_name))
+            with tf.device(device_name):
                 tf.raw_ops.AssignVariableOp(resource=made[-1], value=tf.zeros([_BLOCK], tf.int64))
         started, done = made
-        return cls(place, started, done, [])
+        return cls(device_name, started, done, [])
 
     def read(self) -> tuple[list[int], list[int]]:
         """Returns the counts of starts and of ends.
@@ -172,5 +172,5 @@ class _Block:
         return sum(started), sum(done)
 
     def _read(self, handle: tf.Tensor) -> list[int]:
-        with tf.device(self.place):
+        with tf.device(self.device_name):
             return [int(count) for count in tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64).numpy()]

@@ -54,7 +54,7 @@ class ProcessGroup:
         if len(collectives.local_indices) != 1:
             raise ValueError(
                 "A process group needs processes with one coordinate each. Received: "
-                f"{len(collectives.local_indices)} coordinates here, in the mesh {collectives.mesh.axes}."
+                f"{len(collectives.local_indices)} local coordinates, in the mesh {collectives.mesh.axes}."
             )
         #: This process' position along the axis, and the number of positions.
         self.rank = collectives.mesh.position(collectives.local_indices[0], axis)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from strategies.collectives.ledger import Ledger
 from strategies.control_plane import Member
-from strategies.control_plane.member import SECONDS_UNTIL_TOLD
+from strategies.control_plane.member import SECONDS_UNTIL_POSTED
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 # Horovod's own thread takes up to a tenth of a core while it waits.
@@ -98,7 +98,7 @@ class Watchdog:
     def _reason(self, waited: float, is_busy: bool) -> str | None:
         """Returns the reason to abort the pending collectives; None to keep waiting."""
         found = None
-        if self._member is not None and waited >= SECONDS_UNTIL_TOLD:
+        if self._member is not None and waited >= SECONDS_UNTIL_POSTED:
             self._member.note_waits(self._source, self.ledger.pending(), is_busy=is_busy)
             found = self._member.found()
         if found or not self._timeout_seconds or waited < self._timeout_seconds:

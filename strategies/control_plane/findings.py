@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from strategies.control_plane import keys, verdict
-from strategies.control_plane.board import Board
+from strategies.control_plane.key_value_store import KeyValueStore
 from strategies.control_plane.waits import Wait, can_go_on, from_text, lack_members
 
 # The posts of all processes must be unchanged for this time before they are believed: a message may be on its way.
@@ -25,12 +25,12 @@ class Findings:
     """Finds collectives that cannot complete, from the posts in the key-value store.
 
     Args:
-        board: the key-value store of the job.
+        store: the key-value store of the job.
         position: returns where this process is in its program.
     """
 
-    def __init__(self, board: Board, position: Callable[[], str]) -> None:
-        self._board, self._position = board, position
+    def __init__(self, store: KeyValueStore, position: Callable[[], str]) -> None:
+        self._store, self._position = store, position
         #: The last posts, the time since which they are unchanged, and the time at which all have answered meanwhile.
         self._seen: tuple[object, float, float | None] = (None, 0.0, None)
 
@@ -39,11 +39,11 @@ class Findings:
 
         Call it repeatedly while waiting.
         """
-        board = self._board
-        if told := board.read(keys.VERDICT):
-            return told[min(told)]
+        store = self._store
+        if verdicts := store.read(keys.VERDICT):
+            return verdicts[min(verdicts)]
         waits, left, failed = posted = self._posted()
-        if not waits.get(board.rank):
+        if not waits.get(store.rank):
             return None
         if posted != self._seen[0]:
             self._seen = (posted, time.monotonic(), None)
@@ -54,20 +54,20 @@ class Findings:
             if stood >= _SECONDS_TO_STAND:
                 gone = next(rank for rank in left if any(rank in wait.members for wait in lacking.values()))
                 found = self._deserted(gone, waits)
-        elif not can_go_on(waits, board.world_size):
+        elif not can_go_on(waits, store.world_size):
             # Only rank 0 asks, for all processes.
-            if board.rank == 0 and stood >= _SECONDS_UNTIL_DIVERGED and self._is_confirmed():
-                found = verdict.diverged(waits, board.read(keys.POSITION))
+            if store.rank == 0 and stood >= _SECONDS_UNTIL_DIVERGED and self._is_confirmed():
+                found = verdict.diverged(waits, store.read(keys.POSITION))
         elif (lacking := lack_members(waits, failed)) and stood >= _SECONDS_FOR_FAILED:
             gone = next(rank for rank in failed if any(rank in wait.members for wait in lacking.values()))
-            found = verdict.deserted(gone, failed[gone], waits, board.read(keys.POSITION))
+            found = verdict.deserted(gone, failed[gone], waits, store.read(keys.POSITION))
         if found:
             self.conclude(found)
         return found
 
     def conclude(self, text: str) -> None:
         """Posts the reason why the collective that the others wait for cannot complete."""
-        self._board.post(keys.VERDICT, text)
+        self._store.post(keys.VERDICT, text)
 
     def absent(self, seconds: float) -> str:
         """Returns the processes that did not join this process' collective, and where they are; posts it for all."""
@@ -86,18 +86,18 @@ class Findings:
 
     def explanation(self, timeout_seconds: float) -> str | None:
         """Returns why a collective has failed on this process, if the others post it within a time; else None."""
-        board = self._board
+        store = self._store
 
         def known() -> bool:
-            return bool(board.left() or self._failed() or board.read(keys.VERDICT))
+            return bool(store.left() or self._failed() or store.read(keys.VERDICT))
 
-        board.wait(known, timeout_seconds)
-        if told := board.read(keys.VERDICT):
-            return told[min(told)]
+        store.wait(known, timeout_seconds)
+        if verdicts := store.read(keys.VERDICT):
+            return verdicts[min(verdicts)]
         # The first process to leave is the cause: the errors of others follow from that.
-        found = next((self._deserted(rank, self._waits()) for rank in board.left()), None)
+        found = next((self._deserted(rank, self._waits()) for rank in store.left()), None)
         for rank, text in self._failed().items():
-            found = found or verdict.deserted(rank, text, self._waits(), board.read(keys.POSITION))
+            found = found or verdict.deserted(rank, text, self._waits(), store.read(keys.POSITION))
         if found is None:
             _, silent = self._asked(_SECONDS_TO_ANSWER)
             found = verdict.silent(silent) if silent else None
@@ -107,30 +107,30 @@ class Findings:
 
     def causes_elsewhere(self) -> list[str]:
         """Returns the reasons for which other processes have ended, the first one first; does not wait."""
-        board = self._board
-        others = {rank: text or verdict.LOST for rank, text in board.left().items()} | self._failed()
-        told = board.read(keys.VERDICT)
-        return [told[min(told)]] if told else [f"Rank {rank} {how}." for rank, how in others.items()]
+        store = self._store
+        others = {rank: text or verdict.LOST for rank, text in store.left().items()} | self._failed()
+        verdicts = store.read(keys.VERDICT)
+        return [verdicts[min(verdicts)]] if verdicts else [f"Rank {rank} {how}." for rank, how in others.items()]
 
     def _waits(self) -> dict[int, list[Wait]]:
-        return {rank: from_text(text) for rank, text in self._board.read(keys.WAITS).items()}
+        return {rank: from_text(text) for rank, text in self._store.read(keys.WAITS).items()}
 
     def _failed(self) -> dict[int, str]:
         """Returns the errors of other processes, by rank."""
-        posted = self._board.read(keys.FAILED).items()
-        return {rank: text for rank, text in posted if text and rank != self._board.rank}
+        posted = self._store.read(keys.FAILED).items()
+        return {rank: text for rank, text in posted if text and rank != self._store.rank}
 
     def _is_confirmed(self) -> bool:
         """True if all processes answered twice, some time apart, while their waits were the same and none was busy.
 
         One answer is not enough: a process that was stopped after a wait answers before it has updated its waits.
         """
-        board = self._board
+        store = self._store
         snapshot, since, answered = self._seen
         if answered is not None and time.monotonic() - answered < _SECONDS_BETWEEN_QUESTIONS:
             return False
         _, silent = self._asked(_SECONDS_TO_ANSWER)
-        if silent or any(board.read(keys.BUSY).values()):
+        if silent or any(store.read(keys.BUSY).values()):
             # Start again: a process is stopped, or computes what another waits for.
             self._seen = (snapshot, time.monotonic(), None)
             return False
@@ -144,24 +144,24 @@ class Findings:
         waits = self._waits()
         # A process that waits again has handled its error.
         failed = {rank: text for rank, text in self._failed().items() if not waits.get(rank)}
-        return waits, tuple(self._board.left()), failed
+        return waits, tuple(self._store.left()), failed
 
     def _asked(self, timeout_seconds: float | None) -> tuple[dict[int, str], list[int]]:
         """Asks where all processes are; returns the answers by rank, and the ranks that neither answered nor left."""
-        board = self._board
-        question = f"{board.rank} {time.monotonic()}"
+        store = self._store
+        question = f"{store.rank} {time.monotonic()}"
         answer = keys.answer_to(question)
-        board.post(keys.QUESTION, question)
-        board.post(answer, self._position())
+        store.post(keys.QUESTION, question)
+        store.post(answer, self._position())
 
         def all_answered() -> bool:
-            return len({*board.read(answer), *board.left()}) == board.world_size
+            return len({*store.read(answer), *store.left()}) == store.world_size
 
-        board.wait(all_answered, timeout_seconds)
-        where = board.read(answer)
-        return where, [rank for rank in range(board.world_size) if rank not in where and rank not in board.left()]
+        store.wait(all_answered, timeout_seconds)
+        where = store.read(answer)
+        return where, [rank for rank in range(store.world_size) if rank not in where and rank not in store.left()]
 
     def _deserted(self, rank: int, waits: dict[int, list[Wait]]) -> str:
-        board = self._board
-        farewell = board.left().get(rank) or board.read(keys.FAILED).get(rank, "")
-        return verdict.deserted(rank, farewell, waits, board.read(keys.POSITION))
+        store = self._store
+        exit_reason = store.left().get(rank) or store.read(keys.FAILED).get(rank, "")
+        return verdict.deserted(rank, exit_reason, waits, store.read(keys.POSITION))

@@ -11,46 +11,46 @@ import socket
 import time
 from collections.abc import Callable
 
-from strategies.control_plane.arrival import Arrival
-from strategies.control_plane.board import Board
-from strategies.control_plane.gathering import Gathering
+from strategies.control_plane.key_value_store import KeyValueStore
 from strategies.control_plane.listening import listen
-from strategies.control_plane.seats import JoinError, Seat
+from strategies.control_plane.rank_info import JoinError, RankInfo
+from strategies.control_plane.rendezvous_client import RendezvousClient
+from strategies.control_plane.rendezvous_server import RendezvousServer
 from strategies.topology.rank_end import leave_reason
 
 
 def join_job(
-    seat: Seat,
+    info: RankInfo,
     address: str | Callable[[], str | None],
     text: str,
     timeout_seconds: float | None,
     *,
     listener: socket.socket | None = None,
     problem: str | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> tuple[Board, list[str]]:
+    log: Callable[[str], None] = lambda line: None,
+) -> tuple[KeyValueStore, list[str]]:
     """Joins this process to the others of its job; returns the key-value store, and the texts of all by rank.
 
     Args:
-        seat: the rank info of this process.
+        info: the rank info of this process.
         address: "host:port" of rank 0, or a function that finds it, and returns None as long as it is not known.
         text: the text that this process sends to all others.
         timeout_seconds: the limit of the wait for the others; None: no limit.
         listener: on rank 0, the socket to which the others connect; it is closed when all have joined. None: a socket
             that listens at `address`.
         problem: the reason why this process cannot take part: all processes raise it as an error.
-        say: prints a line for the user.
+        log: prints a line for the user.
 
     Raises:
         JoinError: on every process that has joined, if one is missing or has a problem.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     try:
-        if seat.rank == 0:
+        if info.rank == 0:
             listener = listener or listen(str(address() if callable(address) else address))
-            gathering = Gathering(seat, listener, text, problem, say)
-            return gathering.wait(deadline, timeout_seconds)
-        return Arrival(seat, address, say).wait({"text": text, "problem": problem}, deadline, timeout_seconds)
+            server = RendezvousServer(info, listener, text, problem, log)
+            return server.wait(deadline, timeout_seconds)
+        return RendezvousClient(info, address, log).wait({"text": text, "problem": problem}, deadline, timeout_seconds)
     except JoinError as error:
-        leave_reason(seat.rank, str(error))
+        leave_reason(info.rank, str(error))
         raise

@@ -11,8 +11,8 @@ FAILED = "failed"
 #: The reason why collectives cannot complete.
 VERDICT = "verdict"
 #: A question to all processes: where they are in their programs.
-QUESTION = "where are you"
-_ANSWER = "here"
+QUESTION = "position request"
+_ANSWER = "position reply"
 
 
 def answer_to(question: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from strategies.control_plane.seats import JoinError
-from strategies.topology.port_holders import holder_of
+from strategies.control_plane.rank_info import JoinError
+from strategies.topology.port_users import find_port_user
 
 
 def listen(address: str) -> socket.socket:
@@ -22,7 +22,7 @@ def listen(address: str) -> socket.socket:
             return _reusable(socket.socket(family), (host, port))
         return _reusable(socket.socket(socket.AF_INET), ("", port))
     except OSError as error:
-        user = holder_of(port)
+        user = find_port_user(port)
         raise JoinError(
             f"Rank 0 cannot listen at {address}: {error}."
             f"{f' The port is used by {user}.' if user else ''} End that program, or give the processes other ports."

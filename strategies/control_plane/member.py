@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strategies.control_plane import keys, preemption
-from strategies.control_plane.board import Board
 from strategies.control_plane.findings import Findings
+from strategies.control_plane.key_value_store import KeyValueStore
 from strategies.control_plane.position import Position
 from strategies.control_plane.stopping import Stops
 from strategies.control_plane.stragglers import WaitingShares
@@ -25,10 +25,10 @@ from strategies.control_plane.waits import Wait, to_text
 from strategies.topology.rank_end import leave_reason
 
 #: After this time without progress a process posts what it waits for.
-SECONDS_UNTIL_TOLD = 2.0
+SECONDS_UNTIL_POSTED = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 # Collectives that run this soon after a failure do not show that the program continues.
-_SECONDS_BEHIND_A_FAILURE = 2.0
+_SECONDS_AFTER_FAILURE = 2.0
 
 _DESCRIPTIONS = "descriptions of the model and its input"
 # The most characters of an error in a message to the others.
@@ -63,7 +63,7 @@ class Member:
     Args:
         rank: this process' rank.
         world_size: the number of processes.
-        board: the key-value store of the job; None if it has none: each process then knows of itself only.
+        store: the key-value store of the job; None if it has none: each process then knows of itself only.
         timeout_seconds: the limit of waits for other processes; 0: no limit.
     """
 
@@ -71,13 +71,13 @@ class Member:
         self,
         rank: int,
         world_size: int,
-        board: Board | None = None,
+        store: KeyValueStore | None = None,
         timeout_seconds: float = 0.0,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.rank = rank
         self.world_size = world_size
-        self._board = board
+        self._store = store
         self._position = Position()
         self._lock = threading.Lock()
         self._waits: dict[str, list[Wait]] = {}
@@ -91,18 +91,18 @@ class Member:
         #: The share of its time in which this process waits in collectives.
         self.shares = WaitingShares()
         #: The handling of SIGTERM to this process.
-        self.preemption = preemption.of_process()
-        self._findings = None if board is None else Findings(board, lambda: str(self._position))
-        if board is not None:
+        self.preemption = preemption.current()
+        self._findings = None if store is None else Findings(store, lambda: str(self._position))
+        if store is not None:
             self.preemption.leave_by(self._leave_by_signal)
-            self.stops = Stops(board, self._wait_for)
-            board.listen(self._heard)
+            self.stops = Stops(store, self._wait_for)
+            store.listen(self._on_post)
             atexit.register(self.leave)
 
     @property
-    def hears_others(self) -> bool:
+    def has_store(self) -> bool:
         """True if the job has a key-value store."""
-        return self._board is not None
+        return self._store is not None
 
     @property
     def position(self) -> Position:
@@ -131,26 +131,26 @@ class Member:
         Raises:
             DistributedError: a process has left, is elsewhere in its program, or did not post in time.
         """
-        board = self._required()
+        store = self._required()
         key = f"exchange {name}"
-        board.post(key, text)
-        self._wait_for(lambda: len(board.read(key)) == self.world_size, name, what)
-        said = board.read(key)
+        store.post(key, text)
+        self._wait_for(lambda: len(store.read(key)) == self.world_size, name, what)
+        texts = store.read(key)
         # All processes have read the last exchange, since they have posted for this one.
-        board.forget(self._last_exchange)
+        store.forget(self._last_exchange)
         self._last_exchange = key
-        return [said[rank] for rank in range(self.world_size)]
+        return [texts[rank] for rank in range(self.world_size)]
 
     def _wait_for(self, condition: Callable[[], bool], name: str, what: str = "") -> None:
         """Waits until a condition holds to which all processes contribute."""
-        board = self._required()
+        store = self._required()
         began = time.monotonic()
-        told = Wait(f"exchange {name}", tuple(range(self.world_size)), "exchange", what or name)
+        wait = Wait(f"exchange {name}", tuple(range(self.world_size)), "exchange", what or name)
         try:
-            while not board.wait(condition, _SECONDS_BETWEEN_LOOKS):
+            while not store.wait(condition, _SECONDS_BETWEEN_LOOKS):
                 waited = time.monotonic() - began
-                if waited > SECONDS_UNTIL_TOLD:
-                    self.note_waits("board", [told])
+                if waited > SECONDS_UNTIL_POSTED:
+                    self.note_waits("store", [wait])
                 found = self.found()
                 if not found and self.timeout_seconds and waited > self.timeout_seconds:
                     found = self.absent(self.timeout_seconds)
@@ -158,7 +158,7 @@ class Member:
                 if found:
                     raise self.lost(found)
         finally:
-            self.note_waits("board", [])
+            self.note_waits("store", [])
 
     def differing(self, lines: Sequence[str]) -> list[list[str]] | None:
         """Compares lines of text that must be the same on all processes. All processes call it.
@@ -172,9 +172,9 @@ class Member:
         if len(set(digests)) == 1:
             return None
         # Of processes with the same lines, only the first sends them.
-        tells = digests.index(digests[self.rank]) == self.rank
-        told = self.exchange(f"{name} in words", text if tells else "", _DESCRIPTIONS)
-        return [json.loads(told[digests.index(digest)]) for digest in digests]
+        is_sender = digests.index(digests[self.rank]) == self.rank
+        texts = self.exchange(f"{name} in words", text if is_sender else "", _DESCRIPTIONS)
+        return [json.loads(texts[digests.index(digest)]) for digest in digests]
 
     def note_waits(self, source: str, waits: Sequence[Wait], *, is_busy: bool = False) -> None:
         """Posts what this process waits for, if that has changed.
@@ -184,17 +184,17 @@ class Member:
             waits: empty if the process does not wait, or has not waited for long.
             is_busy: True if the process computes meanwhile, and so may still produce what others wait for.
         """
-        board = self._board
+        store = self._store
         # Posted under the lock: of two threads that post at once, the later list must arrive last.
         with self._lock:
             if (self._waits.get(source, []), self._busy.get(source, False)) == (list(waits), is_busy):
                 return
             self._waits[source], self._busy[source] = list(waits), is_busy
-            if board is not None:
+            if store is not None:
                 everything = [wait for each in self._waits.values() for wait in each]
-                board.post(keys.BUSY, "yes" if any(self._busy.values()) else "")
-                board.post(keys.POSITION, str(self._position))
-                board.post(keys.WAITS, to_text(everything))
+                store.post(keys.BUSY, "yes" if any(self._busy.values()) else "")
+                store.post(keys.POSITION, str(self._position))
+                store.post(keys.WAITS, to_text(everything))
 
     def note_failure(self, error: BaseException) -> None:
         """Posts that this process' program has raised an error, which may end the process."""
@@ -204,10 +204,10 @@ class Member:
             # The cause is in another process, and `lost` has left it for the launcher.
             return
         leave_reason(self.rank, f"Rank {self.rank} {self._reason}.")
-        if self._board is not None:
-            self._board.post(keys.FAILED, self._reason)
+        if self._store is not None:
+            self._store.post(keys.FAILED, self._reason)
 
-    def leave_no_stopped(self, error: SystemExit) -> None:
+    def wait_for_answers(self, error: SystemExit) -> None:
         """Waits for all processes to answer, before this one ends with exit code 0, which is no failure to a launcher.
 
         Processes that run find out that this one has left. One that is stopped does not, and if no other process runs,
@@ -228,7 +228,7 @@ class Member:
 
     def note_progress(self) -> None:
         """Notes that collectives have started, which shows that a program has handled its error and continues."""
-        if self._reason and time.monotonic() - self._failed_at > _SECONDS_BEHIND_A_FAILURE:
+        if self._reason and time.monotonic() - self._failed_at > _SECONDS_AFTER_FAILURE:
             self.forget_failure()
 
     def forget_failure(self) -> None:
@@ -236,8 +236,8 @@ class Member:
         if self._reason:
             self._reason = ""
             leave_reason(self.rank, "")
-            if self._board is not None:
-                self._board.post(keys.FAILED, "")
+            if self._store is not None:
+                self._store.post(keys.FAILED, "")
 
     def leave(self, reason: str = "") -> None:
         """Posts the exit reason of this process, and closes its connections.
@@ -247,8 +247,8 @@ class Member:
         """
         if reason:
             leave_reason(self.rank, f"Rank {self.rank} {reason} {self._position}.")
-        if self._board is not None:
-            self._board.close(f"{reason} {self._position}" if reason else self._reason or f"ended {self._position}")
+        if self._store is not None:
+            self._store.close(f"{reason} {self._position}" if reason else self._reason or f"ended {self._position}")
 
     def _leave_by_signal(self, reason: str) -> None:
         """Leaves after a signal; first prints why others have ended, for which the launcher may end this process.
@@ -259,15 +259,15 @@ class Member:
         # If a launcher ends all processes by a signal, none of them is the cause.
         causes = [cause for cause in self._findings.causes_elsewhere() if reason not in cause] if self._findings else []
         if causes:
-            line = f"strategies: rank {self.rank} {reason} {self._position}, behind this: {causes[0]}\n"
+            line = f"strategies: rank {self.rank} {reason} {self._position}, after this: {causes[0]}\n"
             # Not through Python's stderr: the main thread may hold its lock.
             with contextlib.suppress(OSError):
                 os.write(2, line.encode())
         self.leave(reason)
 
-    def meet(self, name: str) -> None:
+    def barrier(self, name: str) -> None:
         """Barrier: returns when all processes have called it, for example before the first of them ends."""
-        if self._board is not None:
+        if self._store is not None:
             self._num_comparisons += 1
             self.exchange(f"{name} {self._num_comparisons}", "")
 
@@ -299,26 +299,26 @@ class Member:
             return self._ended or None
         return self._findings.explanation(timeout_seconds)
 
-    def _required(self) -> Board:
-        if self._board is None:
-            raise RuntimeError("The processes of this job have no board.")
-        return self._board
+    def _required(self) -> KeyValueStore:
+        if self._store is None:
+            raise RuntimeError("The processes of this job have no key-value store.")
+        return self._store
 
-    def _heard(self, key: str, rank: int, text: str) -> None:
-        """Answers the question of a process that waits, on the thread of `Board`: posts where this process is."""
-        if key == keys.QUESTION and self._board is not None:
-            self._board.post(keys.answer_to(text), f"{self._position}{_line_of_program()}")
+    def _on_post(self, key: str, rank: int, text: str) -> None:
+        """Answers the question of a process that waits, on the store's thread: posts where this process is."""
+        if key == keys.QUESTION and self._store is not None:
+            self._store.post(keys.answer_to(text), f"{self._position}{_line_of_program()}")
 
 
 def _line_of_program() -> str:
     """Returns the line at which the main thread is in the user's program, as in ", at train.py:12 in main"."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = traceback.extract_stack(frame) if frame else []
-    own = [entry for entry in stack if not _is_of_library(entry.filename)]
+    own = [entry for entry in stack if not _is_library_file(entry.filename)]
     return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
-def _is_of_library(path: str) -> bool:
+def _is_library_file(path: str) -> bool:
     ours = Path(__file__).parents[1]
     return "site-packages" in path or path.startswith(("<", _LIBRARY)) or ours in Path(path).parents
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from strategies.topology.port_holders import holder_of
+from strategies.topology.port_users import find_port_user
 
 
 def port_problem(rank: int, address: str) -> str | None:
@@ -16,7 +16,7 @@ def port_problem(rank: int, address: str) -> str | None:
         try:
             probe.bind(("", port))
         except OSError as error:
-            user = holder_of(port)
+            user = find_port_user(port)
             return (
                 f"Rank {rank} cannot listen at {address}: {error}.{f' The port is used by {user}.' if user else ''} "
                 "End that program, or give the processes other ports, on all ranks."

@@ -26,5 +26,5 @@ class Position:
         if self.call:
             return f"in {self.call}, {f'epoch {self.epoch}, ' if self.epoch else ''}{done}"
         if self.last_call:
-            return f"behind {self.last_call}, {f'epoch {self.epoch}, ' if self.epoch else ''}{done}"
+            return f"after {self.last_call}, {f'epoch {self.epoch}, ' if self.epoch else ''}{done}"
         return "before its first call of fit, evaluate or predict"

@@ -22,7 +22,7 @@ Saver = Callable[[int], None]
 
 
 class Preemption:
-    """The requests of the system or a scheduler, by SIGTERM, that this process end; one per process: see `of_process`.
+    """The requests of the system or a scheduler, by SIGTERM, that this process end; one per process: see `current`.
 
     Attributes:
         is_asked: True once the process was asked to end, and has to save a checkpoint first.
@@ -31,7 +31,7 @@ class Preemption:
     def __init__(self) -> None:
         self._leave: Callable[[str], None] = lambda reason: None
         self._saver: Saver | None = None
-        self._is_heard = False
+        self._is_installed = False
         self._first = threading.Lock()
         self._pipe = (-1, -1)
         # The signal mask of each thread before it forked.
@@ -54,7 +54,7 @@ class Preemption:
     def saver(self, saver: Saver | None) -> None:
         self._saver = saver
         if saver is not None:
-            self.hear()
+            self.install_handler()
         self.end_if_asked()
 
     def drop_saver(self) -> None:
@@ -66,12 +66,12 @@ class Preemption:
         if self.is_asked and self._saver is None:
             self._take()
 
-    def hear(self) -> None:
+    def install_handler(self) -> None:
         """Handles SIGTERM from now on, unless the program handles it, or this is not the main thread."""
         is_main = threading.current_thread() is threading.main_thread()
-        if self._is_heard or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        if self._is_installed or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
-        self._is_heard = True
+        self._is_installed = True
         self._pipe = reader, writer = os.pipe()
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -94,7 +94,7 @@ class Preemption:
 
     def _become_child(self) -> None:
         """Drops the job in a forked child: SIGTERM then ends the child only."""
-        self._leave, self._saver, self.is_asked, self._is_heard = (lambda reason: None), None, False, False
+        self._leave, self._saver, self.is_asked, self._is_installed = (lambda reason: None), None, False, False
         self._first = threading.Lock()
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -128,9 +128,9 @@ class Preemption:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-_of_process = Preemption()
+_instance = Preemption()
 
 
-def of_process() -> Preemption:
+def current() -> Preemption:
     """Returns the instance of this process, which has one signal handler, however many strategies it makes."""
-    return _of_process
+    return _instance

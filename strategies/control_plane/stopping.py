@@ -10,34 +10,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from strategies.control_plane.board import Board
+from strategies.control_plane.key_value_store import KeyValueStore
 
 
 class Stops:
     """The part of one process in the agreement on the last step.
 
     Args:
-        board: the key-value store of the job.
+        store: the key-value store of the job.
         wait: waits until a condition holds, or raises an error with the reason why it never will.
     """
 
-    def __init__(self, board: Board, wait: Callable[[Callable[[], bool], str], None]) -> None:
-        self._board = board
+    def __init__(self, store: KeyValueStore, wait: Callable[[Callable[[], bool], str], None]) -> None:
+        self._store = store
         self._wait = wait
         self._lock = threading.Lock()
         # The number of this training in the process, and the number of the step that it has begun.
         self._training = 0
         self._begun = 0
-        self._is_held = False
-        board.listen(self._heard)
+        self._has_answered = False
+        store.listen(self._on_post)
 
     def begin(self) -> None:
         """Notes that a training begins its first step. All processes call it."""
         with self._lock:
             self._training += 1
             self._begun = 1
-            self._is_held = False
-        if self._board.read(self._asked()):
+            self._has_answered = False
+        if self._store.read(self._asked()):
             self._answer()
 
     def after_step(self, reason: str = "") -> str:
@@ -50,20 +50,20 @@ class Stops:
             DistributedError: a process does not answer.
         """
         with self._lock:
-            if not self._is_held and not reason:
+            if not self._has_answered and not reason:
                 self._begun += 1
                 return ""
-        if reason and not self._board.read(self._asked()):
-            self._board.post(self._asked(), reason)
+        if reason and not self._store.read(self._asked()):
+            self._store.post(self._asked(), reason)
         self._answer()
-        answers, size = f"{self._asked()}: begun", self._board.world_size
-        self._wait(lambda: len(self._board.read(answers)) == size, "step after which to stop")
-        last = max(int(text) for text in self._board.read(answers).values())
+        answers, size = f"{self._asked()}: begun", self._store.world_size
+        self._wait(lambda: len(self._store.read(answers)) == size, "step after which to stop")
+        last = max(int(text) for text in self._store.read(answers).values())
         with self._lock:
             if self._begun < last:
                 self._begun += 1
                 return ""
-        asked = self._board.read(self._asked())
+        asked = self._store.read(self._asked())
         return asked[min(asked)]
 
     def _asked(self) -> str:
@@ -71,13 +71,13 @@ class Stops:
 
     def _answer(self) -> None:
         with self._lock:
-            if self._is_held:
+            if self._has_answered:
                 return
-            self._is_held = True
+            self._has_answered = True
             begun = self._begun
-        self._board.post(f"{self._asked()}: begun", str(begun))
+        self._store.post(f"{self._asked()}: begun", str(begun))
 
-    def _heard(self, key: str, rank: int, text: str) -> None:
-        """Answers a question at once, on the thread of `Board`: the main thread may be in a step."""
+    def _on_post(self, key: str, rank: int, text: str) -> None:
+        """Answers a question at once, on the store's thread: the main thread may be in a step."""
         if key == self._asked():
             self._answer()

@@ -27,6 +27,6 @@ def joined(join: Callable[[], Member | None]) -> Member | None:
     return _member
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Prints a message of this package on stderr, without buffering."""
     print(f"strategies: {line}", file=sys.stderr, flush=True)

@@ -18,11 +18,11 @@ def diverged(waits: Mapping[int, Sequence[Wait]], where: Mapping[int, str]) -> s
         waits: the collectives that each process waits for, by rank.
         where: the position of each process in its program, by rank.
     """
-    said: dict[str, list[int]] = {}
+    ranks_by_text: dict[str, list[int]] = {}
     for rank, own in sorted(waits.items()):
-        said.setdefault(f"{_with_more(own)}, {where.get(rank, 'nobody knows where')}", []).append(rank)
+        ranks_by_text.setdefault(f"{_with_more(own)}, {where.get(rank, 'position unknown')}", []).append(rank)
     # Small groups first: they are more likely to run the wrong program.
-    groups = sorted(said.items(), key=lambda item: len(item[1]))
+    groups = sorted(ranks_by_text.items(), key=lambda item: len(item[1]))
     parts = [
         f"{ranks_in_words(ranks).lower()} wait{'s' if len(ranks) == 1 else ''} for {text}" for text, ranks in groups[:3]
     ]
@@ -30,43 +30,43 @@ def diverged(waits: Mapping[int, Sequence[Wait]], where: Mapping[int, str]) -> s
     return f"The ranks run different programs: {'; '.join(parts)}{more}. {_SAME_PROGRAM}"
 
 
-def deserted(rank: int, farewell: str, waits: Mapping[int, Sequence[Wait]], where: Mapping[int, str]) -> str:
+def deserted(rank: int, exit_reason: str, waits: Mapping[int, Sequence[Wait]], where: Mapping[int, str]) -> str:
     """Returns the verdict on a process that has left while others wait for it.
 
     Args:
         rank: the rank that has left.
-        farewell: its exit reason; empty if it gave none.
+        exit_reason: its exit reason; empty if it gave none.
         waits: the collectives that the others wait for, by rank.
         where: the last known position of each process in its program, by rank.
     """
-    how = farewell or LOST
+    how = exit_reason or LOST
     last = where.get(rank)
-    at = f" {last}" if last and not farewell else ""
+    at = f" {last}" if last and not exit_reason else ""
     waiting = [other for other, own in sorted(waits.items()) if own]
     if not waiting:
         return f"Rank {rank} {how}{at}."
     first = waits[waiting[0]]
     return (
         f"Rank {rank} {how}{at}; {ranks_in_words(waiting).lower()} {_verb(waiting)} for {_with_more(first)}, "
-        f"{where.get(waiting[0], 'nobody knows where')}."
+        f"{where.get(waiting[0], 'position unknown')}."
     )
 
 
 def absent(
-    waits: Mapping[int, Sequence[Wait]], where: Mapping[int, str], unheard: Sequence[int], seconds: float
+    waits: Mapping[int, Sequence[Wait]], where: Mapping[int, str], unanswered: Sequence[int], seconds: float
 ) -> str:
     """Returns the verdict on processes that did not join a collective in time, although they have not left.
 
     Args:
         waits: the collectives that processes wait for, by rank.
         where: the positions of the processes that have answered, by rank.
-        unheard: the ranks that have not answered.
+        unanswered: the ranks that have not answered.
         seconds: the time waited.
     """
     waiting = [rank for rank, own in sorted(waits.items()) if own]
     parts = [f"rank {rank} is {text}" for rank, text in sorted(where.items()) if rank not in waiting]
-    if unheard:
-        parts.append(_no_answer(unheard).lower())
+    if unanswered:
+        parts.append(_no_answer(unanswered).lower())
     first = waits[waiting[0]] if waiting else []
     verb = "has" if len(waiting) == 1 else "have"
     where_waiting = where.get(waiting[0], "") if waiting else ""

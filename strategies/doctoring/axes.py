@@ -58,11 +58,11 @@ def measure_axes(groups: Any, max_mb: float) -> dict[str, Any]:
 
 def _hop_seconds(collectives: Any, position: int, num_stages: int, num_values: int, repetitions: int) -> float:
     """Returns the median one-way time of a tensor that every stage sends to the next one and gets back."""
-    there = [(stage, stage + 1) for stage in range(num_stages - 1)]
-    back = [(target, source) for source, target in there]
+    forward = [(stage, stage + 1) for stage in range(num_stages - 1)]
+    backward = [(target, source) for source, target in forward]
 
     def exchange(value: tf.Tensor) -> tf.Tensor:
-        for pairs in (there, back):
+        for pairs in (forward, backward):
             [value] = collectives.permute([value], "pipe", pairs, differentiable=False)
         return value
 

@@ -42,14 +42,14 @@ def exchange(cluster: Cluster, report: Report, flags: argparse.Namespace) -> Non
             output, _ = child.communicate()
         finally:
             child.kill()
-    said: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for line in output.splitlines():
         if line.startswith("{"):
-            said |= json.loads(line)
-    if "devices" in said:
-        report.section("logical devices", {"here": said["devices"]})
+            results |= json.loads(line)
+    if "devices" in results:
+        report.section("logical devices", {"local": results["devices"]})
     who = f"rank {cluster.rank} of {cluster.world_size}, {strategy}"
-    doing = "the all-reduce of tensors" if "devices" in said else "the connection to the other processes"
+    doing = "the all-reduce of tensors" if "devices" in results else "the connection to the other processes"
     if silent is not None:
         missing = "; ".join(f"rank {cluster.addresses.index(a)} at {a} ({why})" for a, why in silent.items())
         report.problem(
@@ -57,16 +57,16 @@ def exchange(cluster: Cluster, report: Report, flags: argparse.Namespace) -> Non
             f"{f'No answer from {missing}. ' if missing else ''}Start all ranks with the same command, at the same "
             f"time, and open their ports in the firewall; or wait longer: --timeout-seconds."
         )
-    elif "problem" in said or child.returncode:
-        why = said.get("problem", f"exit code {child.returncode}; see its output above")
+    elif "problem" in results or child.returncode:
+        why = results.get("problem", f"exit code {child.returncode}; see its output above")
         report.problem(f"{who}: {doing} failed: {why}")
     else:
-        report.section("all-reduce", {"by": strategy, **said["rates"]})
-        if "axes" in said:
-            report.section("mesh axes", said["axes"])
+        report.section("all-reduce", {"by": strategy, **results["rates"]})
+        if "axes" in results:
+            report.section("mesh axes", results["axes"])
 
 
-def exchange_here(flags: argparse.Namespace) -> int:
+def run_exchange(flags: argparse.Namespace) -> int:
     """Runs the exchanges, in the child process, and prints results as lines of JSON; returns the exit code."""
     # Ends this process if the parent is gone.
     faulthandler.dump_traceback_later(flags.timeout_seconds + 30, exit=True)

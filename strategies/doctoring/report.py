@@ -23,23 +23,23 @@ class Report:
         """Adds values by name under a title."""
         self.found[title.replace(" ", "_").replace("-", "_")] = dict(values)
         if self.rank == 0:
-            self._say(title, *(f"  {name}: {words(value)}" for name, value in values.items()))
+            self._print(title, *(f"  {name}: {words(value)}" for name, value in values.items()))
 
     def line(self, values: Mapping[str, Any]) -> None:
         """Adds the line that each rank prints about itself."""
         self.found.update(values)
-        self._say(", ".join(f"{name} {words(value)}" for name, value in values.items()))
+        self._print(", ".join(f"{name} {words(value)}" for name, value in values.items()))
 
     def problem(self, text: str) -> None:
         """Adds a problem with its remedy."""
         self.found["problems"].append(text)
-        self._say(f"PROBLEM: {text}")
+        self._print(f"PROBLEM: {text}")
 
     def hint(self, text: str) -> None:
         """Adds a recommendation, on rank 0 only."""
         if self.rank == 0:
             self.found["hints"].append(text)
-            self._say(f"hint: {text}")
+            self._print(f"hint: {text}")
 
     def close(self) -> int:
         """Ends the report; returns the exit code."""
@@ -47,10 +47,10 @@ class Report:
         if self._as_json:
             print(json.dumps(self.found), flush=True)
         elif self.rank == 0:
-            self._say(f"{count} problem(s), see above." if count else "No problems found.")
+            self._print(f"{count} problem(s), see above." if count else "No problems found.")
         return int(count > 0)
 
-    def _say(self, *lines: str) -> None:
+    def _print(self, *lines: str) -> None:
         if not self._as_json:
             print("\n".join(lines), flush=True)
 

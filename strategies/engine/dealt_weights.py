@@ -46,7 +46,7 @@ class DealtWeights:
 
     def part_of(self, bucket: SlicedBucket, owner: int) -> list[WeightSlice]:
         """Returns the slices of one owner in a bucket."""
-        return [self._slices[each] for each in bucket.of_owner(owner)]
+        return [self._slices[each] for each in bucket.owner_slices(owner)]
 
     def slice_of(self, plan: Slice) -> WeightSlice:
         """Returns the variable for a slice."""
@@ -78,7 +78,7 @@ def laid_out(
     """
     parts = []
     for owner in owners:
-        own = bucket.of_owner(owner)
+        own = bucket.owner_slices(owner)
         parts += [tf.reshape(tf.cast(values[each], dtype), [-1]) for each in own]
         missing = bucket.part_size - sum(each.size for each in own)
         if missing:
@@ -100,7 +100,7 @@ def all_laid_out(bucket: SlicedBucket, values: Mapping[int, tf.Tensor], dtype: t
     parts = []
     flat = {i: tf.reshape(tf.cast(value, dtype), [-1]) for i, value in values.items()}
     end = 0
-    for i, found in itertools.groupby(bucket.places, key=lambda place: place[1].variable):
+    for i, found in itertools.groupby(bucket.offsets, key=lambda place: place[1].variable):
         for place, size, begin in merged([(at, each.size, each.begin) for at, each in found]):
             if place > end:
                 parts.append(tf.zeros([place - end], dtype))
@@ -119,7 +119,7 @@ def taken_apart(bucket: SlicedBucket, flat: tf.Tensor) -> Iterator[tuple[int, li
         bucket: the bucket.
         flat: the parts of all owners, concatenated as by :func:`laid_out`.
     """
-    places = sorted(bucket.places, key=lambda place: (place[1].variable, place[1].begin))
+    places = sorted(bucket.offsets, key=lambda place: (place[1].variable, place[1].begin))
     for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
         ranges = merged([(at, each.size, each.begin) for at, each in found])
         yield i, [flat[at : at + size] for at, size, _ in ranges]

@@ -72,7 +72,7 @@ def meetings_explained() -> Iterator[None]:
 
 
 def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
-    if isinstance(error, _OF_THIS_PROCESS) or not member.hears_others:
+    if isinstance(error, _OF_THIS_PROCESS) or not member.has_store:
         return None
     if what and "Mismatched" in str(error):
         # The error comes from Horovod, which compares sizes itself.

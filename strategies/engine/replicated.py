@@ -154,9 +154,9 @@ class ReplicatedExtended(MirroredExtended):
             if parts.spans_processes:
                 agree_on_random_state(self.process_group)
         adapt(self._collective_ops)
-        if self.member.hears_others:
+        if self.member.has_store:
             # After TensorFlow, which installs its own handler of the signal.
-            self.member.preemption.hear()
+            self.member.preemption.install_handler()
 
     @property
     def process_group(self) -> ProcessGroup | None:

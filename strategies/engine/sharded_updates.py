@@ -84,7 +84,7 @@ class ShardedUpdates:
     @property
     def local_groups(self) -> range:
         """The local groups of replicas; in a group's :class:`UpdateContext`, a slice is the group's own component."""
-        return range(self._groups.num_here)
+        return range(self._groups.num_local_groups)
 
     def deal(self, variables: Sequence[Any], *, whole: bool) -> DealtWeights:
         """Partitions variables into slices, each with an owner.

@@ -49,7 +49,7 @@ class ShardedWeights:
         """True if the arguments of a variable's creation are those of a weight to shard: trainable and floating."""
         if is_optimizer_state():
             return False
-        if not self._groups.of_weights and not makes_sharded_rows(self._groups):
+        if not self._groups.shards_weights and not makes_sharded_rows(self._groups):
             return False
         if kwargs.get("trainable") is False or kwargs.get("colocate_with") is not None:
             return False

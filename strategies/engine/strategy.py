@@ -68,7 +68,7 @@ def sharding_of(
     # For a replica that spans processes, the host of its first process.
     firsts = nodes[:: max(mesh.num_processes // num_replicas, 1)]
     groups = sharding_groups(shard_size, num_replicas, max(num_replicas // mesh.num_processes, 1), firsts)
-    return dataclasses.replace(groups, of_weights=shard == "weights", of_experts=num_experts > 1)
+    return dataclasses.replace(groups, shards_weights=shard == "weights", shards_experts=num_experts > 1)
 
 
 def num_sharing(sharding: ShardingGroups | None) -> int:

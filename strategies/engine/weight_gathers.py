@@ -316,7 +316,7 @@ class WeightGathers:
 
     @property
     def _groups_here(self) -> list[range]:
-        return [self._groups.replicas(group) for group in range(self._groups.num_here)]
+        return [self._groups.replicas(group) for group in range(self._groups.num_local_groups)]
 
     def _whole_across(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[tf.Tensor]:
         part = next(self._layout.group_of(v) for v in variables if not isinstance(v, _Gone))

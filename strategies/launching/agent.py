@@ -43,7 +43,7 @@ class Plan(Protocol):
     def renew(self) -> tuple[int, ...]:
         """Returns free ports for the next round, and holds them."""
 
-    def reason_of(self, rank: int) -> str:
+    def read_exit_reason(self, rank: int) -> str:
         """Returns the exit reason that the program of a rank left in this round; empty if it left none."""
 
     def close_folder(self, *, ended_well: bool) -> Path | None:
@@ -158,8 +158,8 @@ class _Agent:
         own = self._settings.own
         return Cause(kind, own.node_rank, own.name, rank, pid, status, detail, reason)
 
-    def _tell(self, cause: Cause, *, urgent: bool = False) -> None:
-        self._team.tell(Incident(self._start.round if self._start else 0, cause, urgent))
+    def _send_incident(self, cause: Cause, *, urgent: bool = False) -> None:
+        self._team.send_event(Incident(self._start.round if self._start else 0, cause, urgent))
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Start):
@@ -178,13 +178,13 @@ class _Agent:
         self._start, self._output, self._killed = start, Output(), ()
         self._standstill, self._stands_still = Stopwatch(), False
         if start.reason:
-            self._output.say(f"strategies.launch: {start.reason}")
+            self._output.log(f"strategies.launch: {start.reason}")
         try:
             self._ranks = Ranks(self._plan.tasks(start), self._output)
         except LaunchError as error:
-            self._tell(self._cause(Kind.START, detail=str(error).removesuffix(".")))
+            self._send_incident(self._cause(Kind.START, detail=str(error).removesuffix(".")))
             self._outcome = Outcome.FAILED
-            self._team.tell(Ended(start.round, self._outcome, self._settings.own.ports))
+            self._team.send_event(Ended(start.round, self._outcome, self._settings.own.ports))
         self._output.start()
 
     def _look(self) -> None:
@@ -192,34 +192,34 @@ class _Agent:
         if ranks is None or start is None:
             return
         ended = ranks.look()
-        if not ranks.is_told:
+        if not ranks.is_terminating:
             self._notice(ranks, start, ended)
             self._watch(ranks, start)
         if ranks.running and ranks.seconds_left > 0:
             return
-        if ranks.running and not ranks.is_told:
+        if ranks.running and not ranks.is_terminating:
             late = ranks.running[0]
             detail = f"did not end within {self._settings.grace_seconds:g} s after another rank was preempted"
-            self._tell(self._cause(Kind.LATE, late.rank, late.pid, detail=detail))
+            self._send_incident(self._cause(Kind.LATE, late.rank, late.pid, detail=detail))
             ranks.stop(signal.SIGTERM, start.grace_seconds)
             return
         ranks.kill()
         ranks.close()
         self._outcome, self._killed, self._ranks = ranks.outcome, ranks.killed, None
-        self._team.tell(Ended(start.round, self._outcome, self._plan.renew()))
+        self._team.send_event(Ended(start.round, self._outcome, self._plan.renew()))
 
     def _notice(self, ranks: Ranks, start: Start, ended: Sequence[Process]) -> None:
         """Reports the first rank that fails, or that was preempted."""
         statuses = {process.rank: process.status or 0 for process in ended if process.status not in (0, PREEMPTED)}
         if statuses:
             failed = next(process for process in ended if process.rank == first_failure(statuses))
-            reason = self._plan.reason_of(failed.rank)
+            reason = self._plan.read_exit_reason(failed.rank)
             reason = f"{reason} {_ended_before(ranks)}".strip()
-            self._tell(self._cause(Kind.RANK, failed.rank, failed.pid, failed.status or 0, reason=reason))
+            self._send_incident(self._cause(Kind.RANK, failed.rank, failed.pid, failed.status or 0, reason=reason))
             ranks.stop(signal.SIGTERM, start.grace_seconds)
         elif preempted := [process for process in ended if process.status == PREEMPTED]:
             first = preempted[0]
-            self._tell(self._cause(Kind.PREEMPTED, first.rank, first.pid))
+            self._send_incident(self._cause(Kind.PREEMPTED, first.rank, first.pid))
             ranks.wait(self._settings.grace_seconds)
 
     def _watch(self, ranks: Ranks, start: Start) -> None:
@@ -237,7 +237,7 @@ class _Agent:
             first = stopped[0]
             detail = f"was stopped for {limit:g} s while no rank ran"
             cause = self._cause(Kind.STOPPED, first.rank, first.pid, detail=detail, reason=_ended_before(ranks))
-        self._team.tell(Standstill(start.round, cause))
+        self._team.send_event(Standstill(start.round, cause))
 
     def _take(self, signum: int) -> None:
         """Reacts to a signal to this launcher."""
@@ -249,23 +249,23 @@ class _Agent:
     def _stop(self, signum: int) -> None:
         now, ranks = time.monotonic(), self._ranks
         if self._asked is not None and now - self._asked_at > _SAME_REQUEST_SECONDS:
-            self._tell(self._cause(Kind.SIGNAL, status=self._asked), urgent=True)
+            self._send_incident(self._cause(Kind.SIGNAL, status=self._asked), urgent=True)
             return
         if self._asked is not None:
             return
         self._asked, self._asked_at = signum, now
-        if ranks is not None and ranks.is_told and now - (ranks.stopped_at or now) > _SAME_REQUEST_SECONDS:
+        if ranks is not None and ranks.is_terminating and now - (ranks.stopped_at or now) > _SAME_REQUEST_SECONDS:
             # The ranks are ending already, so this counts as the second request.
-            self._tell(self._cause(Kind.SIGNAL, status=signum), urgent=True)
+            self._send_incident(self._cause(Kind.SIGNAL, status=signum), urgent=True)
             return
-        if ranks is not None and self._output is not None and not ranks.is_told:
+        if ranks is not None and self._output is not None and not ranks.is_terminating:
             grace = self._settings.grace_seconds
-            self._output.say(
+            self._output.log(
                 f"strategies.launch: {signal_name(signum)}; waiting up to {grace:g} s for {len(ranks.running)} "
                 f"processes to end. Send it again to kill them."
             )
             ranks.stop(signum, grace)
-        self._tell(self._cause(Kind.SIGNAL, status=signum))
+        self._send_incident(self._cause(Kind.SIGNAL, status=signum))
 
 
 def _ended_before(ranks: Ranks) -> str:

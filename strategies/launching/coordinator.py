@@ -81,7 +81,7 @@ class Coordinator:
         """Returns the commands that start the first round."""
         yield from self._start("")
 
-    def heard(self, node_rank: int, event: Event) -> Commands:
+    def handle(self, node_rank: int, event: Event) -> Commands:
         """Handles an event of a node."""
         # Events of earlier rounds are ignored, except that a launcher was asked to stop.
         if node_rank not in self._nodes:
@@ -187,8 +187,8 @@ class Coordinator:
             self._round += 1
             total = sum(len(node.ports) for node in self._nodes.values())
             reason = f"{reason}, with {total} process{'es' if total != 1 else ''}."
-            told = self._cause.reason if self._cause is not None else ""
-            reason += f" The reason: {told}" if told else ""
+            exit_reason = self._cause.reason if self._cause is not None else ""
+            reason += f" The reason: {exit_reason}" if exit_reason else ""
         self._cause, self._ended, self._stopped, self._asked = None, {}, {}, {}
         start = Start(
             self._round,

@@ -48,7 +48,7 @@ class World:
         return sum(len(node) for node in self.addresses_by_node[: self.node_rank])
 
 
-def environment_of(world: World, local_rank: int, num_cores: int, environment: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(world: World, local_rank: int, num_cores: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of one process: `environment` with the variables of its rank and its numbers of threads.
 
     Variables of the rank replace existing values; existing numbers of threads are kept.
@@ -56,11 +56,11 @@ def environment_of(world: World, local_rank: int, num_cores: int, environment: M
     rank = world.first_rank + local_rank
     addresses = world.addresses
     config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
-    dealt = Threads.for_cores(num_cores)
+    share = Threads.for_cores(num_cores)
     threads = {
-        "TF_NUM_INTRAOP_THREADS": str(dealt.intra_op),
-        "TF_NUM_INTEROP_THREADS": str(dealt.inter_op),
-        "OMP_NUM_THREADS": str(dealt.intra_op),
+        "TF_NUM_INTRAOP_THREADS": str(share.intra_op),
+        "TF_NUM_INTEROP_THREADS": str(share.inter_op),
+        "OMP_NUM_THREADS": str(share.intra_op),
         # Python buffers output to a pipe: lines would appear minutes late, or never if the process dies.
         "PYTHONUNBUFFERED": "1",
     }

@@ -26,14 +26,14 @@ from strategies.launching.messages import (
 from strategies.launching.wire import Channel, LinkLostError
 
 _HEARTBEAT_SECONDS = 1.0
-_FAREWELL_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0
 _HEARTBEAT = {"type": "Heartbeat"}
 
 
 class Team(Protocol):
     """The job, as the launcher of a node sees it."""
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         """Reports an event of this node."""
 
     def listen(self) -> list[Command]:
@@ -55,7 +55,7 @@ class _Heartbeat:
     def __init__(self, channel: Channel, timeout_seconds: float) -> None:
         self.channel = channel
         self._timeout_seconds = timeout_seconds
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self._next = 0.0
 
     def receive(self) -> dict[str, object] | None:
@@ -66,11 +66,11 @@ class _Heartbeat:
         """
         self.channel.flush()
         while (message := self.channel.receive()) is not None:
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             if message.get("type") != _HEARTBEAT["type"]:
                 return message
         # Checked only after everything was read: this launcher itself may have been stopped.
-        if 0 < self._timeout_seconds < time.monotonic() - self._heard_at:
+        if 0 < self._timeout_seconds < time.monotonic() - self._received_at:
             raise LinkLostError(f"silent for {self._timeout_seconds:g} s")
         return None
 
@@ -98,16 +98,16 @@ class Hub:
         self._own: collections.deque[Command] = collections.deque()
         self._carry(coordinator.begin())
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         """Reports an event of node 0."""
-        self._carry(self._coordinator.heard(0, event))
+        self._carry(self._coordinator.handle(0, event))
 
     def listen(self) -> list[Command]:
         """Reads the events of all nodes, sends commands and heartbeats, and returns the commands for node 0."""
         for rank, link in list(self._links.items()):
             try:
                 while (message := link.receive()) is not None:
-                    self._carry(self._coordinator.heard(rank, unpacked_event(message)))
+                    self._carry(self._coordinator.handle(rank, unpacked_event(message)))
                 link.beat()
             except (LinkLostError, ValueError) as error:
                 del self._links[rank]
@@ -129,7 +129,7 @@ class Hub:
 
     def close(self) -> None:
         """Closes the links, after the others have read the last command."""
-        deadline = time.monotonic() + _FAREWELL_SECONDS
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for link in self._links.values():
             link.channel.finish(deadline - time.monotonic())
 
@@ -160,7 +160,7 @@ class Spoke:
         self._cause: Cause | None = None
         self._own: collections.deque[Command] = collections.deque()
 
-    def tell(self, event: Event) -> None:
+    def send_event(self, event: Event) -> None:
         """Reports an event of this node."""
         if isinstance(event, Ended):
             self._is_idle = True

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from strategies.launching.gathering import Gathering
-from strategies.launching.joining import join
+from strategies.launching.endpoint import Endpoint
 from strategies.launching.messages import Node
-from strategies.launching.place import Place
+from strategies.launching.rendezvous_client import join
+from strategies.launching.rendezvous_server import RendezvousServer
 from strategies.launching.wire import Channel
 
 
 @dataclass(frozen=True)
-class Met:
+class Rendezvous:
     """The result of a rendezvous, by node rank: the nodes of the job (on node 0 only), and this node's links."""
 
     nodes: Mapping[int, Node]
@@ -27,29 +27,29 @@ def announcement(node_rank: int, num_nodes: int, ports: tuple[int, ...], host: s
     return Node(node_rank, num_nodes, host, ports, socket.gethostname(), os.getpid(), secrets.token_hex(8))
 
 
-def say_on_stderr(text: str) -> None:
+def log_to_stderr(text: str) -> None:
     """Prints a line of the launcher on stderr."""
     print(f"strategies.launch: {text}", file=sys.stderr, flush=True)
 
 
-def meet(
+def rendezvous(
     own: Node,
-    place: Place,
+    endpoint: Endpoint,
     check: Callable[[Mapping[int, Node]], None] = lambda nodes: None,
-    say: Callable[[str], None] = say_on_stderr,
-) -> Met:
+    log: Callable[[str], None] = log_to_stderr,
+) -> Rendezvous:
     """Waits for all nodes of the job, and returns them and this node's links.
 
     Args:
         own: this node. A node after node 0 may have no host: it announces the address of its connection to node 0.
-        place: the address at which node 0 listens.
+        endpoint: the address at which node 0 listens.
         check: on node 0, raises LaunchError for nodes that do not fit together.
-        say: prints a line about the wait.
+        log: prints a line about the wait.
 
     Raises:
         LaunchError: on every node that has arrived, if a node is missing, two have the same rank, or they disagree.
     """
     if own.node_rank > 0:
-        return Met({}, {0: join(own, place, say)})
-    with place.listen(own) as listener:
-        return Met(*Gathering(own, listener, place, say).wait(check))
+        return Rendezvous({}, {0: join(own, endpoint, log)})
+    with endpoint.listen(own) as listener:
+        return Rendezvous(*RendezvousServer(own, listener, endpoint, log).wait(check))

@@ -110,7 +110,7 @@ class Output:
         """Starts copying; call it after all processes have been started."""
         self._thread.start()
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Prints a line of the launcher to stderr, between those of the processes. Never blocks."""
         self._notes.append(b"%s\n" % text.encode(errors="replace"))
         self._wake()

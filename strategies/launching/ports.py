@@ -9,7 +9,7 @@ class LaunchError(Exception):
     """The job cannot be started; the message has the reason and the fix."""
 
 
-class HeldPorts:
+class ReservedPorts:
     """Free TCP ports, reserved together and held until `close`; call it right before they are used."""
 
     def __init__(self, num_ports: int) -> None:
@@ -20,12 +20,12 @@ class HeldPorts:
         except BaseException:
             self.close()
             raise
-        self.ports: tuple[int, ...] = tuple(held.getsockname()[1] for held in self._sockets)
+        self.ports: tuple[int, ...] = tuple(bound.getsockname()[1] for bound in self._sockets)
 
     def close(self) -> None:
         """Releases the ports."""
-        for held in self._sockets:
-            held.close()
+        for bound in self._sockets:
+            bound.close()
 
 
 def _bind_free_port() -> socket.socket:
@@ -37,11 +37,11 @@ def _bind_free_port() -> socket.socket:
         first_outgoing = 0
     quiet = range(20000, min(first_outgoing, 29000))
     for port in [*random.SystemRandom().sample(quiet, min(100, len(quiet))), 0]:
-        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            held.bind(("", port))
+            bound.bind(("", port))
         except OSError:
-            held.close()
+            bound.close()
         else:
-            return held
+            return bound
     raise LaunchError("This machine has no free TCP port left.")

@@ -112,9 +112,9 @@ class Ranks:
         self._processes: list[Process] = []
         #: The ranks that did not end in time.
         self.killed: tuple[int, ...] = ()
-        #: The time of the signal to end; if `is_told` is False, the time at which the wait for their end began.
+        #: The time of the signal to end; if `is_terminating` is False, the time at which the wait for their end began.
         self.stopped_at: float | None = None
-        self.is_told = False
+        self.is_terminating = False
         self._deadline = float("inf")
         try:
             for task in tasks:
@@ -170,8 +170,8 @@ class Ranks:
     def stop(self, signum: int, grace_seconds: float) -> None:
         """Signals all ranks, once, to end within a time; a later call can only shorten the time."""
         now = time.monotonic()
-        if not self.is_told:
-            self.is_told, self.stopped_at, self._deadline = True, now, now + grace_seconds
+        if not self.is_terminating:
+            self.is_terminating, self.stopped_at, self._deadline = True, now, now + grace_seconds
             self.signal(signum)
         self._deadline = min(self._deadline, now + grace_seconds)
 

@@ -95,8 +95,8 @@ def report(end: Ending) -> None:
     if end.tracebacks is not None:
         text.append(f"strategies.launch: tracebacks of the ranks: {end.tracebacks}")
     if cause is not None:
-        told = described(cause, one_node=end.one_node)
-        text.append(f"strategies.launch: {told}{_after(cause, end.one_node, end.num_processes)}")
+        sentence = described(cause, one_node=end.one_node)
+        text.append(f"strategies.launch: {sentence}{_after(cause, end.one_node, end.num_processes)}")
         if cause.reason:
             text.append(f"strategies.launch: the reason: {cause.reason}")
     if text:

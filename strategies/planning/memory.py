@@ -50,12 +50,12 @@ class Sharing:
             )
 
     @property
-    def of_slots(self) -> int:
+    def num_slot_shards(self) -> int:
         """The number of devices by which the bytes of slots are divided."""
         return 1 if self.shard is None else self.size
 
     @property
-    def of_weights(self) -> int:
+    def num_weight_shards(self) -> int:
         """The number of devices by which the bytes of weights and gradients are divided."""
         return self.size if self.shard == "weights" else 1
 
@@ -84,13 +84,13 @@ class ModelSizes:
     Attributes:
         weights: in the order in which they were created.
         slot_bytes: the bytes of the optimizer variables that can be sharded: slots, averages and the like.
-        undealt_bytes: the bytes of the optimizer variables that each device has whole, such as the step's number.
+        replicated_bytes: the bytes of the optimizer variables that each device has whole, such as the step's number.
         whole_slots: whether each weight's slots have one owner, because the optimizer looks at whole weights.
     """
 
     weights: tuple[Weight, ...]
     slot_bytes: int = 0
-    undealt_bytes: int = 0
+    replicated_bytes: int = 0
     whole_slots: bool = False
 
     @property
@@ -146,17 +146,18 @@ def held_bytes(sizes: ModelSizes, sharing: Sharing) -> HeldBytes:
         sizes = ModelSizes((Weight(4000),), slot_bytes=8000)
         assert held_bytes(sizes, Sharing(4, "optimizer", 4)) == HeldBytes(4000, 4000, 2000)
     """
-    cut = [each for each in sizes.weights if each.may_shard] if sharing.of_weights > 1 else []
+    cut = [each for each in sizes.weights if each.may_shard] if sharing.num_weight_shards > 1 else []
     whole = [each for each in sizes.weights if not each.may_shard] if cut else sizes.weights
-    gradients = math.ceil(sum(each.num_bytes for each in cut if each.is_trained) / sharing.of_weights)
-    slots = sizes.slot_bytes / sharing.of_slots
+    gradients = math.ceil(sum(each.num_bytes for each in cut if each.is_trained) / sharing.num_weight_shards)
+    slots = sizes.slot_bytes / sharing.num_slot_shards
     if sizes.whole_slots and sizes.trained_bytes:
         trained = [each.num_bytes for each in sizes.weights if each.is_trained]
-        slots = sizes.slot_bytes * _largest_load(trained, sharing.of_slots) / sizes.trained_bytes
+        slots = sizes.slot_bytes * _largest_load(trained, sharing.num_slot_shards) / sizes.trained_bytes
     return HeldBytes(
-        math.ceil(sum(each.num_bytes for each in cut) / sharing.of_weights) + sum(each.num_bytes for each in whole),
+        math.ceil(sum(each.num_bytes for each in cut) / sharing.num_weight_shards)
+        + sum(each.num_bytes for each in whole),
         gradients + sum(each.num_bytes for each in whole if each.is_trained),
-        math.ceil(slots) + sizes.undealt_bytes,
+        math.ceil(slots) + sizes.replicated_bytes,
         gathered_bytes(units_of(cut)),
     )
 
@@ -177,9 +178,9 @@ def is_small(num_bytes: int, unit_bytes: int) -> bool:
     return num_bytes <= _SMALL * unit_bytes
 
 
-def has_room(held: int, num_bytes: int, unit_bytes: int) -> bool:
-    """True if a unit of `held` bytes has room for a weight of `num_bytes`."""
-    return held + num_bytes <= unit_bytes
+def has_room(used: int, num_bytes: int, unit_bytes: int) -> bool:
+    """True if a unit of `used` bytes has room for a weight of `num_bytes`."""
+    return used + num_bytes <= unit_bytes
 
 
 def units_of(weights: Sequence[Weight], unit_bytes: int = UNIT_BYTES) -> tuple[Unit, ...]:
@@ -230,11 +231,11 @@ def bytes_per_parameter(num_slots: int, sharing: Sharing) -> tuple[str, float]:
         assert bytes_per_parameter(2, Sharing(4, "optimizer", 4)) == ("4 + 4 + 8 / 4 = 10", 10.0)
     """
     slots = 4 * num_slots
-    value = 8 / sharing.of_weights + slots / sharing.of_slots
-    if sharing.of_weights > 1:
-        text = f"(4 + 4 + {slots}) / {sharing.of_weights}"
-    elif sharing.of_slots > 1:
-        text = f"4 + 4 + {slots} / {sharing.of_slots}"
+    value = 8 / sharing.num_weight_shards + slots / sharing.num_slot_shards
+    if sharing.num_weight_shards > 1:
+        text = f"(4 + 4 + {slots}) / {sharing.num_weight_shards}"
+    elif sharing.num_slot_shards > 1:
+        text = f"4 + 4 + {slots} / {sharing.num_slot_shards}"
     else:
         text = f"4 + 4 + {slots}"
     return f"{text} = {value:.4g}", value

@@ -51,7 +51,7 @@ def sharded_rows(axis: Literal["data", "expert"]) -> Iterator[None]:
 
 def makes_sharded_rows(groups: ShardingGroups) -> bool:
     """True inside :func:`sharded_rows` along "data", or along "expert" if these groups are along that axis."""
-    return _making.get() == "data" or (_making.get() == "expert" and groups.of_experts)
+    return _making.get() == "data" or (_making.get() == "expert" and groups.shards_experts)
 
 
 class RowExchange:
@@ -70,7 +70,7 @@ class RowExchange:
         #: The number of replicas in a group.
         self.size = groups.size
         #: True if the groups are those along "expert".
-        self.is_of_experts = groups.of_experts
+        self.is_of_experts = groups.shards_experts
 
     def is_in_replica(self) -> bool:
         """True where a replica computes with its own rows; elsewhere weights are whole."""
@@ -172,7 +172,7 @@ class RowExchange:
 
         def meet(_: Any, *own: Any) -> list[Any]:
             found = []
-            for group in range(self._groups.num_here):
+            for group in range(self._groups.num_local_groups):
                 members = self._groups.replicas(group)
                 with tf.device(self._devices[members[0]]):
                     made = function([[each.values[replica] for each in own] for replica in members])

@@ -48,9 +48,9 @@ def agreed_nodes(texts: Sequence[str]) -> tuple[int, ...]:
     Raises:
         ValueError: the requests differ.
     """
-    said = [json.loads(text) for text in texts]
+    requests = [json.loads(text) for text in texts]
     for name, what in (("strategy", "strategy"), ("num_devices", "number of devices"), ("mesh", "mesh")):
-        values = [each[name] for each in said]
+        values = [each[name] for each in requests]
         if any(value != values[0] for value in values):
             mend = " Hide some devices (CUDA_VISIBLE_DEVICES)." if name == "num_devices" else ""
             raise ValueError(
@@ -61,11 +61,11 @@ def agreed_nodes(texts: Sequence[str]) -> tuple[int, ...]:
         ("options", "All processes must make the strategy with the same {}."),
         ("versions", "All processes must use the same version of {}: install it on their hosts alike."),
     ):
-        for name in dict.fromkeys(name for each in said for name in each[kind]):
-            values = [each[kind].get(name) for each in said]
+        for name in dict.fromkeys(name for each in requests for name in each[kind]):
+            values = [each[kind].get(name) for each in requests]
             if any(value != values[0] for value in values):
                 raise ValueError(f"{asked.format(name)} {_by_rank(values)}")
-    return tuple(each["node"] for each in said)
+    return tuple(each["node"] for each in requests)
 
 
 def claims(texts: Sequence[str]) -> list[str]:

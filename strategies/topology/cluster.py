@@ -62,7 +62,7 @@ class Cluster:
             )
 
     @classmethod
-    def of_addresses(cls, addresses: Sequence[str], rank: int, source: str = "") -> Cluster:
+    def from_addresses(cls, addresses: Sequence[str], rank: int, source: str = "") -> Cluster:
         """Returns the cluster of processes at `addresses`, "host:port" in the order of ranks, as seen by `rank`.
 
         Processes on the same host are assumed to be on the same node.
@@ -151,7 +151,7 @@ def _tf_config(variables: Mapping[str, str]) -> Cluster | None:
     if len(set(addresses)) != len(addresses):
         raise refuse("has two tasks with the same address")
     rank = index + (len(chiefs) if kind == "worker" else 0)
-    return Cluster.of_addresses(addresses, rank, source="TF_CONFIG")
+    return Cluster.from_addresses(addresses, rank, source="TF_CONFIG")
 
 
 def _is_address(address: str) -> bool:

@@ -26,7 +26,7 @@ class Threads:
         return cls(num_cores, max(2, num_cores))
 
 
-def deal_cores(cores: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
+def partition_cores(cores: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
     """Returns the cores of each process: consecutive, as evenly as possible; shared round-robin if too few."""
     if num_processes > len(cores):
         return [(cores[i % len(cores)],) for i in range(num_processes)]
@@ -51,7 +51,7 @@ def own_cores(
     """
     if set(cores) < set(cores_of_parent):
         return tuple(cores)
-    return deal_cores(cores, local_size)[local_rank]
+    return partition_cores(cores, local_size)[local_rank]
 
 
 def threads_are_given(environment: Mapping[str, str]) -> bool:

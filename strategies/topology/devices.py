@@ -46,7 +46,7 @@ def own_devices() -> list[str]:
     """Returns the full names of this process' GPUs, or of its logical CPU devices if it has none; starts TensorFlow."""
     found = list_own_devices("GPU") or list_own_devices("CPU")
     if not found:
-        raise ValueError("TensorFlow has no device here.")
+        raise ValueError("TensorFlow has no device in this process.")
     return found
 
 
@@ -57,9 +57,9 @@ def list_own_devices(kind: str | None = None) -> list[str]:
     TensorFlow.
     """
     with tf.init_scope():
-        here = tf.DeviceSpec.from_string(tf.constant(0).device)
+        own = tf.DeviceSpec.from_string(tf.constant(0).device)
     specs = {device.name: tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices(kind)}
-    return [name for name, spec in specs.items() if spec.job is None or (spec.job, spec.task) == (here.job, here.task)]
+    return [name for name, spec in specs.items() if spec.job is None or (spec.job, spec.task) == (own.job, own.task)]
 
 
 def is_gpu(device: str) -> bool:
@@ -89,13 +89,13 @@ def checked_devices(devices: Sequence[str]) -> list[str]:
             "Expected a list of devices such as ['GPU:0', 'GPU:1'], or None for all of them; not a string, not an "
             f"empty list. Received: devices={devices!r}"
         )
-    there = [device.name for device in tf.config.list_logical_devices()]
+    available = [device.name for device in tf.config.list_logical_devices()]
     names: list[str] = []
     for device in devices:
         name = _local_name(device)
-        if name is None or name not in there:
+        if name is None or name not in available:
             raise ValueError(
-                f"There is no device {device!r} here. This process has {there}. Received: devices={list(devices)}"
+                f"This process has no device {device!r}. It has {available}. Received: devices={list(devices)}"
             )
         if name in names:
             raise ValueError(f"Device {device!r} is named twice; name each once. Received: devices={list(devices)}")

@@ -45,35 +45,35 @@ def refuse_shared(claims: Sequence[str]) -> None:
     Raises:
         ValueError: two processes use the same GPU, and not all of them allow it.
     """
-    said = [json.loads(text) for text in claims]
+    parsed = [json.loads(text) for text in claims]
     users: dict[str, list[int]] = collections.defaultdict(list)
-    for rank, each in enumerate(said):
+    for rank, each in enumerate(parsed):
         for gpu in each["gpus"]:
             users[gpu].append(rank)
     shared = {gpu: ranks for gpu, ranks in users.items() if len(ranks) > 1}
     if not shared:
         return
     named = "; ".join(
-        f"ranks {', '.join(map(str, ranks))} on {said[ranks[0]]['host']} use {gpu}" for gpu, ranks in shared.items()
+        f"ranks {', '.join(map(str, ranks))} on {parsed[ranks[0]]['host']} use {gpu}" for gpu, ranks in shared.items()
     )
-    if all(each["may share"] for each in said):
+    if all(each["may share"] for each in parsed):
         _logger.warning("Processes share GPUs, as %s has it: %s.", SHARING_VARIABLE, named)
         return
     raise ValueError(
         f"Each process needs GPUs of its own: {named}. Start at most as many processes per node as it has GPUs, and "
         "let all of them see all GPUs, of which each takes its share by its local rank; or have the launcher set "
         f"CUDA_VISIBLE_DEVICES to other GPUs for each. To share them nevertheless, set {SHARING_VARIABLE}=1 on all "
-        f"processes. Received, by rank: CUDA_VISIBLE_DEVICES {[each['CUDA_VISIBLE_DEVICES'] for each in said]}"
+        f"processes. Received, by rank: CUDA_VISIBLE_DEVICES {[each['CUDA_VISIBLE_DEVICES'] for each in parsed]}"
     )
 
 
 def used_gpus() -> list[str]:
     """Returns an id for each GPU that TensorFlow may use in this process: its UUID, or a name if CUDA reports none."""
     gpus = tf.config.get_visible_devices("GPU")
-    return [_id_of(int(gpu.name.rpartition(":")[2])) for gpu in gpus]
+    return [_gpu_id(int(gpu.name.rpartition(":")[2])) for gpu in gpus]
 
 
-def _id_of(ordinal: int) -> str:
+def _gpu_id(ordinal: int) -> str:
     return _uuid(ordinal) or _name(ordinal)
 
 

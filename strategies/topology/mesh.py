@@ -176,7 +176,7 @@ class DeviceMesh:
         if "data" in names:
             if names.index("data") != at - 1:
                 raise ValueError(
-                    f"The mesh axis 'expert' divides what 'data' is in: name it right behind 'data', as in "
+                    f"The mesh axis 'expert' divides what 'data' is in: name it directly after 'data', as in "
                     f"{{'data': 2, 'expert': 2, 'tensor': 2}}. Received: {self.axes}."
                 )
             sizes[at - 1] *= sizes.pop(at)
@@ -263,9 +263,9 @@ class DeviceMesh:
         return grid[replica]
 
     def grid(self) -> tuple[tuple[str, ...], ...]:
-        """Returns device names as ``[data][rest]``; the gradients of one column are reduced together."""
-        columns = self.groups("data")
-        return tuple(tuple(self.devices[c[r]] for c in columns) for r in range(self.num_replicas))
+        """Returns device names as ``[data][rest]``; gradients at one position of ``rest`` are reduced together."""
+        data_groups = self.groups("data")
+        return tuple(tuple(self.devices[c[r]] for c in data_groups) for r in range(self.num_replicas))
 
     def local_indices(self, rank: int) -> tuple[int, ...]:
         """Returns the flat indices that process `rank` owns, ascending."""

@@ -21,15 +21,15 @@ class ShardingGroups:
         size: the number of replicas of a group, each of which holds one shard.
         num_replicas: the number of replicas of the job, a multiple of `size`.
         num_local: the number of replicas of each process; a multiple of `size`, or one of its divisors.
-        of_weights: whether weights are sharded, too, besides the optimizer state.
-        of_experts: whether the experts' weights are distributed over the replicas of a group.
+        shards_weights: whether weights are sharded, too, besides the optimizer state.
+        shards_experts: whether the experts' weights are distributed over the replicas of a group.
     """
 
     size: int
     num_replicas: int
     num_local: int
-    of_weights: bool = False
-    of_experts: bool = False
+    shards_weights: bool = False
+    shards_experts: bool = False
 
     @property
     def num_processes(self) -> int:
@@ -37,7 +37,7 @@ class ShardingGroups:
         return max(self.size // self.num_local, 1)
 
     @property
-    def num_here(self) -> int:
+    def num_local_groups(self) -> int:
         """The number of groups with replicas in one process; 1 if a group spans processes."""
         return max(self.num_local // self.size, 1)
 
@@ -50,7 +50,7 @@ class ShardingGroups:
             assert ShardingGroups(4, 8, 2).owner(3) == (1, (1,))
         """
         process, first = divmod(position, min(self.size, self.num_local))
-        return process, tuple(first + group * self.size for group in range(self.num_here))
+        return process, tuple(first + group * self.size for group in range(self.num_local_groups))
 
     def replicas(self, group: int) -> range:
         """Returns the local replicas of a local group."""
@@ -78,8 +78,8 @@ def sharding_groups(
         runs = [len(list(own)) for _, own in itertools.groupby(nodes)]
         # A host whose ranks are not consecutive is no group: the replicas of a group are adjacent.
         is_alike = len(set(runs)) == 1 and len(runs) == len(set(nodes))
-        of_host = runs[0] * num_local if is_alike else num_replicas
-        return ShardingGroups(of_host if of_host > 1 else num_replicas, num_replicas, num_local)
+        per_host = runs[0] * num_local if is_alike else num_replicas
+        return ShardingGroups(per_host if per_host > 1 else num_replicas, num_replicas, num_local)
     is_size = isinstance(shard_size, int) and not isinstance(shard_size, bool) and shard_size > 1
     if not is_size or num_replicas % shard_size or (num_local % shard_size and shard_size % num_local):
         fitting = [
@@ -88,8 +88,8 @@ def sharding_groups(
             if num_replicas % size == 0 and (num_local % size == 0 or size % num_local == 0)
         ]
         raise ValueError(
-            "shard_size is the number of replicas among which the optimizer is dealt out: it divides their number, and "
-            f"its groups are of whole processes, or inside of one. Sizes that fit {num_replicas} replicas, "
+            "shard_size is the number of replicas over which the optimizer is sharded: it divides their number, and "
+            f"its groups consist of whole processes, or lie inside one. Sizes that fit {num_replicas} replicas, "
             f"{num_local} in each process: {fitting}. Received: shard_size={shard_size!r}."
         )
     return ShardingGroups(shard_size, num_replicas, num_local)

@@ -14,7 +14,7 @@ from strategies.topology.cores import Threads, own_cores, threads_are_given, usa
 _logger = logging.getLogger(__name__)
 
 
-def deal_threads(cluster: Cluster, has_started: bool) -> None:
+def limit_threads(cluster: Cluster, has_started: bool) -> None:
     """Sets the number of TensorFlow's threads to this process' share of its node's cores, unless the user has set it.
 
     By default each process starts a thread for every core: two processes on two cores then take twice as long for a

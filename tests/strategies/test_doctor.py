@@ -67,7 +67,7 @@ def test_two_processes_measure(by: str, tmp_path: Path) -> None:
     assert (first["processes"]["rank"], second["processes"]["rank"]) == (0, 1)
     assert "versions" in first
     assert "versions" not in second
-    assert len(first["logical_devices"]["here"]) == 1
+    assert len(first["logical_devices"]["local"]) == 1
     assert first["all_reduce"]["by"] == by
     assert first["all_reduce"]["latency in microseconds"] > 0
     assert list(first["all_reduce"]["GB/s"]) == ["0.1 MB", "1 MB"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.topology.cluster import Cluster
-from strategies.topology.cores import deal_cores
+from strategies.topology.cores import partition_cores
 from tests.processes import free_ports
 from tests.strategies.launching import ENVIRONMENT, LAUNCHER, TIMEOUT_SECONDS, Running, launched, written
 
@@ -23,7 +23,7 @@ print(json.dumps([dict(os.environ), sys.argv, cores, sys.stdin.read(), os.getsid
 """
 
 
-def told(output: bytes) -> dict[str, list[Any]]:
+def parse_output(output: bytes) -> dict[str, list[Any]]:
     """Returns the JSON that the processes printed to stdout, by prefix."""
     lines = [line.partition(" ") for line in output.decode().splitlines()]
     return {prefix: json.loads(text) for prefix, _, text in sorted(lines)}
@@ -36,7 +36,7 @@ def test_every_process_is_told_its_place_and_given_its_cores(tmp_path: Path) -> 
     done = launched("--nproc-per-node", "3", path, *arguments, environment={"OMP_NUM_THREADS": "7"})
 
     assert (done.returncode, done.stderr) == (0, b"")
-    by_prefix = told(done.stdout)
+    by_prefix = parse_output(done.stdout)
     assert list(by_prefix) == ["[0]", "[1]", "[2]"]
     addresses = set()
     for rank, (environment, argv, cores, stdin, is_session) in enumerate(by_prefix.values()):
@@ -47,7 +47,7 @@ def test_every_process_is_told_its_place_and_given_its_cores(tmp_path: Path) -> 
         assert [environment[name] for name in names] == [str(rank), str(rank), "3", "3", "0", "127.0.0.1"]
         assert f"127.0.0.1:{environment['MASTER_PORT']}" not in cluster.addresses
         assert argv == [path, *arguments]
-        own = deal_cores(CORES, 3)[rank]
+        own = partition_cores(CORES, 3)[rank]
         assert cores == list(own)
         assert environment["TF_NUM_INTRAOP_THREADS"] == str(len(own))
         assert environment["TF_NUM_INTEROP_THREADS"] == str(max(2, len(own)))
@@ -61,7 +61,7 @@ def test_torchruns_other_words(tmp_path: Path) -> None:
     path = {"PYTHONPATH": str(tmp_path)}
 
     done = launched("--nproc_per_node=1", "--standalone", "--no-pin", "-m", "their_module", "x", environment=path)
-    ((_, argv, cores, *_),) = told(done.stdout).values()
+    ((_, argv, cores, *_),) = parse_output(done.stdout).values()
     assert (argv, cores) == ([str(tmp_path / "their_module.py"), "x"], CORES)
 
     done = launched("--no-python", "--nproc-per-node", "2", "sh", "-c", 'echo "$RANK $0"', "a word")
@@ -148,7 +148,7 @@ def test_two_nodes(tmp_path: Path) -> None:
         for node in (first, second):
             code, stdout, stderr = node.end()
             assert (code, stderr) == (0, b"")
-            by_prefix |= told(stdout)
+            by_prefix |= parse_output(stdout)
     assert list(by_prefix) == ["[0]", "[1]", "[2]"]
     environments = [environment for environment, *_ in by_prefix.values()]
     clusters = [Cluster.from_environment(environment) for environment in environments]

@@ -59,13 +59,13 @@ class Job:
             if isinstance(command, Start):
                 self.round = command.round
 
-    def tells(self, at: int, event: Event) -> None:
+    def sends(self, at: int, event: Event) -> None:
         assert unpacked_event(json.loads(json.dumps(packed(event)))) == event
         self.last.clear()
-        self._take(self.coordinator.heard(at, event))
+        self._take(self.coordinator.handle(at, event))
 
     def happens(self, kind: Kind, at: int, status: int = 0, *, urgent: bool = False) -> None:
-        self.tells(at, Incident(self.round, cause(kind, at, status), urgent))
+        self.sends(at, Incident(self.round, cause(kind, at, status), urgent))
 
     def is_lost(self, at: int) -> None:
         self.last.clear()
@@ -75,7 +75,7 @@ class Job:
         """Ends nodes one after the other; the commands are those after the last."""
         for name, outcome in outcomes.items():
             at = int(name.removeprefix("n"))
-            self.tells(at, Ended(self.round, outcome, (at * 10 + 5, at * 10 + 6)))
+            self.sends(at, Ended(self.round, outcome, (at * 10 + 5, at * 10 + 6)))
 
     @property
     def stops(self) -> dict[int, tuple[bool, float]]:
@@ -158,7 +158,7 @@ class TestStandstill:
 
     @staticmethod
     def stands(job: Job, at: int, *, still: bool = True) -> None:
-        job.tells(at, Standstill(job.round, cause(Kind.STOPPED, at) if still else None))
+        job.sends(at, Standstill(job.round, cause(Kind.STOPPED, at) if still else None))
 
     def test_of_one_node_the_others_find_it(self) -> None:
         job = Job(Policy())
@@ -257,7 +257,7 @@ class TestRestarts:
         job = Job(Policy(max_restarts=2))
         job.happens(Kind.RANK, 0, 3)
         job.ends(n0=FAILED, n1=FAILED, n2=FAILED)
-        job.tells(2, Incident(0, cause(Kind.SIGNAL, 2, 15)))
+        job.sends(2, Incident(0, cause(Kind.SIGNAL, 2, 15)))
         assert job.stops == dict.fromkeys(range(3), (True, 10.0))
         job.ends(n0=FAILED, n1=FAILED, n2=FAILED)
         assert job.verdicts == dict.fromkeys(range(3), ("signal", 143))

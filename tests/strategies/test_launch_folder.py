@@ -77,8 +77,8 @@ def test_stays_after_a_failure_and_is_named_before_the_cause(temporary: Path, tm
     (folder,) = temporary.iterdir()
     assert b"[1] %s\n" % bytes(folder) in done.stdout
     assert (folder / "rank-1.txt").read_text() == "Traceback"
-    told = f"strategies.launch: tracebacks of the ranks: {folder}"
-    assert done.stderr.decode().splitlines()[-2] == told
+    expected = f"strategies.launch: tracebacks of the ranks: {folder}"
+    assert done.stderr.decode().splitlines()[-2] == expected
     assert "failed with exit code 3" in last_line(done.stderr)
 
 

@@ -14,14 +14,14 @@ from strategies import launch
 from strategies.launching.environment import (
     World,
     check_single_launcher,
-    environment_of,
     num_processes,
+    rank_environment,
 )
 from strategies.launching.output import MAX_LINE_BYTES, Lines, Output
-from strategies.launching.ports import HeldPorts
+from strategies.launching.ports import ReservedPorts
 from strategies.launching.processes import Process, Task
 from strategies.topology.cluster import Cluster
-from strategies.topology.cores import deal_cores, usable_cores
+from strategies.topology.cores import partition_cores, usable_cores
 from tests.strategies.launching import ENVIRONMENT
 
 WORLD = World(
@@ -38,7 +38,7 @@ def test_starts_without_tensorflow() -> None:
 
 class TestEnvironment:
     def test_names_the_rank_to_tensorflow_and_in_torchruns_words(self) -> None:
-        variables = environment_of(WORLD, local_rank=1, num_cores=3, environment={"HOME": "/h", "RANK": "7"})
+        variables = rank_environment(WORLD, local_rank=1, num_cores=3, environment={"HOME": "/h", "RANK": "7"})
         assert Cluster.from_environment(variables) == Cluster(
             3, 5, 1, 3, 1, ("a:1", "a:2", "b:1", "b:2", "b:3"), "TF_CONFIG"
         )
@@ -62,12 +62,12 @@ class TestEnvironment:
         }
 
     def test_a_process_with_one_core_has_two_inter_op_threads(self) -> None:
-        variables = environment_of(WORLD, 0, 1, {"OMP_NUM_THREADS": "5"})
+        variables = rank_environment(WORLD, 0, 1, {"OMP_NUM_THREADS": "5"})
         threads = [variables[f"TF_NUM_{kind}_THREADS"] for kind in ("INTRAOP", "INTEROP")]
         assert [*threads, variables["OMP_NUM_THREADS"]] == ["1", "2", "5"]
 
     @pytest.mark.parametrize(
-        ("cores", "size", "dealt"),
+        ("cores", "size", "shares"),
         [
             ((0, 1, 2, 3), 2, [(0, 1), (2, 3)]),
             ((0, 2, 4, 6, 8), 2, [(0, 2), (4, 6, 8)]),
@@ -76,8 +76,8 @@ class TestEnvironment:
             ((3, 5), 5, [(3,), (5,), (3,), (5,), (3,)]),
         ],
     )
-    def test_cores(self, cores: tuple[int, ...], size: int, dealt: list[tuple[int, ...]]) -> None:
-        assert deal_cores(cores, size) == dealt
+    def test_cores(self, cores: tuple[int, ...], size: int, shares: list[tuple[int, ...]]) -> None:
+        assert partition_cores(cores, size) == shares
 
     @pytest.mark.parametrize(
         ("text", "visible", "expected"),
@@ -183,15 +183,15 @@ class TestLines:
 
 
 def test_ports_are_held_until_closed() -> None:
-    held = HeldPorts(20)
+    reserved = ReservedPorts(20)
     try:
-        assert len(set(held.ports)) == 20
+        assert len(set(reserved.ports)) == 20
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", held.ports[0]))
+            other.bind(("127.0.0.1", reserved.ports[0]))
     finally:
-        held.close()
+        reserved.close()
     with socket.socket() as other:
-        other.bind(("127.0.0.1", held.ports[0]))
+        other.bind(("127.0.0.1", reserved.ports[0]))
 
 
 def test_a_process_that_has_ended_is_not_stopped() -> None:

@@ -22,9 +22,9 @@ config = json.loads(os.environ["TF_CONFIG"])
 folder = pathlib.Path({folder!r})
 start = len(list(folder.glob(f"{{rank}}.*")))
 workers, index = config["cluster"]["worker"], config["task"]["index"]
-told = [time.time(), os.getpid(), world, group, local, count, limit, workers, index]
+record = [time.time(), os.getpid(), world, group, local, count, limit, workers, index]
 (folder / "new").mkdir(exist_ok=True)
-(folder / "new" / f"{{rank}}").write_text(json.dumps(told))
+(folder / "new" / f"{{rank}}").write_text(json.dumps(record))
 (folder / "new" / f"{{rank}}").rename(folder / f"{{rank}}.{{start}}")
 while not all((folder / f"{{r}}.{{start}}").exists() for r in range(world)):
     time.sleep(0.01)
@@ -45,7 +45,7 @@ def program(folder: Path, code: str, first: str = "") -> str:
     return written(folder, PROGRAM.format(folder=str(starts), first=first, code=code))
 
 
-def told(folder: Path, rank: int, start: int) -> list[Any]:
+def read_start(folder: Path, rank: int, start: int) -> list[Any]:
     """Returns the notes of one start of a rank, as soon as they exist."""
     path = folder / "starts" / f"{rank}.{start}"
     deadline = time.monotonic() + 60
@@ -63,7 +63,7 @@ class TestRestarts:
         said = [line.partition(b") ")[2] for line in done.stderr.splitlines() if b"; restart " in line]
         assert said == [b"failed with exit code 7; restart %d of 2, with 2 processes." % count for count in (1, 2)]
         assert last_line(done.stderr).endswith("failed with exit code 7 and the others of this node were terminated.")
-        starts = [[told(tmp_path, rank, start) for rank in (0, 1)] for start in range(3)]
+        starts = [[read_start(tmp_path, rank, start) for rank in (0, 1)] for start in range(3)]
         assert len(list((tmp_path / "starts").glob("?.?"))) == 6
         for start, notes in enumerate(starts):
             assert [note[2:7] for note in notes] == [[2, 0, 0, start, 2], [2, 0, 1, start, 2]]
@@ -83,8 +83,8 @@ class TestRestarts:
             for start in range(3):
                 launcher.ready(2 * start + 2)
                 failed_at = time.time()
-                os.kill(told(tmp_path, 1, start)[1], signal.SIGKILL)
-                seconds.append(max(told(tmp_path, rank, start + 1)[0] for rank in (0, 1)) - failed_at)
+                os.kill(read_start(tmp_path, 1, start)[1], signal.SIGKILL)
+                seconds.append(max(read_start(tmp_path, rank, start + 1)[0] for rank in (0, 1)) - failed_at)
         assert min(seconds) < 1.0
 
     def test_peers_that_are_stuck_are_killed_after_two_seconds(self, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ class TestRestarts:
         assert [code for code, _, _ in ends] == [0, 0]
         line = f"rank 2 on {name(1)} failed with exit code 3; restart 1 of 1, with 3 processes."
         assert all(f"strategies.launch: {line}\n".encode() in stderr for _, _, stderr in ends)
-        assert [told(tmp_path, rank, 1)[2:7] for rank in range(3)] == [
+        assert [read_start(tmp_path, rank, 1)[2:7] for rank in range(3)] == [
             [3, 0, 0, 1, 1],
             [3, 1, 0, 1, 1],
             [3, 1, 1, 1, 1],
@@ -113,7 +113,7 @@ class TestRestarts:
         code = "run(0 if count else 1000)"
         sizes = (1, 1, 2)
         with nodes(program(tmp_path, code), "--max-restarts", "1", "--min-procs", "3", sizes=sizes) as launchers:
-            before = [told(tmp_path, rank, 0) for rank in range(4)]
+            before = [read_start(tmp_path, rank, 0) for rank in range(4)]
             launchers[1].process.kill()
             ends = [launchers[at].end() for at in (0, 2)]
             wait_until_gone(note[1] for note in before)
@@ -121,7 +121,7 @@ class TestRestarts:
         for _, _, stderr in ends:
             assert f"{name(1)} is gone: ".encode() in stderr
             assert b"; restart 1 of 1, with 3 processes.\n" in stderr
-        after = [told(tmp_path, rank, 1) for rank in range(3)]
+        after = [read_start(tmp_path, rank, 1) for rank in range(3)]
         assert [note[2:7] for note in after] == [[3, 0, 0, 1, 1], [3, 1, 0, 1, 1], [3, 1, 1, 1, 1]]
         assert [note[8] for note in after] == [0, 1, 2]
         assert len({tuple(note[7]) for note in after}) == 1
@@ -165,7 +165,7 @@ class TestPreemption:
         if max_restarts:
             assert done.returncode == 0
             assert b"was preempted (exit code 75); not counted as a restart, with 2 processes.\n" in done.stderr
-            assert [told(tmp_path, rank, 1)[5] for rank in (0, 1)] == [0, 0]
+            assert [read_start(tmp_path, rank, 1)[5] for rank in (0, 1)] == [0, 0]
         else:
             assert done.returncode == PREEMPTED
             assert last_line(done.stderr).endswith("the job can go on, with the same command.")
@@ -189,7 +189,7 @@ class TestPreemption:
             in said
         )
         assert last_line(left).endswith("the job goes on without it.")
-        assert told(tmp_path, 0, 1)[2:7] == [1, 0, 0, 0, 0]
+        assert read_start(tmp_path, 0, 1)[2:7] == [1, 0, 0, 0, 0]
 
 
 def test_the_launcher_ends_with_its_last_rank(tmp_path: Path) -> None:

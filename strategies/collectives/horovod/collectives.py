@@ -119,35 +119,37 @@ class HorovodCollectives(Collectives):
             return [members.all_reduce_many(cut, self._groups[axis], op, dtype)]
 
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
-        return self._here(values, axis, lambda value, group: members.all_reduce(value, group, op))
+        return self._on_device(values, axis, lambda value, group: members.all_reduce(value, group, op))
 
     def _all_gather(
         self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
     ) -> list[tf.Tensor]:
         counts = None if sizes is None else sizes[0]
-        return self._here(values, axis, lambda value, group: members.all_gather(value, group, dim, counts))
+        return self._on_device(values, axis, lambda value, group: members.all_gather(value, group, dim, counts))
 
     def _reduce_scatter(
         self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
     ) -> list[tf.Tensor]:
         counts = None if sizes is None else sizes[0]
-        return self._here(values, axis, lambda value, group: members.reduce_scatter(value, group, dim, counts))
+        return self._on_device(values, axis, lambda value, group: members.reduce_scatter(value, group, dim, counts))
 
     def _broadcast(self, values: list[tf.Tensor], axis: str, root: int) -> list[tf.Tensor]:
-        return self._here(values, axis, lambda value, group: members.broadcast(value, group, root))
+        return self._on_device(values, axis, lambda value, group: members.broadcast(value, group, root))
 
     def _all_to_all(self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int) -> list[tf.Tensor]:
-        return self._here(values, axis, lambda value, group: members.all_to_all(value, group, split_dim, concat_dim))
+        return self._on_device(
+            values, axis, lambda value, group: members.all_to_all(value, group, split_dim, concat_dim)
+        )
 
     def _permute(self, values: list[tf.Tensor], axis: str, pairs: Pairs) -> list[tf.Tensor]:
         if axis not in self._groups and not pairs:
             return self._on_devices(lambda local, _: tf.zeros_like(values[local]))
-        return self._here(values, axis, lambda value, group: members.permute(value, group, pairs))
+        return self._on_device(values, axis, lambda value, group: members.permute(value, group, pairs))
 
     def _exchange_sizes(self, values: list[tf.Tensor], axis: str, dim: int) -> list[tf.Tensor] | None:
         if axis not in self._groups:
             return None
-        return self._here(values, axis, lambda value, group: members.gather_size(value, group, dim))
+        return self._on_device(values, axis, lambda value, group: members.gather_size(value, group, dim))
 
     def _channel(self, axis: str, source: int, target: int, num_messages: int) -> Channel:
         if tf.executing_eagerly():
@@ -166,7 +168,7 @@ class HorovodCollectives(Collectives):
             self._pairs[pair] = self._make_group(f"{pair[0]}to{pair[1]}", pair, int(position == target))
         return HorovodChannel(self._pairs[pair], self._device(0), num_messages)
 
-    def _here(
+    def _on_device(
         self, values: list[tf.Tensor], axis: str, body: Callable[[tf.Tensor, HorovodGroup], tf.Tensor]
     ) -> list[tf.Tensor]:
         """Runs `body` on this process' device; returns the values as they are in a group of one."""

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 # horovodrun's driver waits for hosts equally long.
-_SECONDS_TO_COME = 600
+_JOIN_SECONDS = 600
 
 
 class ElasticMemory(State):
@@ -54,7 +54,7 @@ class ElasticMemory(State):
 
     def sync(self) -> None:
         """Gives all processes the newest commit: a new process has none, others may not have reached the last one."""
-        _lost_peers_told(self._take_newest)
+        _raise_on_lost_peer(self._take_newest)
 
     def _take_newest(self) -> None:
         numbers = hvd.allgather_object(self.num_commits)
@@ -80,19 +80,19 @@ def run_elastic(function: Callable[[], _Result], memory: ElasticMemory) -> _Resu
 
     def attempt(_: ElasticMemory) -> _Result:
         _publish_ranks()
-        return _lost_peers_told(function)
+        return _raise_on_lost_peer(function)
 
     if not has_own_gloo_limit():
         # It limits the wait for new workers, which start TensorFlow first: after half a minute, all would fail.
-        os.environ[GLOO_VARIABLE] = str(_SECONDS_TO_COME)
+        os.environ[GLOO_VARIABLE] = str(_JOIN_SECONDS)
     if not hvd.is_initialized():
         with network_threads_yield(num_others=1):
             hvd.init()
-    result: _Result = run_fn(attempt, _join_again)(memory)
+    result: _Result = run_fn(attempt, _rejoin)(memory)
     return result
 
 
-def _lost_peers_told(function: Callable[[], _Result]) -> _Result:
+def _raise_on_lost_peer(function: Callable[[], _Result]) -> _Result:
     """Turns a DistributedError or an error of a Horovod op into HorovodInternalError: Horovod's loop continues then.
 
     Only this function decides that. The error of any Horovod op contains its kernel's name or Horovod's own message
@@ -111,7 +111,7 @@ def _short(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-def _join_again() -> None:
+def _rejoin() -> None:
     """Leaves Horovod and joins it again, with the processes that exist then."""
     # Collectives of the last call of the function are abandoned: its watchdogs must not end the new session.
     SESSION.end()

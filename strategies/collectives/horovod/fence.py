@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies.collectives.gate import gates_here
 from strategies.collectives.handles import capturable, make_handle
+from strategies.collectives.step_dependency import step_dependencies
 
 
 class Fence:
@@ -38,7 +38,7 @@ class Fence:
         """Returns the value, of at least one dimension, as an input that the optimiser neither folds nor merges."""
         resource = capturable(self._zero)
         with tf.device("CPU:0"):
-            with tf.control_dependencies(gates_here()):
+            with tf.control_dependencies(step_dependencies()):
                 zero = tf.raw_ops.ReadVariableOp(resource=resource, dtype=tf.int32)
             begin = tf.fill([value.shape.rank], zero)
         pinned = tf.slice(value, begin, [-1] * value.shape.rank)

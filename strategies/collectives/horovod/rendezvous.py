@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 
-from strategies.control_plane import JoinError, Member, Seat, join_job
+from strategies.control_plane import JoinError, Member, RankInfo, join_job
 from strategies.control_plane.hosts import loopback_problem, own_address
 from strategies.control_plane.listening import listen
 
@@ -26,7 +26,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def joined(
     timeout_seconds: float | None,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
 ) -> Member | None:
     """Joins this process to the others, and returns it as a member of the job.
@@ -36,7 +36,7 @@ def joined(
 
     Args:
         timeout_seconds: the limit of the wait for the others; None for none.
-        say: prints a line for the user.
+        log: prints a line for the user.
         environment: variables by name; ``os.environ`` if None.
 
     Raises:
@@ -47,13 +47,13 @@ def joined(
     if not address or not port or variables.get("HOROVOD_ELASTIC", "0") != "0":
         return None
     rank, size = int(variables["HOROVOD_RANK"]), int(variables["HOROVOD_SIZE"])
-    url = f"http://{address}:{port}/{_SCOPE}/board"
+    url = f"http://{address}:{port}/{_SCOPE}/rank_0"
     own = own_address(address, int(port))
     problem = loopback_problem(rank, own) if int(variables.get("HOROVOD_LOCAL_SIZE", size)) < size else None
-    seat = Seat(rank, size, f"process {os.getpid()} on {socket.gethostname()}")
+    info = RankInfo(rank, size, f"process {os.getpid()} on {socket.gethostname()}")
     if rank > 0:
-        board, _ = join_job(seat, lambda: _read(url), "", timeout_seconds, problem=problem, say=say)
-        return Member(rank, size, board, timeout_seconds or 0.0)
+        store, _ = join_job(info, lambda: _read(url), "", timeout_seconds, problem=problem, log=log)
+        return Member(rank, size, store, timeout_seconds or 0.0)
     listener = listen(f"{own or address}:0")
     host, free_port = listener.getsockname()[:2]
     try:
@@ -65,8 +65,8 @@ def joined(
             f"Rank 0 cannot reach horovodrun's store at {address}:{port}: {error}. Has horovodrun ended, or does a "
             "firewall keep them apart?"
         ) from None
-    board, _ = join_job(seat, "", "", timeout_seconds, listener=listener, problem=problem, say=say)
-    return Member(rank, size, board, timeout_seconds or 0.0)
+    store, _ = join_job(info, "", "", timeout_seconds, listener=listener, problem=problem, log=log)
+    return Member(rank, size, store, timeout_seconds or 0.0)
 
 
 def _read(url: str) -> str | None:

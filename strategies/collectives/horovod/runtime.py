@@ -156,8 +156,8 @@ class _Instances:
     def agree(self, mesh: DeviceMesh, rank: int) -> int:
         """Returns the number of a new instance; raises on all processes if the arguments of any one are wrong."""
         with tf.init_scope():
-            said: list[tuple[int, DeviceMesh, int]] = hvd.allgather_object((self._next, mesh, rank))
-        numbers, meshes, ranks = zip(*said, strict=True)
+            announced: list[tuple[int, DeviceMesh, int]] = hvd.allgather_object((self._next, mesh, rank))
+        numbers, meshes, ranks = zip(*announced, strict=True)
         self._next = max(numbers) + 1
         check_agreement(meshes, ranks)
         return self._next - 1

@@ -40,7 +40,7 @@ class _Tokens:
         # By name: an op would keep its graph alive, and so its own entry.
         self._last: weakref.WeakKeyDictionary[tf.Graph, dict[str, str]] = weakref.WeakKeyDictionary()
 
-    def of(self, device: str) -> tf.Tensor:
+    def get(self, device: str) -> tf.Tensor:
         with self._lock, tf.init_scope():
             if device not in self._handles:
                 self._handles[device] = make_handle(f"strategies_order_{len(self._handles)}", tf.float32, device)
@@ -70,7 +70,7 @@ def in_order(device: str, op: Callable[[list[tf.Tensor]], tf.Tensor], *, takes_t
             the token before and after the op.
     """
     # Captured before any control dependency: a capture depends on nothing in the function.
-    token = capturable(_TOKENS.of(device))
+    token = capturable(_TOKENS.get(device))
     with tf.device(device):
         with tf.control_dependencies(_TOKENS.last(device)):
             if takes_token:

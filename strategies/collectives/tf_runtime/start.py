@@ -7,7 +7,7 @@ from strategies._tf_internals import coordination_config, eager_context
 # About 24 days: the service has no value for "never".
 _NEVER_MILLISECONDS = 2**31 - 1
 # Our own limit expires first: its error says who is missing, and where.
-_SECONDS_BEHIND_OURS = 5.0
+_SECONDS_AFTER_OURS = 5.0
 
 
 def bound_waits(num_processes: int, timeout_seconds: float) -> None:
@@ -22,7 +22,7 @@ def bound_waits(num_processes: int, timeout_seconds: float) -> None:
         num_processes: the number of processes of the job, all of which are workers.
         timeout_seconds: the limit of both waits; 0 for none.
     """
-    milliseconds = int(1000 * (timeout_seconds + _SECONDS_BEHIND_OURS))
+    milliseconds = int(1000 * (timeout_seconds + _SECONDS_AFTER_OURS))
     limit = min(_NEVER_MILLISECONDS, milliseconds) if timeout_seconds else _NEVER_MILLISECONDS
     eager_context.context().configure_coordination_service(
         service_type="standalone",

@@ -189,8 +189,8 @@ def padded_length(length: int | tf.Tensor) -> tuple[int | tf.Tensor, int | tf.Te
     if isinstance(length, int):
         return max(1, length), 0
     # Compared as float64: float32 holds all boundaries exactly, but not all lengths above 2**24.
-    place = tf.raw_ops.Bucketize(input=tf.cast(length, tf.float64) - 0.5, boundaries=_LENGTHS)
-    return tf.gather(_LENGTHS, place), place + 1
+    index = tf.raw_ops.Bucketize(input=tf.cast(length, tf.float64) - 0.5, boundaries=_LENGTHS)
+    return tf.gather(_LENGTHS, index), index + 1
 
 
 def _pad(rows: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:

@@ -31,16 +31,16 @@ def changed_path(event: str, arguments: tuple[Any, ...]) -> str | None:
     return os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else None
 
 
-def watch_writes(told: Callable[[str], None], word: str) -> None:
-    """Calls `told` before each change of a path that contains `word`, for as long as the owner of `told` lives.
+def watch_writes(callback: Callable[[str], None], word: str) -> None:
+    """Calls `callback` before each change of a path that contains `word`, for as long as the owner of `callback` lives.
 
-    An exception in `told` propagates out of the operation. Changes that `told` itself makes are not watched.
+    An exception in `callback` propagates out of the operation. Changes that `callback` itself makes are not watched.
 
     Args:
-        told: a bound method that takes the path.
+        callback: a bound method that takes the path.
         word: the text that a watched path contains.
     """
-    method: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(told)
+    method: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(callback)
     inside = threading.local()
     # Local names: at its end, the interpreter clears the module's names while files are still being closed.
     watched, changed, is_ending = ("open", *_CHANGES), changed_path, sys.is_finalizing

@@ -103,7 +103,7 @@ def test_refusals() -> None:
         again.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
     with pytest.raises(ValueError, match=r"Lamb looks at whole weights.*experts"):
         model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
-    with pytest.raises(ValueError, match="name it right behind 'data'"):
+    with pytest.raises(ValueError, match="name it directly after 'data'"):
         spread({"data": 2, "tensor": 2, "expert": 1})
     with pytest.raises(ValueError, match=r"leave shard_size out\. Received: shard_size=4"):
         spread({"data": 2, "expert": 2}, shard="optimizer", shard_size=4)

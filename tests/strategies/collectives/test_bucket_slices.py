@@ -16,7 +16,7 @@ FLOAT = ("float32", 4)
 def table(shapes: Sequence[Sequence[int]], num_owners: int, **options: bool) -> list[list[tuple[int, int, int]]]:
     """Makes one bucket; returns for each owner (variable, begin, end) of its slices."""
     [bucket] = slice_buckets(shapes, [FLOAT] * len(shapes), num_owners, 2**20, **options)
-    return [[(s.variable, s.begin, s.end) for s in bucket.of_owner(owner)] for owner in range(num_owners)]
+    return [[(s.variable, s.begin, s.end) for s in bucket.owner_slices(owner)] for owner in range(num_owners)]
 
 
 def test_a_bucket_is_cut_into_parts_of_one_length() -> None:
@@ -63,7 +63,7 @@ def test_each_element_has_one_owner(num_owners: int, whole: bool) -> None:
     assert {s.variable for s in every} == {i for i, shape in enumerate(shapes) if math.prod(shape)}
     for bucket in buckets:
         assert len({dtypes[s.variable] for s in bucket.slices}) == 1
-        sizes = [sum(s.size for s in bucket.of_owner(owner)) for owner in range(num_owners)]
+        sizes = [sum(s.size for s in bucket.owner_slices(owner)) for owner in range(num_owners)]
         assert bucket.part_size == max(sizes)
         if not whole:
             # Parts differ by the rounding of their length and by moves to the beginning of a row.

@@ -31,7 +31,7 @@ def raising(error: Exception) -> Any:
 )
 def test_errors_after_which_it_goes_on(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(HorovodInternalError):
-        elastic._lost_peers_told(raising(error))
+        elastic._raise_on_lost_peer(raising(error))
     assert "Another process was lost" in caplog.text
 
 
@@ -44,7 +44,7 @@ def test_errors_after_which_it_goes_on(error: Exception, caplog: pytest.LogCaptu
 )
 def test_errors_of_the_program_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error)):
-        elastic._lost_peers_told(raising(error))
+        elastic._raise_on_lost_peer(raising(error))
 
 
 def test_a_watchdog_of_an_earlier_session_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,9 @@ def test_terms_of_devices_are_added_between_them() -> None:
 
 
 def test_refuses_a_process_with_several_coordinates() -> None:
-    with pytest.raises(ValueError, match=r"one coordinate each. Received: 2 coordinates here, in the mesh \{'data': 2"):
+    with pytest.raises(
+        ValueError, match=r"one coordinate each. Received: 2 local coordinates, in the mesh \{'data': 2"
+    ):
         ProcessGroup(collectives((0, 1), []))
 
 

@@ -23,7 +23,7 @@ class RecordingWatchdog(Watchdog):
 
     def __init__(self) -> None:
         self.ended = threading.Event()
-        self.said: list[str] = []
+        self.reasons: list[str] = []
         super().__init__("Rank 0 of 1", TIMEOUT_SECONDS, self._note, "a_setting=...")
         self._entry = self.ledger.entry(Wait("1", (0,), "all_reduce"))
 
@@ -34,7 +34,7 @@ class RecordingWatchdog(Watchdog):
         return self._entry.done(value)
 
     def _note(self, why: str) -> None:
-        self.said.append(why)
+        self.reasons.append(why)
         self.ended.set()
 
 
@@ -59,7 +59,7 @@ def test_one_waits_too_long(watchdog: RecordingWatchdog) -> None:
     tf.function(watchdog.started)(tf.constant(1.0))
     assert watchdog.ended.wait(60)
     assert time.monotonic() - start >= TIMEOUT_SECONDS
-    [why] = watchdog.said
+    [why] = watchdog.reasons
     assert why.startswith("Rank 0 of 1 has waited 1 s for the others in a collective, in the all_reduce.")
     assert why.endswith("allow more time with a_setting=..., 0 for no limit.")
 

@@ -1,4 +1,4 @@
-"""Verdicts of members whose `Board`s are joined in one process: none for a live job, the right one for a hang."""
+"""Verdicts of members whose stores are connected in one process: none for a live job, the right one for a hang."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from strategies.control_plane import Board, DistributedError, Member, Wait, findings, keys, member
+from strategies.control_plane import DistributedError, KeyValueStore, Member, Wait, findings, keys, member
 from strategies.control_plane.waits import RECEIVE, to_text
 
 LIMIT_SECONDS = 20.0
@@ -22,16 +22,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TO_STAND", "UNTIL_DIVERGED", "BETWEEN_QUESTIONS", "FOR_FAILED"):
         monkeypatch.setattr(findings, f"_SECONDS_{name}", 0.2)
     monkeypatch.setattr(findings, "_SECONDS_TO_ANSWER", 1.0)
-    monkeypatch.setattr(member, "_SECONDS_BEHIND_A_FAILURE", 0.0)
+    monkeypatch.setattr(member, "_SECONDS_AFTER_FAILURE", 0.0)
 
 
 @pytest.fixture
 def members() -> Iterator[list[Member]]:
     """Yields three members, joined by rank 0."""
     pairs = {rank: socket.socketpair() for rank in (1, 2)}
-    boards = [Board(0, 3, {rank: ends[0] for rank, ends in pairs.items()})]
-    boards += [Board(rank, 3, {0: ends[1]}) for rank, ends in pairs.items()]
-    made = [Member(rank, 3, board) for rank, board in enumerate(boards)]
+    stores = [KeyValueStore(0, 3, {rank: ends[0] for rank, ends in pairs.items()})]
+    stores += [KeyValueStore(rank, 3, {0: ends[1]}) for rank, ends in pairs.items()]
+    made = [Member(rank, 3, store) for rank, store in enumerate(stores)]
     yield made
     for each in reversed(made):
         each.leave()
@@ -47,7 +47,7 @@ def found(by: Member, seconds: float = LIMIT_SECONDS) -> str:
     return ""
 
 
-def tell(members: list[Member], *waits: list[Wait]) -> None:
+def post_waits(members: list[Member], *waits: list[Wait]) -> None:
     """Posts the waits of each member, and returns when all members have received them."""
     for each, own in zip(members, waits, strict=True):
         each.note_waits("test", own)
@@ -55,21 +55,21 @@ def tell(members: list[Member], *waits: list[Wait]) -> None:
     for each in members:
         assert waited(
             each._required(),
-            lambda board: [board.read(keys.WAITS).get(rank, to_text([])) for rank in range(len(texts))] == texts,
+            lambda store: [store.read(keys.WAITS).get(rank, to_text([])) for rank in range(len(texts))] == texts,
         )
 
 
-def waited(board: Board, condition: Callable[[Board], object]) -> bool:
-    return board.wait(lambda: bool(condition(board)), LIMIT_SECONDS)
+def waited(store: KeyValueStore, condition: Callable[[KeyValueStore], object]) -> bool:
+    return store.wait(lambda: bool(condition(store)), LIMIT_SECONDS)
 
 
 def seen_by_all(members: list[Member], key: str) -> None:
     for each in members:
-        assert waited(each._required(), lambda board: board.read(key))
+        assert waited(each._required(), lambda store: store.read(key))
 
 
 def test_other_programs_are_found_by_one_and_told_to_all(members: list[Member]) -> None:
-    tell(members, [SUM], [OTHER], [OTHER])
+    post_waits(members, [SUM], [OTHER], [OTHER])
     reason = found(members[0])
     assert reason.startswith("The ranks run different programs: rank 0 waits for the all_reduce of gradients")
     assert found(members[2]) == reason
@@ -77,12 +77,12 @@ def test_other_programs_are_found_by_one_and_told_to_all(members: list[Member]) 
 
 def test_receives_that_are_posted_early_are_no_waits(members: list[Member]) -> None:
     """Both stages of a pipeline compute slowly what the other one receives."""
-    tell(members, [Wait("g/1", (0, 1), RECEIVE)], [Wait("a/2", (0, 1), RECEIVE)], [SUM])
+    post_waits(members, [Wait("g/1", (0, 1), RECEIVE)], [Wait("a/2", (0, 1), RECEIVE)], [SUM])
     assert not found(members[0], 1.5)
 
 
 def test_who_computes_may_bring_forth_what_others_wait_for(members: list[Member]) -> None:
-    tell(members, [SUM], [OTHER], [OTHER])
+    post_waits(members, [SUM], [OTHER], [OTHER])
     members[1].note_waits("test", [OTHER], is_busy=True)
     assert not found(members[0], 1.5)
     members[1].note_waits("test", [OTHER])
@@ -90,7 +90,7 @@ def test_who_computes_may_bring_forth_what_others_wait_for(members: list[Member]
 
 
 def test_who_does_not_answer_may_have_paused_behind_its_wait(members: list[Member]) -> None:
-    tell(members, [OTHER], [SUM], [OTHER])
+    post_waits(members, [OTHER], [SUM], [OTHER])
     with members[1]._required()._changed:
         # The lock holds up its message handling, as SIGSTOP would.
         assert not found(members[0], 2.5)
@@ -99,10 +99,10 @@ def test_who_does_not_answer_may_have_paused_behind_its_wait(members: list[Membe
 def test_an_error_that_was_handled_is_forgotten(members: list[Member]) -> None:
     members[1].note_failure(ValueError("handled"))
     seen_by_all(members, keys.FAILED)
-    tell(members, [], [SUM], [])
+    post_waits(members, [], [SUM], [])
     # Rank 1 itself waits again: it has gone on.
     assert not found(members[1], 1.0)
-    tell(members, [SUM], [], [])
+    post_waits(members, [SUM], [], [])
     members[1].note_progress()
     assert (
         members[0]._required().wait(lambda: not any(members[0]._required().read(keys.FAILED).values()), LIMIT_SECONDS)
@@ -113,15 +113,15 @@ def test_an_error_that_was_handled_is_forgotten(members: list[Member]) -> None:
 def test_an_error_that_was_not(members: list[Member]) -> None:
     members[1].note_failure(ValueError("of the user"))
     seen_by_all(members, keys.FAILED)
-    tell(members, [SUM], [], [])
+    post_waits(members, [SUM], [], [])
     assert found(members[0]).startswith("Rank 1 failed with ValueError: of the user")
 
 
 def test_the_first_to_leave_is_the_cause(members: list[Member]) -> None:
-    tell(members, [SUM], [SUM], [])
+    post_waits(members, [SUM], [SUM], [])
     members[2]._required()._links[0].connection.shutdown(socket.SHUT_RDWR)
     for each in members[:2]:
-        assert waited(each._required(), lambda board: 2 in board.left())
+        assert waited(each._required(), lambda store: 2 in store.left())
     # An error that follows from the end of rank 2.
     members[0].note_failure(DistributedError("Rank 2 was killed."))
     reason = members[1].explanation()
@@ -143,17 +143,17 @@ def test_who_leaves_with_exit_code_0_leaves_no_stopped_one(members: list[Member]
     leaver.timeout_seconds = 1.0
     error = SystemExit(0)
     leaver.note_failure(error)
-    leaver.leave_no_stopped(error)
+    leaver.wait_for_answers(error)
     stopped._required()._listeners.clear()
-    leaver.leave_no_stopped(SystemExit(3))
+    leaver.wait_for_answers(SystemExit(3))
     with pytest.raises(
         DistributedError, match=r"Rank 0 called sys.exit\(0\) .*\. Rank 2 does not answer: stopped"
     ) as caught:
-        leaver.leave_no_stopped(error)
+        leaver.wait_for_answers(error)
     assert caught.value.__cause__ is error
     stopped.leave()
-    assert waited(leaver._required(), lambda board: board.left())
-    leaver.leave_no_stopped(error)
+    assert waited(leaver._required(), lambda store: store.left())
+    leaver.wait_for_answers(error)
 
 
 def test_the_board_forgets_what_all_have_read(members: list[Member]) -> None:
@@ -162,8 +162,8 @@ def test_the_board_forgets_what_all_have_read(members: list[Member]) -> None:
         return [*same, each.differing(["a layer", "one more"] if each.rank == 1 else ["a layer"])]
 
     with ThreadPoolExecutor(3) as pool:
-        told = list(pool.map(compares, members))
-    for answers in told:
+        results = list(pool.map(compares, members))
+    for answers in results:
         assert answers == [*[None] * 20, [["a layer"], ["a layer", "one more"], ["a layer"]]]
     for each in members:
         assert len(each._required()._posted) < 6

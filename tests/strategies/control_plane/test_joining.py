@@ -1,4 +1,4 @@
-"""Processes that join, as threads of this one: each has a key-value store (`Board`) of its own."""
+"""Processes that join, as threads of this one: each has a key-value store of its own."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from strategies.control_plane import Board, JoinError, Seat, join_job, seats
+from strategies.control_plane import JoinError, KeyValueStore, RankInfo, join_job, rank_info
 from tests.processes import free_ports
 
 TIMEOUT_SECONDS = 20.0
 #: A timeout for joins that are to fail.
 SOON = 0.5
-_made: list[Board] = []
+_made: list[KeyValueStore] = []
 
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Closes the `Board`s that a test has made, rank 0's last."""
+    """Closes the `KeyValueStore`s that a test has made, rank 0's last."""
     yield
-    for board in sorted(_made, key=lambda board: -board.rank):
-        board.close("")
+    for store in sorted(_made, key=lambda store: -store.rank):
+        store.close("")
     _made.clear()
 
 
@@ -34,61 +34,64 @@ def address() -> str:
 
 
 def joined(
-    seats: Sequence[Seat], where: str, timeout_seconds: float = TIMEOUT_SECONDS, problems: dict[int, str] | None = None
-) -> list[Board | str]:
-    """Joins all ranks at the same time; returns for each its `Board` or the text of its error."""
+    infos: Sequence[RankInfo],
+    where: str,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    problems: dict[int, str] | None = None,
+) -> list[KeyValueStore | str]:
+    """Joins all ranks at the same time; returns for each its `KeyValueStore` or the text of its error."""
 
-    def one(seat: Seat) -> Board | str:
+    def one(info: RankInfo) -> KeyValueStore | str:
         try:
-            told = f"text of {seat.rank}"
-            board, texts = join_job(seat, where, told, timeout_seconds, problem=(problems or {}).get(seat.rank))
+            own_text = f"text of {info.rank}"
+            store, texts = join_job(info, where, own_text, timeout_seconds, problem=(problems or {}).get(info.rank))
         except JoinError as error:
             return str(error)
-        _made.append(board)
-        assert texts == [f"text of {rank}" for rank in range(seat.world_size)]
-        return board
+        _made.append(store)
+        assert texts == [f"text of {rank}" for rank in range(info.world_size)]
+        return store
 
-    with concurrent.futures.ThreadPoolExecutor(len(seats)) as pool:
-        return list(pool.map(one, seats))
-
-
-def boards(world_size: int, where: str | None = None) -> list[Board]:
-    made = joined([Seat(rank, world_size) for rank in range(world_size)], where or address())
-    assert all(isinstance(each, Board) for each in made), made
-    return [each for each in made if isinstance(each, Board)]
+    with concurrent.futures.ThreadPoolExecutor(len(infos)) as pool:
+        return list(pool.map(one, infos))
 
 
-def waited(board: Board, condition: Callable[[Board], bool]) -> bool:
-    return board.wait(lambda: condition(board), TIMEOUT_SECONDS)
+def stores(world_size: int, where: str | None = None) -> list[KeyValueStore]:
+    made = joined([RankInfo(rank, world_size) for rank in range(world_size)], where or address())
+    assert all(isinstance(each, KeyValueStore) for each in made), made
+    return [each for each in made if isinstance(each, KeyValueStore)]
+
+
+def waited(store: KeyValueStore, condition: Callable[[KeyValueStore], bool]) -> bool:
+    return store.wait(lambda: condition(store), TIMEOUT_SECONDS)
 
 
 def test_all_read_what_each_posts_and_learn_who_leaves() -> None:
-    all_boards = boards(4)
-    for board in all_boards:
-        board.post("greeting", f"hello from {board.rank}\nand a line")
+    all_stores = stores(4)
+    for store in all_stores:
+        store.post("greeting", f"hello from {store.rank}\nand a line")
     expected = {rank: f"hello from {rank}\nand a line" for rank in range(4)}
-    for board in all_boards:
-        assert waited(board, lambda board: len(board.read("greeting")) == 4)
-        assert board.read("greeting") == expected
+    for store in all_stores:
+        assert waited(store, lambda store: len(store.read("greeting")) == 4)
+        assert store.read("greeting") == expected
     heard: list[tuple[str, int, str]] = []
-    all_boards[1].listen(lambda *what: heard.append(what))
-    all_boards[3].close("done with it")
-    for board in all_boards[:3]:
-        assert waited(board, lambda board: 3 in board.left())
-        assert board.left() == {3: "done with it"}
+    all_stores[1].listen(lambda *what: heard.append(what))
+    all_stores[3].close("done with it")
+    for store in all_stores[:3]:
+        assert waited(store, lambda store: 3 in store.left())
+        assert store.left() == {3: "done with it"}
     # The connection ends without an exit reason.
-    all_boards[2]._links[0].connection.shutdown(socket.SHUT_RDWR)
-    for board in all_boards[:2]:
-        assert waited(board, lambda board: 2 in board.left())
-        assert list(board.left().items()) == [(3, "done with it"), (2, "")]
-    assert heard == [("farewell", 3, "done with it")]
+    all_stores[2]._links[0].connection.shutdown(socket.SHUT_RDWR)
+    for store in all_stores[:2]:
+        assert waited(store, lambda store: 2 in store.left())
+        assert list(store.left().items()) == [(3, "done with it"), (2, "")]
+    assert heard == [("exit reason", 3, "done with it")]
     # Rank 0 relays the messages of all others; its own end is seen, too.
-    all_boards[0].close("over")
-    assert all_boards[1].wait(lambda: 0 in all_boards[1].left(), TIMEOUT_SECONDS)
+    all_stores[0].close("over")
+    assert all_stores[1].wait(lambda: 0 in all_stores[1].left(), TIMEOUT_SECONDS)
 
 
 def test_one_who_does_not_read_holds_nobody_up() -> None:
-    first, second, third = boards(3)
+    first, second, third = stores(3)
     large = "x" * 300_000
     lock = third._changed
     lock.acquire()
@@ -105,7 +108,7 @@ def test_one_who_does_not_read_holds_nobody_up() -> None:
 
 def test_the_port_is_free_for_a_server_once_all_have_come() -> None:
     where = address()
-    held = boards(3, where)
+    held = stores(3, where)
     host, port = where.split(":")
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -116,73 +119,73 @@ def test_the_port_is_free_for_a_server_once_all_have_come() -> None:
 
 
 def test_the_missing_are_named_on_all_that_have_come() -> None:
-    errors = joined([Seat(0, 4), Seat(2, 4)], address(), SOON)
+    errors = joined([RankInfo(0, 4), RankInfo(2, 4)], address(), SOON)
     assert len(set(errors)) == 1
-    assert str(errors[0]).startswith("Ranks 1, 3 of 4 did not come within 0.5 s")
-    [error] = joined([Seat(1, 4)], address(), SOON)
+    assert str(errors[0]).startswith("Ranks 1, 3 of 4 did not join within 0.5 s")
+    [error] = joined([RankInfo(1, 4)], address(), SOON)
     assert "Rank 1 did not reach rank 0 within 0.5 s: no answer at 127.0.0.1" in str(error)
 
 
 def test_who_is_waited_for_is_said_while_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "SECONDS_BETWEEN_LINES", 0.2)
+    monkeypatch.setattr(rank_info, "SECONDS_BETWEEN_LINES", 0.2)
     lines: list[str] = []
     with pytest.raises(JoinError):
-        join_job(Seat(0, 3), address(), "", 0.9, say=lines.append)
+        join_job(RankInfo(0, 3), address(), "", 0.9, log=lines.append)
     assert len(lines) >= 2
     assert lines[0].startswith("rank 0 has waited 0 of 0.9 s for ranks 1, 2.")
     lines.clear()
     with pytest.raises(JoinError):
-        join_job(Seat(2, 3), "no-such-host.invalid:20000", "", 0.9, say=lines.append)
+        join_job(RankInfo(2, 3), "no-such-host.invalid:20000", "", 0.9, log=lines.append)
     assert "for rank 0: no answer at no-such-host.invalid:20000" in lines[0]
 
 
 @pytest.mark.parametrize(
-    ("seats", "message"),
+    ("infos", "message"),
     [
-        ([Seat(0, 3), Seat(1, 3, "a"), Seat(1, 3, "b")], "Two processes are rank 1 of 3: "),
-        ([Seat(0, 2), Seat(1, 3, "rank 1 on c")], "Rank 1 of 3 (rank 1 on c) has connected to rank 0 of 2."),
+        ([RankInfo(0, 3), RankInfo(1, 3, "a"), RankInfo(1, 3, "b")], "Two processes are rank 1 of 3: "),
+        ([RankInfo(0, 2), RankInfo(1, 3, "rank 1 on c")], "Rank 1 of 3 (rank 1 on c) has connected to rank 0 of 2."),
     ],
 )
-def test_ranks_that_do_not_fit_are_refused_on_all(seats: list[Seat], message: str) -> None:
-    for error in joined(seats, address(), 2.0):
+def test_ranks_that_do_not_fit_are_refused_on_all(infos: list[RankInfo], message: str) -> None:
+    for error in joined(infos, address(), 2.0):
         assert message in str(error)
 
 
 def test_a_problem_of_one_is_an_error_of_all() -> None:
-    errors = joined([Seat(rank, 3) for rank in range(3)], address(), problems={1: "Rank 1 has no disk."})
+    errors = joined([RankInfo(rank, 3) for rank in range(3)], address(), problems={1: "Rank 1 has no disk."})
     assert errors == ["Rank 1 has no disk."] * 3
 
 
 def test_who_has_left_may_come_again() -> None:
-    where, results = address(), list[Board | str]()
-    first = threading.Thread(target=lambda: results.extend(joined([Seat(0, 4), Seat(1, 4)], where)))
+    where, results = address(), list[KeyValueStore | str]()
+    first = threading.Thread(target=lambda: results.extend(joined([RankInfo(0, 4), RankInfo(1, 4)], where)))
     first.start()
     connection = connected(where)
     connection.sendall(greeting(rank=2, world_size=4))
     connection.close()
-    results += joined([Seat(2, 4), Seat(3, 4)], where)
+    results += joined([RankInfo(2, 4), RankInfo(3, 4)], where)
     first.join(TIMEOUT_SECONDS)
-    assert all(isinstance(each, Board) for each in results), results
+    assert all(isinstance(each, KeyValueStore) for each in results), results
 
 
 def test_strangers_are_dropped() -> None:
-    where, results = address(), list[Board | str]()
-    first = threading.Thread(target=lambda: results.extend(joined([Seat(0, 2)], where)))
+    where, results = address(), list[KeyValueStore | str]()
+    first = threading.Thread(target=lambda: results.extend(joined([RankInfo(0, 2)], where)))
     first.start()
     for bytes_sent in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000 + b"\n", b"[" * 100_000 + b"\n", greeting(rank="1")):
         with connected(where) as stranger:
             stranger.sendall(bytes_sent)
             assert stranger.recv(100) == b""
-    results += joined([Seat(1, 2)], where)
+    results += joined([RankInfo(1, 2)], where)
     first.join(TIMEOUT_SECONDS)
-    assert all(isinstance(each, Board) for each in results), results
+    assert all(isinstance(each, KeyValueStore) for each in results), results
 
 
 def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(JoinError, match=rf"Rank 0 cannot listen at 127.0.0.1:{port}: .*in use"):
-            join_job(Seat(0, 2), f"127.0.0.1:{port}", "", SOON)
+            join_job(RankInfo(0, 2), f"127.0.0.1:{port}", "", SOON)
 
 
 def connected(where: str) -> socket.socket:

@@ -26,7 +26,7 @@ def leave(reason):
 
 preemption = Preemption()
 preemption.leave_by(leave)
-preemption.hear()
+preemption.install_handler()
 for _ in range(int(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGTERM)
 while True:
@@ -38,13 +38,13 @@ SAVES = """
 import os, signal, sys, time
 from strategies.control_plane import preemption
 
-asked = preemption.of_process()
+asked = preemption.current()
 asked.saver = lambda num_steps: None
 os.kill(os.getpid(), signal.SIGTERM)
 while not asked.is_asked:
     time.sleep(0.01)
 # Another strategy of this process has the same.
-other = preemption.of_process()
+other = preemption.current()
 sys.stdout.write("waits to save\\n")
 sys.stdout.flush()
 if sys.argv[1] == "end of training":
@@ -65,7 +65,7 @@ from strategies.control_plane.preemption import Preemption
 
 preemption = Preemption()
 preemption.leave_by(lambda reason: print(reason, flush=True))
-preemption.hear()
+preemption.install_handler()
 if sys.argv[1] == "saver":
     preemption.saver = lambda num_steps: None
 

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from strategies.control_plane import Board, DistributedError, Member
-from tests.strategies.control_plane.test_joining import TIMEOUT_SECONDS, boards, closed
+from strategies.control_plane import DistributedError, KeyValueStore, Member
+from tests.strategies.control_plane.test_joining import TIMEOUT_SECONDS, closed, stores
 
 __all__ = ["closed"]
 
@@ -24,13 +24,13 @@ class Steps:
         self._barriers[number].wait(TIMEOUT_SECONDS)
 
 
-def trained(board: Board, steps: Steps, wanted: dict[int, int], trainings: int) -> list[tuple[int, str]]:
+def trained(store: KeyValueStore, steps: Steps, wanted: dict[int, int], trainings: int) -> list[tuple[int, str]]:
     """Returns for each training the number of steps that a rank has taken, and the reason for its end.
 
     Args:
         wanted: by rank, the step after which it wants to stop.
     """
-    member, taken = Member(board.rank, board.world_size, board, TIMEOUT_SECONDS), []
+    member, taken = Member(store.rank, store.world_size, store, TIMEOUT_SECONDS), []
     assert member.stops is not None
     for training in range(trainings):
         member.stops.begin()
@@ -38,8 +38,8 @@ def trained(board: Board, steps: Steps, wanted: dict[int, int], trainings: int) 
             steps.take(40 * training + number)
             if random.random() < 0.2:
                 threading.Event().wait(0.002)
-            wants = number >= wanted.get(board.rank, 1000)
-            if reason := member.stops.after_step(f"rank {board.rank} wants to" if wants else ""):
+            wants = number >= wanted.get(store.rank, 1000)
+            if reason := member.stops.after_step(f"rank {store.rank} wants to" if wants else ""):
                 taken.append((number, reason))
                 break
     return taken
@@ -47,9 +47,9 @@ def trained(board: Board, steps: Steps, wanted: dict[int, int], trainings: int) 
 
 @pytest.mark.parametrize("wanted", [{0: 7}, {2: 7}, {0: 7, 1: 7, 2: 7}, {0: 9, 1: 7}])
 def test_all_stop_after_the_same_step(wanted: dict[int, int]) -> None:
-    all_boards, steps = boards(3), Steps(3)
+    all_stores, steps = stores(3), Steps(3)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        results = list(pool.map(lambda board: trained(board, steps, wanted, 4), all_boards))
+        results = list(pool.map(lambda store: trained(store, steps, wanted, 4), all_stores))
     assert results[0] == results[1] == results[2]
     for number, reason in results[0]:
         assert min(wanted.values()) <= number <= min(wanted.values()) + 1
@@ -57,12 +57,12 @@ def test_all_stop_after_the_same_step(wanted: dict[int, int]) -> None:
 
 
 def test_one_that_leaves_is_named() -> None:
-    first, second = boards(2)
+    first, second = stores(2)
     member = Member(0, 2, first, TIMEOUT_SECONDS)
     assert member.stops is not None
     member.stops.begin()
-    second.close("ended behind fit, after step 3")
+    second.close("ended after fit, after step 3")
     with pytest.raises(
-        DistributedError, match="Rank 1 ended behind fit, after step 3; rank 0 waits for the exchange of"
+        DistributedError, match="Rank 1 ended after fit, after step 3; rank 0 waits for the exchange of"
     ):
         member.stops.after_step("a reason")

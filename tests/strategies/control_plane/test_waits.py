@@ -53,8 +53,8 @@ def test_who_waits_for_one_that_has_left() -> None:
 def test_verdicts() -> None:
     sums = wait("7", 0, 1, 2, 3, what="gradients of conv4/kernel")
     where = dict.fromkeys((0, 1, 2), "in fit, epoch 1, after step 812")
-    assert verdict.deserted(3, "ended behind fit, after step 812", {0: [sums], 1: [sums, A], 2: [sums]}, where) == (
-        "Rank 3 ended behind fit, after step 812; ranks 0-2 wait for the all_reduce of gradients of conv4/kernel, in "
+    assert verdict.deserted(3, "ended after fit, after step 812", {0: [sums], 1: [sums, A], 2: [sums]}, where) == (
+        "Rank 3 ended after fit, after step 812; ranks 0-2 wait for the all_reduce of gradients of conv4/kernel, in "
         "fit, epoch 1, after step 812."
     )
     assert verdict.deserted(1, "", {}, {}) == "Rank 1 was killed, or its host is gone."

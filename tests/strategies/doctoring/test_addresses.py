@@ -15,7 +15,7 @@ def test_a_port_in_use_is_a_problem() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port, [other] = taken.getsockname()[1], free_ports(1)
         report = Report(as_json=True)
-        assert not check_addresses(Cluster.of_addresses([f"127.0.0.1:{port}", f"127.0.0.1:{other}"], 0, "X"), report)
+        assert not check_addresses(Cluster.from_addresses([f"127.0.0.1:{port}", f"127.0.0.1:{other}"], 0, "X"), report)
     [problem] = report.found["problems"]
     assert f"rank 0 cannot listen at 127.0.0.1:{port}" in problem
     assert "set another port, on all ranks, in X" in problem
@@ -31,7 +31,7 @@ def test_a_host_without_an_address_is_a_problem(monkeypatch: pytest.MonkeyPatch)
     own, *others = free_ports(3)
     addresses = [f"here:{own}", f"nowhere:{others[0]}", f"nowhere:{others[1]}"]
     report = Report(as_json=True)
-    assert not check_addresses(Cluster.of_addresses(addresses, 0, "TF_CONFIG"), report)
+    assert not check_addresses(Cluster.from_addresses(addresses, 0, "TF_CONFIG"), report)
     [problem] = report.found["problems"]
     assert "the host name 'nowhere' of rank 1, 2 cannot be resolved: [Errno -2] Name or service not known" in problem
 
@@ -50,7 +50,7 @@ def test_a_host_name_that_stands_for_loopback_is_a_problem(monkeypatch: pytest.M
 def test_free_ports_and_known_hosts_are_none() -> None:
     report = Report(as_json=True)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    assert check_addresses(Cluster.of_addresses([*addresses, "[::1]:2222"], 0), report)
+    assert check_addresses(Cluster.from_addresses([*addresses, "[::1]:2222"], 0), report)
     assert check_addresses(Cluster(world_size=2, local_size=2, source="HOROVOD"), report)
     assert report.close() == 0
 

@@ -111,7 +111,7 @@ def _injected(kind: faults.Kind, at: faults.Moment) -> Case:
 
 
 CASES = (
-    Case("absent", r"Rank 1 of 2 did not come within 8 s", within_seconds=IN_TIME),
+    Case("absent", r"Rank 1 of 2 did not join within 8 s", within_seconds=IN_TIME),
     Case("late", "", ends_well=True),
     Case("width", r"different programs: .*the initial value of kernel \(8, 1[26]\)"),
     Case("layers", r"different programs: .*the initial value of kernel \(16, [14]\)"),

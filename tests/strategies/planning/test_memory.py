@@ -29,7 +29,7 @@ SIZES = ModelSizes(
         Weight(8192, is_trained=False, may_shard=False),
     ),
     slot_bytes=2 * 3 * (3 * MIB + 4096),
-    undealt_bytes=12,
+    replicated_bytes=12,
 )
 P = 3 * (3 * MIB + 4096)
 TABLE = [

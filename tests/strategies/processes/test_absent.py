@@ -23,7 +23,7 @@ def test_nobody_waits_for_ever(strategy: str, tmp_path: Path) -> None:
         output = programs.output(limit=20000)
     assert None not in codes, output
     # Rank 1 sleeps, and rank 0's error says at which line.
-    said = r"Rank 0 has waited 4 s for the exchange of descriptions .*; rank 1 is behind fit, .*, at absent\.py:\d+ in "
+    said = r"Rank 0 has waited 4 s for the exchange of descriptions .*; rank 1 is after fit, .*, at absent\.py:\d+ in "
     assert re.search(said, output), output
     waited = {int(rank): int(seconds) for rank, seconds in re.findall(r"rank (\d) failed after (\d+) s", output)}
     assert waited[0] >= 4, output

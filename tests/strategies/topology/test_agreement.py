@@ -10,8 +10,8 @@ def texts(*requests: Request) -> list[str]:
 
 
 def test_requests_that_are_alike_tell_the_nodes() -> None:
-    said = [Request("S", {"pipe": 2}, 1, {"reduction": "average"}, node) for node in (0, 0, 1)]
-    assert agreed_nodes(texts(*said)) == (0, 0, 1)
+    requests = [Request("S", {"pipe": 2}, 1, {"reduction": "average"}, node) for node in (0, 0, 1)]
+    assert agreed_nodes(texts(*requests)) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,21 +13,21 @@ import tensorflow as tf
 from strategies.topology.gpus import SHARING_VARIABLE, claim, refuse_shared, used_gpus
 
 
-def said(*ids: str, host: str = "a", visible: str | None = None, may_share: bool = False) -> str:
+def claimed(*ids: str, host: str = "a", visible: str | None = None, may_share: bool = False) -> str:
     return json.dumps({"gpus": ids, "host": host, "CUDA_VISIBLE_DEVICES": visible, "may share": may_share})
 
 
 def test_ranks_with_gpus_of_their_own() -> None:
-    refuse_shared([said(), said()])
-    refuse_shared([said("GPU-1", "GPU-2"), said("GPU-3"), said()])
+    refuse_shared([claimed(), claimed()])
+    refuse_shared([claimed("GPU-1", "GPU-2"), claimed("GPU-3"), claimed()])
 
 
 def test_ranks_that_share_are_named() -> None:
     claims = [
-        said("GPU-1", visible="0"),
-        said("GPU-2"),
-        said("GPU-3", "GPU-1", visible="0"),
-        said("GPU-2", may_share=True),
+        claimed("GPU-1", visible="0"),
+        claimed("GPU-2"),
+        claimed("GPU-3", "GPU-1", visible="0"),
+        claimed("GPU-2", may_share=True),
     ]
     with pytest.raises(ValueError, match=r"ranks 0, 2 on a use GPU-1; ranks 1, 3 on a use GPU-2\.") as error:
         refuse_shared(claims)
@@ -36,10 +36,10 @@ def test_ranks_that_share_are_named() -> None:
 
 
 def test_sharing_on_purpose(caplog: pytest.LogCaptureFixture) -> None:
-    refuse_shared([said("GPU-1", may_share=True)] * 2)
+    refuse_shared([claimed("GPU-1", may_share=True)] * 2)
     assert "Processes share GPUs" in caplog.text
     with pytest.raises(ValueError, match="ranks 0, 1"):
-        refuse_shared([said("GPU-1", may_share=True), said("GPU-1")])
+        refuse_shared([claimed("GPU-1", may_share=True), claimed("GPU-1")])
 
 
 class Cuda:

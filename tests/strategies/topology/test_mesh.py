@@ -44,7 +44,7 @@ def test_experts_are_a_part_of_data() -> None:
     assert [merged.position(i, "data") for i in mesh.group(0, "expert")] == [0, 1]
     assert DeviceMesh.from_devices(NAMES, {"expert": 8}).with_experts_as_data().axes == {"data": 8}
     assert merged.with_experts_as_data() is merged
-    with pytest.raises(ValueError, match=r"name it right behind 'data'.*Received: \{'expert': 2, 'data': 4\}"):
+    with pytest.raises(ValueError, match=r"name it directly after 'data'.*Received: \{'expert': 2, 'data': 4\}"):
         DeviceMesh.from_devices(NAMES, {"expert": 2, "data": 4}).with_experts_as_data()
 
 

@@ -29,11 +29,11 @@ TABLE: list[tuple[Any, int, int, tuple[int, ...], tuple[int, int, int]]] = [
 @pytest.mark.parametrize(("size", "num_replicas", "num_local", "nodes", "expected"), TABLE)
 def test_groups(size: Any, num_replicas: int, num_local: int, nodes: Any, expected: Any) -> None:
     groups = sharding_groups(size, num_replicas, num_local, nodes)
-    assert (groups.size, groups.num_processes, groups.num_here) == expected
+    assert (groups.size, groups.num_processes, groups.num_local_groups) == expected
     # Each replica of a process, or of a group of processes, owns one part.
     held = [(process, r) for k in range(groups.size) for process, own in [groups.owner(k)] for r in own]
     assert sorted(held) == [(p, r) for p in range(groups.num_processes) for r in range(num_local)]
-    assert [r for g in range(groups.num_here) for r in groups.replicas(g)] == list(range(num_local))
+    assert [r for g in range(groups.num_local_groups) for r in groups.replicas(g)] == list(range(num_local))
 
 
 def test_positions() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from strategies.topology.cluster import Cluster
 from strategies.topology.cores import own_cores, threads_are_given
-from strategies.topology.threads import deal_threads
+from strategies.topology.threads import limit_threads
 from tests.processes import ROOT
 from tests.strategies.launching import ENVIRONMENT
 
@@ -49,13 +49,13 @@ def test_where_tensorflow_has_started_one_line_says_so(
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     with caplog.at_level(logging.INFO, "strategies"):
-        deal_threads(Cluster(), has_started=True)
+        limit_threads(Cluster(), has_started=True)
         assert not caplog.records
-        deal_threads(SHARED, has_started=True)
+        limit_threads(SHARED, has_started=True)
         assert [record.name for record in caplog.records] == ["strategies.topology.threads"]
         assert "was initialised before the strategy" in caplog.text
         monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
-        deal_threads(SHARED, has_started=True)
+        limit_threads(SHARED, has_started=True)
     assert len(caplog.records) == 1
 
 
@@ -65,15 +65,15 @@ logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="line from %(n
 cores = sorted(os.sched_getaffinity(0))
 import tensorflow as tf
 from strategies.topology.cluster import Cluster
-from strategies.topology.threads import deal_threads
+from strategies.topology.threads import limit_threads
 from strategies._tf_internals import eager_context
 threading = tf.config.threading
 seen = []
 for cluster in (Cluster(), Cluster(world_size=len(cores), local_size=len(cores))):
-    deal_threads(cluster, has_started=eager_context.context()._initialized)
+    limit_threads(cluster, has_started=eager_context.context()._initialized)
     seen.append([threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()])
 tf.constant(1)
-deal_threads(cluster, has_started=eager_context.context()._initialized)
+limit_threads(cluster, has_started=eager_context.context()._initialized)
 print(json.dumps([len(cores), seen]))
 """
 

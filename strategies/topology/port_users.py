@@ -1,4 +1,4 @@
-"""The program that holds a TCP port of this machine, for errors about ports in use. Standard library only."""
+"""The program that uses a TCP port of this machine, for errors about ports in use. Standard library only."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _LISTENS = "0A"
 _MAX_COMMAND_LENGTH = 120
 
 
-def holder_of(port: int, proc: Path = Path("/proc")) -> str | None:
+def find_port_user(port: int, proc: Path = Path("/proc")) -> str | None:
     """Returns the program that listens at a TCP port of this machine, as in "'python train.py' (pid 123)".
 
     If none listens, it is the program that has a connection at the port. A program of another user, or of another

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.topology.port_holders import holder_of
+from strategies.topology.port_users import find_port_user
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -15,17 +15,17 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_this_process(family: socket.AddressFamily) -> None:
     with socket.create_server(("", 0), family=family) as listener:
-        held = holder_of(listener.getsockname()[1])
-    assert held is not None
-    assert f"(pid {os.getpid()})" in held
+        user = find_port_user(listener.getsockname()[1])
+    assert user is not None
+    assert f"(pid {os.getpid()})" in user
     # Under pytest-xdist the command is not pytest.
-    assert Path(sys.executable).name in held
+    assert Path(sys.executable).name in user
 
 
 def test_a_free_port_has_none() -> None:
     with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
-    assert holder_of(port) is None
+    assert find_port_user(port) is None
 
 
 ROW = "  0: 0100007F:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000  0  0 {inode} 1\n"
@@ -52,8 +52,8 @@ def test_who_listens_comes_before_who_is_connected(
         (tmp_path / str(pid) / "fd").mkdir(parents=True)
         (tmp_path / str(pid) / "fd" / "9").symlink_to(f"socket:[{inode}]")
         (tmp_path / str(pid) / "cmdline").write_bytes(command)
-    assert holder_of(29500, tmp_path) == expected
+    assert find_port_user(29500, tmp_path) == expected
 
 
 def test_a_system_that_does_not_tell(tmp_path: Path) -> None:
-    assert holder_of(29500, tmp_path / "none") is None
+    assert find_port_user(29500, tmp_path / "none") is None

@@ -9,36 +9,36 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies.control_plane import seats
-from strategies.control_plane.board import Board
-from strategies.control_plane.seats import MAX_GREETING_BYTES, MORE_TIME, JoinError, Seat, decoded, send
+from strategies.control_plane import rank_info
+from strategies.control_plane.key_value_store import KeyValueStore
+from strategies.control_plane.rank_info import MAX_GREETING_BYTES, MORE_TIME, JoinError, RankInfo, decoded, send
 
 
-class Gathering:
+class RendezvousServer:
     """The processes that have joined at rank 0, with their connections."""
 
     def __init__(
-        self, seat: Seat, listener: socket.socket, text: str, problem: str | None, say: Callable[[str], None]
+        self, info: RankInfo, listener: socket.socket, text: str, problem: str | None, log: Callable[[str], None]
     ) -> None:
-        self._seat, self._listener, self._say = seat, listener, say
+        self._info, self._listener, self._log = info, listener, log
         self._texts = {0: text}
-        self._where = {0: seat.where}
+        self._where = {0: info.where}
         self._problems = {} if problem is None else {0: problem}
         self._connections: dict[int, socket.socket] = {}
         self._unknown: dict[socket.socket, bytes] = {}
 
-    def wait(self, deadline: float | None, timeout_seconds: float | None) -> tuple[Board, list[str]]:
+    def wait(self, deadline: float | None, timeout_seconds: float | None) -> tuple[KeyValueStore, list[str]]:
         """Waits until all processes have joined; returns the key-value store, and the texts of all by rank.
 
         Raises:
             JoinError: a process is missing or has a problem; those that have joined get the same error.
         """
         try:
-            self._gather(deadline, timeout_seconds)
+            self._accept_all(deadline, timeout_seconds)
             if self._problems:
                 raise JoinError(" ".join(self._problems[rank] for rank in sorted(self._problems)))
         except JoinError as error:
-            self._tell({"error": str(error)})
+            self._broadcast({"error": str(error)})
             for connection in self._connections.values():
                 connection.close()
             raise
@@ -46,15 +46,15 @@ class Gathering:
             self._listener.close()
             for connection in self._unknown:
                 connection.close()
-        texts = [self._texts[rank] for rank in range(self._seat.world_size)]
-        self._tell({"texts": texts})
-        return Board(0, self._seat.world_size, self._connections), texts
+        texts = [self._texts[rank] for rank in range(self._info.world_size)]
+        self._broadcast({"texts": texts})
+        return KeyValueStore(0, self._info.world_size, self._connections), texts
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(self._seat.world_size) if rank not in self._texts]
+        return [rank for rank in range(self._info.world_size) if rank not in self._texts]
 
-    def _gather(self, deadline: float | None, timeout_seconds: float | None) -> None:
-        began = said = time.monotonic()
+    def _accept_all(self, deadline: float | None, timeout_seconds: float | None) -> None:
+        began = logged_at = time.monotonic()
         self._listener.setblocking(False)
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -62,15 +62,15 @@ class Gathering:
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     raise JoinError(
-                        f"{_ranks(missing)} of {self._seat.world_size} did not come within {timeout_seconds:g} s: look "
+                        f"{_ranks(missing)} of {self._info.world_size} did not join within {timeout_seconds:g} s: look "
                         "at the output there. Start all processes with the same command, and check that they can "
                         f"connect to rank 0 at {_name(self._listener)}. {MORE_TIME}"
                     )
-                if now - said >= seats.SECONDS_BETWEEN_LINES:
-                    said = now
+                if now - logged_at >= rank_info.SECONDS_BETWEEN_LINES:
+                    logged_at = now
                     limit = "" if timeout_seconds is None else f" of {timeout_seconds:g}"
-                    self._say(f"rank 0 has waited {now - began:.0f}{limit} s for {_ranks(missing).lower()}.")
-                left = seats.SECONDS_BETWEEN_LINES - (now - said)
+                    self._log(f"rank 0 has waited {now - began:.0f}{limit} s for {_ranks(missing).lower()}.")
+                left = rank_info.SECONDS_BETWEEN_LINES - (now - logged_at)
                 left = left if deadline is None else min(left, deadline - now)
                 # Known connections before new ones: a process that has left frees its rank.
                 ready = [key.fileobj for key, _ in selector.select(max(0.0, left))]
@@ -78,7 +78,7 @@ class Gathering:
                     if each is self._listener:
                         self._accept(selector)
                     else:
-                        self._hear(each, selector)
+                        self._receive(each, selector)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         # The client may have disconnected already.
@@ -88,7 +88,7 @@ class Gathering:
             self._unknown[connection] = b""
             selector.register(connection, selectors.EVENT_READ)
 
-    def _hear(self, connection: Any, selector: selectors.BaseSelector) -> None:
+    def _receive(self, connection: Any, selector: selectors.BaseSelector) -> None:
         try:
             data = connection.recv(1 << 16)
         except BlockingIOError:
@@ -108,20 +108,20 @@ class Gathering:
         if data and not newline and len(line) <= MAX_GREETING_BYTES:
             return
         greeting = decoded(line) if newline else None
-        if greeting is None or not self._welcome(connection, greeting):
+        if greeting is None or not self._register(connection, greeting):
             # A port scanner, or another program.
             selector.unregister(connection)
             connection.close()
         del self._unknown[connection]
 
-    def _welcome(self, connection: socket.socket, greeting: dict[str, Any]) -> bool:
+    def _register(self, connection: socket.socket, greeting: dict[str, Any]) -> bool:
         rank, size, text = greeting.get("rank"), greeting.get("world_size"), greeting.get("text")
         if not isinstance(rank, int) or not isinstance(size, int) or not isinstance(text, str):
             return False
         where = str(greeting.get("where", ""))
-        if size != self._seat.world_size or not 0 < rank < size:
+        if size != self._info.world_size or not 0 < rank < size:
             error = (
-                f"Rank {rank} of {size} ({where}) has connected to rank 0 of {self._seat.world_size}. All processes "
+                f"Rank {rank} of {size} ({where}) has connected to rank 0 of {self._info.world_size}. All processes "
                 "of a job need the same number of processes: check what starts them."
             )
         elif rank in self._texts:
@@ -137,7 +137,7 @@ class Gathering:
         send(connection, {"error": error})
         raise JoinError(error)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _broadcast(self, message: dict[str, Any]) -> None:
         for connection in self._connections.values():
             send(connection, message)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from strategies.launching.coordinator import Policy
+from strategies.launching.endpoint import Endpoint
 from strategies.launching.messages import Node
-from strategies.launching.nodes import Met, announcement, meet
-from strategies.launching.place import Place
+from strategies.launching.nodes import Rendezvous, announcement, rendezvous
 from strategies.launching.ports import LaunchError
 from strategies.launching.wire import MAX_MESSAGE_BYTES
 from tests.processes import free_ports
@@ -23,7 +23,7 @@ from tests.processes import free_ports
 LOOPBACK = "127.0.0.1"
 GONE = b'{"node_rank": 1, "num_nodes": 3, "host": "gone", "ports": [5], "hostname": "x", "pid": 1, "token": "t"}'
 NODE_1_OF_3 = b'{"protocol": "strategies.launch 2", "node": %s}\n' % GONE
-Meeting = Future[Met]
+Meeting = Future[Rendezvous]
 
 
 @pytest.fixture
@@ -45,16 +45,16 @@ def node(rank: int, of: int) -> Node:
     return announcement(rank, of, tuple(range(100 * rank + 1, 101 * rank + 2)), "" if rank else LOOPBACK)
 
 
-def place(port: int, seconds: float = 30.0, host: str = LOOPBACK, notice_seconds: float = 10.0) -> Place:
-    return Place(host, port, seconds, notice_seconds)
+def endpoint(port: int, seconds: float = 30.0, host: str = LOOPBACK, notice_seconds: float = 10.0) -> Endpoint:
+    return Endpoint(host, port, seconds, notice_seconds)
 
 
-def comes(pool: ThreadPoolExecutor, rank: int, of: int, at: Place) -> Meeting:
-    return pool.submit(meet, node(rank, of), at, say=nobody)
+def comes(pool: ThreadPoolExecutor, rank: int, of: int, at: Endpoint) -> Meeting:
+    return pool.submit(rendezvous, node(rank, of), at, log=nobody)
 
 
-def close(met: Met) -> None:
-    for link in met.links.values():
+def close(found: Rendezvous) -> None:
+    for link in found.links.values():
         link.close()
 
 
@@ -75,7 +75,7 @@ def connected(port: int) -> socket.socket:
 
 
 def test_all_arrive_whatever_else_knocks(pool: ThreadPoolExecutor, port: int) -> None:
-    meetings = [comes(pool, 0, 3, place(port)), comes(pool, 2, 3, place(port))]
+    meetings = [comes(pool, 0, 3, endpoint(port)), comes(pool, 2, 3, endpoint(port))]
     garbage = [b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"[" * 100_000 + b"\n", b"{}\n", b"x" * (2 * MAX_MESSAGE_BYTES)]
     nodes = [b"3", b"{}", b"[]", GONE.replace(b"[5]", b"[0]"), GONE.replace(b"1,", b'"1",'), GONE.replace(b"3", b"1")]
     garbage += [b'{"protocol": "strategies.launch 2", "node": %s}\n' % node for node in nodes]
@@ -86,40 +86,40 @@ def test_all_arrive_whatever_else_knocks(pool: ThreadPoolExecutor, port: int) ->
             guest.sendall(text)
             assert guest.recv(1) == b""
     with connected(port):
-        meetings.insert(1, comes(pool, 1, 3, place(port)))
-        met = [meeting.result(timeout=60) for meeting in meetings]
-    assert sorted(met[0].nodes) == [0, 1, 2]
-    assert [sorted(each.links) for each in met] == [[1, 2], [0], [0]]
-    assert met[0].nodes[2].addresses == ("127.0.0.1:201", "127.0.0.1:202", "127.0.0.1:203")
-    assert {(each.hostname, each.pid) for each in met[0].nodes.values()} == {(socket.gethostname(), os.getpid())}
-    for each in met:
+        meetings.insert(1, comes(pool, 1, 3, endpoint(port)))
+        found = [meeting.result(timeout=60) for meeting in meetings]
+    assert sorted(found[0].nodes) == [0, 1, 2]
+    assert [sorted(each.links) for each in found] == [[1, 2], [0], [0]]
+    assert found[0].nodes[2].addresses == ("127.0.0.1:201", "127.0.0.1:202", "127.0.0.1:203")
+    assert {(each.hostname, each.pid) for each in found[0].nodes.values()} == {(socket.gethostname(), os.getpid())}
+    for each in found:
         close(each)
 
 
 def test_the_missing_are_named_everywhere(pool: ThreadPoolExecutor, port: int) -> None:
-    for meeting in [comes(pool, rank, 4, place(port, 1.0)) for rank in (0, 2)]:
+    for meeting in [comes(pool, rank, 4, endpoint(port, 1.0)) for rank in (0, 2)]:
         expected = f"Of 4 nodes, these did not connect to {LOOPBACK}:{port} within 1 s: node 1, 3."
         assert expected in message_of(meeting)
 
 
 def test_a_missing_node_0(pool: ThreadPoolExecutor, port: int) -> None:
-    message = message_of(comes(pool, 1, 2, place(port, 0.5)))
+    message = message_of(comes(pool, 1, 2, endpoint(port, 0.5)))
     assert f"Node 1 did not reach node 0 at {LOOPBACK}:{port} within 0.5 s: " in message
     assert "refused" in message
 
 
-def test_the_wait_is_told_about(pool: ThreadPoolExecutor, port: int) -> None:
-    said: dict[int, list[str]] = {0: [], 1: []}
-    at = place(port, 3.0, notice_seconds=0.5)
-    second = pool.submit(meet, node(1, 3), at, say=said[1].append)
+def test_the_wait_is_logged(pool: ThreadPoolExecutor, port: int) -> None:
+    logged: dict[int, list[str]] = {0: [], 1: []}
+    at = endpoint(port, 3.0, notice_seconds=0.5)
+    second = pool.submit(rendezvous, node(1, 3), at, log=logged[1].append)
     time.sleep(0.8)
-    first = pool.submit(meet, node(0, 3), at, say=said[0].append)
+    first = pool.submit(rendezvous, node(0, 3), at, log=logged[0].append)
     assert message_of(first) == message_of(second)
     own = re.escape(f"({socket.gethostname()})")
     alone = rf"node 1 {own} has waited \d s of 3 s for node 0 at {LOOPBACK}:{port}: Connection refused\."
-    together = [line for line in said[1] if not re.fullmatch(alone, line)]
-    assert 0 < len(together) < len(said[1])
-    assert together == said[0][-len(together) :]
+    together = [line for line in logged[1] if not re.fullmatch(alone, line)]
+    assert 0 < len(together) < len(logged[1])
+    assert together == logged[0][-len(together) :]
     assert re.fullmatch(rf"node 0 {own} has waited \d s of 3 s at {LOOPBACK}:{port} for node 2\.", together[-1])
 
 
@@ -137,10 +137,10 @@ def test_the_wait_is_told_about(pool: ThreadPoolExecutor, port: int) -> None:
 def test_who_does_not_fit_ends_it_everywhere(
     rank: int, num_nodes: int, expected: str, pool: ThreadPoolExecutor, port: int
 ) -> None:
-    first = comes(pool, 0, 3, place(port))
+    first = comes(pool, 0, 3, endpoint(port))
     with connected(port) as guest:
         guest.sendall(NODE_1_OF_3)
-        meetings = [first, comes(pool, rank, num_nodes, place(port))]
+        meetings = [first, comes(pool, rank, num_nodes, endpoint(port))]
         messages = [message_of(meetings[1]), guest.recv(1 << 16).decode()]
     for message in [*messages, message_of(meetings[0])]:
         assert re.search(expected, message)
@@ -148,28 +148,28 @@ def test_who_does_not_fit_ends_it_everywhere(
 
 def test_a_check_that_fails_ends_it_everywhere(pool: ThreadPoolExecutor, port: int) -> None:
     check = Policy(min_procs=4).check
-    meetings = [pool.submit(meet, node(rank, 2), place(port), check, nobody) for rank in (0, 1)]
+    meetings = [pool.submit(rendezvous, node(rank, 2), endpoint(port), check, nobody) for rank in (0, 1)]
     for meeting in meetings:
         assert "must not exceed the number of processes of all nodes, 3. Received: 4" in message_of(meeting)
 
 
 def test_a_node_started_again_takes_its_place(pool: ThreadPoolExecutor, port: int) -> None:
-    first = comes(pool, 0, 3, place(port))
+    first = comes(pool, 0, 3, endpoint(port))
     with connected(port) as guest:
         guest.sendall(NODE_1_OF_3)
-    others = [comes(pool, rank, 3, place(port)) for rank in (1, 2)]
-    met = [meeting.result(timeout=60) for meeting in (first, *others)]
-    assert met[0].nodes[1].host == LOOPBACK
-    for each in met:
+    others = [comes(pool, rank, 3, endpoint(port)) for rank in (1, 2)]
+    found = [meeting.result(timeout=60) for meeting in (first, *others)]
+    assert found[0].nodes[1].host == LOOPBACK
+    for each in found:
         close(each)
 
 
 class TestTwoNodesZero:
     def test_on_one_host(self, pool: ThreadPoolExecutor, port: int) -> None:
-        first = comes(pool, 0, 2, place(port))
+        first = comes(pool, 0, 2, endpoint(port))
         connected(port).close()
         start = time.monotonic()
-        second = comes(pool, 0, 2, place(port))
+        second = comes(pool, 0, 2, endpoint(port))
         own = re.escape(f"{socket.gethostname()} (address {LOOPBACK}, pid {os.getpid()})")
         for meeting in (first, second):
             assert re.search(f"Two nodes, at {own} and at {own}, were started with --node-rank 0.", message_of(meeting))
@@ -180,7 +180,7 @@ class TestTwoNodesZero:
         self, first_is_late: bool, pool: ThreadPoolExecutor, port: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The second listens on all interfaces of its own host; the first has another host: here, another port."""
-        here, there = place(port), place(free_ports(1)[0], host="far.example")
+        here, there = endpoint(port), endpoint(free_ports(1)[0], host="far.example")
         resolve = socket.getaddrinfo
 
         def far(host: str, at: int, *args: Any, **settings: Any) -> object:
@@ -195,12 +195,12 @@ class TestTwoNodesZero:
             assert "were started with --node-rank 0" in message_of(meeting)
 
     def test_one_that_reaches_itself_goes_on(self, pool: ThreadPoolExecutor, port: int) -> None:
-        at = place(port, host="localhost")
+        at = endpoint(port, host="localhost")
         first = comes(pool, 0, 2, at)
         time.sleep(0.5)
-        met = [meeting.result(timeout=60) for meeting in (first, comes(pool, 1, 2, place(port)))]
-        assert sorted(met[0].nodes) == [0, 1]
-        for each in met:
+        found = [meeting.result(timeout=60) for meeting in (first, comes(pool, 1, 2, endpoint(port)))]
+        assert sorted(found[0].nodes) == [0, 1]
+        for each in found:
             close(each)
 
 
@@ -210,12 +210,12 @@ def test_a_port_in_use_is_named_with_its_holder(talks: bool, port: int, pool: Th
         if talks:
             pool.submit(lambda: listener.accept()[0].close())
         with pytest.raises(LaunchError, match=rf"{port}: the port is in use by .*python.* \(pid {os.getpid()}\)"):
-            meet(replace(node(0, 2)), place(port, 1.0), say=nobody)
+            rendezvous(replace(node(0, 2)), endpoint(port, 1.0), log=nobody)
 
 
 def test_another_program_at_the_port(pool: ThreadPoolExecutor, port: int) -> None:
     with socket.create_server((LOOPBACK, port)) as listener:
-        meeting = comes(pool, 1, 2, place(port))
+        meeting = comes(pool, 1, 2, endpoint(port))
         guest, _ = listener.accept()
         with guest:
             guest.sendall(b"220 mail.example.com\r\n")

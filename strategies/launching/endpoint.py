@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strategies.launching.messages import Node
 from strategies.launching.ports import LaunchError
 from strategies.launching.wire import Channel, LinkLostError
-from strategies.topology.port_holders import holder_of
+from strategies.topology.port_users import find_port_user
 
 # The time limit of the wait for an answer from the program that uses our port.
 _ANSWER_SECONDS = 2.0
@@ -16,7 +16,7 @@ _CONNECT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """The address of node 0, and the limits of waiting there.
 
     Args:
@@ -55,8 +55,8 @@ class Place:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 self._ask_another_node_0(own)
-                holder = holder_of(self.port)
-                by = f"by {holder}" if holder else "by a program that this user cannot see"
+                user = find_port_user(self.port)
+                by = f"by {user}" if user else "by a program that this user cannot see"
                 raise LaunchError(
                     f"Node 0 cannot listen at {self}: the port is in use {by}. Choose another, the same on all nodes: "
                     f"--master-port."
@@ -103,14 +103,14 @@ class Probe:
 
     _RETRY_SECONDS = 1.0
 
-    def __init__(self, place: Place, own: Node) -> None:
+    def __init__(self, endpoint: Endpoint, own: Node) -> None:
         self._own = own
         self._channel: Channel | None = None
         self._next = 0.0
         self._targets = []
-        if not place.is_own:
+        if not endpoint.is_own:
             try:
-                found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+                found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
             except OSError:
                 found = []
             self._targets = [(family, address) for family, _, _, _, address in found]

@@ -1,4 +1,4 @@
-"""The connections of the key-value store (`Board`); its contents are tested with `findings` and `stopping`."""
+"""The connections of the key-value store; its contents are tested with `findings` and `stopping`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import sys
 
 from tests.processes import ROOT
 
-#: A process with a `Board` ends, and leaves a child behind.
+#: A process with a `KeyValueStore` ends, and leaves a child behind.
 ORPHANS = """
 import os, signal, socket, time
-from strategies.control_plane.board import Board
+from strategies.control_plane.key_value_store import KeyValueStore
 
 ours, theirs = socket.socketpair()
 reader, writer = os.pipe()
 parent = os.fork()
 if parent == 0:
     ours.close()
-    board = Board(0, 2, {1: theirs})
+    store = KeyValueStore(0, 2, {1: theirs})
     child = os.fork()
     if child == 0:
         # As what Python calls at the end of the child.
-        board.close("ended")
+        store.close("ended")
         time.sleep(60)
         os._exit(0)
     os.write(writer, str(child).encode())

@@ -23,14 +23,14 @@ from typing import Any
 #: Longer messages end the connection.
 MAX_MESSAGE_BYTES = 1 << 24
 #: The most bytes that are queued for a process that does not read, as while it is stopped; more end its connection.
-_MAX_HELD_BYTES = 1 << 26
+_MAX_UNSENT_BYTES = 1 << 26
 _READ_BYTES = 1 << 16
 
 #: The key of the exit reason, which a process posts last.
-FAREWELL = "farewell"
+EXIT_REASON = "exit reason"
 
 
-class Board:
+class KeyValueStore:
     """This process' copy of the key-value store, and its connections.
 
     Args:
@@ -51,9 +51,9 @@ class Board:
         self._wake_reader, self._wake_writer = socket.socketpair()
         for end in (self._wake_reader, self._wake_writer):
             end.setblocking(False)
-        self._thread = threading.Thread(target=self._work, name="strategies-board", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="strategies-store", daemon=True)
         self._thread.start()
-        os.register_at_fork(after_in_child=functools.partial(_let_go, weakref.ref(self)))
+        os.register_at_fork(after_in_child=functools.partial(_close_in_child, weakref.ref(self)))
 
     def post(self, key: str, text: str) -> None:
         """Posts a text under `key` for all processes; replaces this process' earlier text. Does not wait."""
@@ -73,7 +73,7 @@ class Board:
     def left(self) -> dict[int, str]:
         """Returns the ranks that have left, in the order of leaving, with exit reasons; "" for a rank without one."""
         with self._changed:
-            return {rank: self._posted.get(FAREWELL, {}).get(rank, "") for rank in self._left}
+            return {rank: self._posted.get(EXIT_REASON, {}).get(rank, "") for rank in self._left}
 
     def listen(self, listener: Callable[[str, int, str], None]) -> None:
         """Registers `listener(key, rank, text)`: our thread calls it for each text of another process."""
@@ -84,10 +84,10 @@ class Board:
         with self._changed:
             return self._changed.wait_for(until, timeout_seconds)
 
-    def close(self, farewell: str) -> None:
+    def close(self, exit_reason: str) -> None:
         """Posts the exit reason of this process, and closes its connections; only the first call has an effect."""
         if not self._is_closed:
-            self.post(FAREWELL, farewell)
+            self.post(EXIT_REASON, exit_reason)
             self._is_closed = True
             self._wake()
         self._thread.join(2.0)
@@ -101,9 +101,9 @@ class Board:
                 selector.register(link.connection, selectors.EVENT_READ, other)
             while True:
                 for other, link in list(self._links.items()):
-                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.held else 0)
+                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
                     selector.modify(link.connection, wanted, other)
-                if self._is_closed and not any(link.held for link in self._links.values()):
+                if self._is_closed and not any(link.unsent for link in self._links.values()):
                     break
                 for key, events in selector.select(1.0 if self._is_closed else None):
                     if key.data is None:
@@ -128,7 +128,7 @@ class Board:
                 link.flush()
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        return len(link.held) <= _MAX_HELD_BYTES
+        return len(link.unsent) <= _MAX_UNSENT_BYTES
 
     def _take(self, other: int, message: dict[str, Any]) -> None:
         rank = int(message["rank"]) if self.rank > 0 else other
@@ -158,7 +158,7 @@ class Board:
         line = json.dumps(message).encode() + b"\n"
         for other, link in list(self._links.items()):
             if other != but:
-                link.hold(line)
+                link.queue(line)
         self._wake()
 
     def _wake(self) -> None:
@@ -167,9 +167,9 @@ class Board:
             self._wake_writer.send(b"\0")
 
 
-def _let_go(board: weakref.ref[Board]) -> None:
+def _close_in_child(store: weakref.ref[KeyValueStore]) -> None:
     """Closes the connections in a forked child: otherwise they would stay open after the end of this process."""
-    inherited = board()
+    inherited = store()
     if inherited is None:
         return
     inherited._is_closed = True
@@ -188,18 +188,18 @@ class _Link:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
-        self.held = bytearray()
+        self.unsent = bytearray()
         self._lock = threading.Lock()
         self._read = bytearray()
 
-    def hold(self, line: bytes) -> None:
+    def queue(self, line: bytes) -> None:
         with self._lock:
-            self.held += line
+            self.unsent += line
 
     def flush(self) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):
-            while self.held:
-                del self.held[: self.connection.send(self.held)]
+            while self.unsent:
+                del self.unsent[: self.connection.send(self.unsent)]
 
     def receive(self) -> list[dict[str, Any]]:
         """Returns the messages that are complete now.

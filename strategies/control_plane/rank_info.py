@@ -24,7 +24,7 @@ class JoinError(ValueError):
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """The rank info of this process in a job.
 
     Attributes:
@@ -40,14 +40,14 @@ class Seat:
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
     """Sends a message, unless the other process has left."""
-    # `Board` will find that it has left.
+    # `KeyValueStore` will find that it has left.
     with contextlib.suppress(OSError):
         connection.settimeout(SLACK_SECONDS)
         connection.sendall(encoded(message))
 
 
 def read_line(connection: socket.socket) -> bytes:
-    """Returns the bytes up to a line feed, and leaves the following bytes unread, for `Board`."""
+    """Returns the bytes up to a line feed, and leaves the following bytes unread, for `KeyValueStore`."""
     read = bytearray()
     while not read.endswith(b"\n") and len(read) < 64 * MAX_GREETING_BYTES:
         ahead = connection.recv(1 << 16, socket.MSG_PEEK)
