@@ -95,7 +95,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         steps = self._steps_per_epoch or (self.params or {}).get("steps")
         if not steps:
             raise ValueError(
-                "LearningRateWarmup has to know how many steps an epoch has, which `fit` cannot tell for this data. "
+                "LearningRateWarmup has to know how many steps an epoch has, which `fit` does not know for this data. "
                 "Write LearningRateWarmup(..., steps_per_epoch=...), or fit(..., steps_per_epoch=...). Received: "
                 f"steps_per_epoch={self._steps_per_epoch}."
             )

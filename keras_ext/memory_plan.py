@@ -180,8 +180,8 @@ def _check(model: Any, made: Sequence[Any]) -> None:
     known = set(map(id, made))
     if outside := [variable.path for variable in model.variables if id(variable.value) not in known]:
         raise ValueError(
-            "make_model makes all of the model, each time that it is called: of weights that are there already, memory "
-            f"is taken. Received: {len(outside)} weights that were made before, such as {outside[0]!r}."
+            "make_model makes all of the model, each time that it is called: weights that exist already take memory. "
+            f"Received: {len(outside)} weights that were made before, such as {outside[0]!r}."
         )
 
 
@@ -195,11 +195,11 @@ def _sizes_of(model: Any, made: Sequence[Any]) -> ModelSizes:
         may_shard = made[order[id(each.value)]].trainable and keras.backend.is_float_dtype(each.dtype)
         weights.append(Weight(_bytes_of(each), each.dtype, id(each) in trained, may_shard))
     slots = slots_of(model)
-    dealt = [each for each in slots if each.shape.num_elements() > 1]
+    sharded = [each for each in slots if each.shape.num_elements() > 1]
     return ModelSizes(
         tuple(weights),
-        sum(map(_bytes_of, dealt)),
-        sum(map(_bytes_of, slots)) - sum(map(_bytes_of, dealt)),
+        sum(map(_bytes_of, sharded)),
+        sum(map(_bytes_of, slots)) - sum(map(_bytes_of, sharded)),
         layer_api.some_need_whole(model.optimizer),
     )
 

@@ -55,13 +55,13 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
         for inner in layer._flatten_layers():
             if getattr(inner, "stateful", False) is True:
                 raise ValueError(
-                    "A layer with stateful=True goes on from where its last call ended, and would do so in the second "
-                    f"computation, too. Leave it out. Received: {inner.name!r} in {layer.name!r}."
+                    "A layer with stateful=True continues from the state of its last call, and would do so in the "
+                    f"second computation, too. Leave it out. Received: {inner.name!r} in {layer.name!r}."
                 )
             if getattr(inner, "synchronized", False):
                 raise ValueError(
-                    "A layer that all-reduces over the replicas while it computes cannot be computed again in a "
-                    f"function of its own. Leave it out, or set synchronized=False. Received: {inner.name!r} in "
+                    "A layer that all-reduces over the replicas while it computes cannot be recomputed in a "
+                    f"separate function. Leave it out, or set synchronized=False. Received: {inner.name!r} in "
                     f"{layer.name!r}."
                 )
         layer.call = functools.partial(_recomputed, layer, offload)
@@ -103,7 +103,7 @@ def _named(model: Any, names: Any) -> list[Any]:
     known = list(dict.fromkeys(layer.name for layer in inside))
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"Layers to be computed again are in the model. It has {known}. Received: {unknown}.")
+        raise ValueError(f"Layers to be recomputed must be in the model. It has {known}. Received: {unknown}.")
     # All layers of a name: layers inside of different layers may have the same one.
     return [layer for layer in inside if layer.name in names]
 
@@ -118,16 +118,16 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
     flat = keras.tree.flatten((args, kwargs))
     if layer_api.in_stateless_scope() or not layer_api.may_recompute(flat):
         return call(*args, **kwargs)
-    places = [i for i, value in enumerate(flat) if keras.ops.is_tensor(value)]
-    masks = metadata_of([flat[i] for i in places], MASK)
+    indices = [i for i, value in enumerate(flat) if keras.ops.is_tensor(value)]
+    masks = metadata_of([flat[i] for i in indices], MASK)
     form: dict[str, Any] = {}
 
     def compute(*tensors: Any) -> list[Any]:
-        rest = iter(tensors[len(places) :])
-        own = tensors[: len(places)]
+        rest = iter(tensors[len(indices) :])
+        own = tensors[: len(indices)]
         set_metadata(own, MASK, [None if mask is None else next(rest) for mask in masks])
         filled = list(flat)
-        for i, tensor in zip(places, own, strict=True):
+        for i, tensor in zip(indices, own, strict=True):
             filled[i] = tensor
         own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
         outputs = call(*own_args, **own_kwargs)
@@ -139,15 +139,15 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
     trained = {id(variable): variable for variable in layer.trainable_variables}
     others = [variable for variable in layer.variables if id(variable) not in trained]
 
-    def again(state: Sequence[Any], *tensors: Any) -> list[Any]:
+    def recompute(state: Sequence[Any], *tensors: Any) -> list[Any]:
         # With the state from before the first computation it draws the same numbers; the scope drops its changes.
         with keras.StatelessScope(list(zip(others, state, strict=True)), collect_losses=True):
             return compute(*tensors)
 
-    given = [*(flat[i] for i in places), *not_none(masks)]
+    given = [*(flat[i] for i in indices), *not_none(masks)]
     # Losses from an earlier call of the layer are kept, but do not belong to this one.
     before = list(_losses_taken(layer))
-    results = iter(layer_api.recomputed(compute, given, list(trained.values()), others, again, offload=offload))
+    results = iter(layer_api.recomputed(compute, given, list(trained.values()), others, recompute, offload=offload))
     outputs = [None if value is None else next(results) for value in form["made"]]
     for name, values in ((MASK, form["masks"]), (LOGITS, form["logits"])):
         set_metadata(outputs, name, [None if value is None else next(results) for value in values])

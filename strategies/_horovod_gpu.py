@@ -142,8 +142,8 @@ def _cuda_home(environ: Mapping[str, str]) -> Path | None:
         return Path(named)
     found = shutil.which("nvcc", path=environ.get("PATH"))
     # nvcc may be in the toolkit's folder, a link to it, or a script that calls it.
-    places = [Path(found).parents[1], Path(found).resolve().parents[1]] if found else []
-    for home in (*places, Path("/usr/local/cuda")):
+    folders = [Path(found).parents[1], Path(found).resolve().parents[1]] if found else []
+    for home in (*folders, Path("/usr/local/cuda")):
         if (home / "bin" / "nvcc").exists() and (home / "include" / "cuda_runtime.h").exists():
             return home
     return None
@@ -162,8 +162,8 @@ def _find_nccl(environ: Mapping[str, str], cuda_home: Path | None) -> tuple[Path
     """Returns NCCL's header and library, and the folder in which the built library looks for it if not the system's."""
     named = environ.get("HOROVOD_NCCL_HOME")
     wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "nccl"
-    places = [Path(named)] if named else [wheel, *([cuda_home] if cuda_home else []), Path("/usr")]
-    for home in places:
+    folders = [Path(named)] if named else [wheel, *([cuda_home] if cuda_home else []), Path("/usr")]
+    for home in folders:
         header = home / "include" / "nccl.h"
         for folder in ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"):
             library = home / folder / "libnccl.so.2"

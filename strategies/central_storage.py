@@ -53,12 +53,12 @@ class CentralStorageStrategy(KerasStrategy, tf.distribute.experimental.CentralSt
 
     def __init__(self, compute_devices: Sequence[str] | None = None, parameter_device: str | None = None) -> None:
         found = _default_compute_devices() if compute_devices is None else checked_devices(compute_devices)
-        holder = _checked_parameter_device(parameter_device)
-        if holder is None:
-            holder = found[0] if len(found) == 1 else list_own_devices("CPU")[0]
+        device = _checked_parameter_device(parameter_device)
+        if device is None:
+            device = found[0] if len(found) == 1 else list_own_devices("CPU")[0]
         self._mesh = DeviceMesh.from_devices(found)
         #: Full name of the device that holds the variables.
-        self.parameter_device = full_name(holder)
+        self.parameter_device = full_name(device)
         self._collective_key_base = next_collective_key_base()
         _keras_hooks.install()
         extended = ReplicatedExtended(
@@ -85,8 +85,8 @@ def _checked_parameter_device(device: str | None) -> str | None:
     try:
         return checked_devices([device])[0]
     except ValueError as error:
-        there = [full_name(name).rpartition("device:")[2] for name in list_own_devices()]
+        available = [full_name(name).rpartition("device:")[2] for name in list_own_devices()]
         raise ValueError(
-            f"There is no such device here; parameter_device is one of {there}, or None. "
+            f"This process has no such device; parameter_device is one of {available}, or None. "
             f"Received: parameter_device={device!r}."
         ) from error

@@ -131,8 +131,8 @@ class HorovodStrategy(KerasStrategy):
         limit = timeout_seconds or None
         # The processes agree on the mesh before Horovod starts, because it needs the mesh's process sets at its start.
         member = this_process.joined(lambda: horovod.joined(limit, log))
-        told = None if member is None else member.agree(request)
-        nodes: tuple[int, ...] = () if told is None else agreed_nodes(told)
+        requests = None if member is None else member.agree(request)
+        nodes: tuple[int, ...] = () if requests is None else agreed_nodes(requests)
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         sharding = sharding_of(shard, shard_size, self._mesh, nodes)
         grid = self._mesh.with_experts_as_data()
@@ -142,9 +142,9 @@ class HorovodStrategy(KerasStrategy):
         # Any two stages of one model may send to each other, not only neighbours.
         rank = horovod.start(*between, channel_axes=("pipe",), all_pairs=True, timeout_seconds=timeout_seconds)
         if cluster.world_size > 1:
-            told = horovod.gathered(request) if told is None else told
-            refuse_shared(claims(told))
-            nodes = agreed_nodes(told)
+            requests = horovod.gathered(request) if requests is None else requests
+            refuse_shared(claims(requests))
+            nodes = agreed_nodes(requests)
         _keras_hooks.install()
         self._collective_key_base = 0
         groups = None

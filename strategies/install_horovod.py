@@ -124,7 +124,7 @@ def install(wheel: Path, backend: str, gpu: GpuBuild | None = None) -> None:
             code += "; assert hvd.nccl_built()"
         # -P: a folder named horovod in the current directory must not be imported instead of the package.
         if _run([sys.executable, "-P", "-c", code], os.environ, log) != 0:
-            raise InstallError(f"{_tail(log)}\n{wheel.name} does not work here. Build it anew with --force.")
+            raise InstallError(f"{_tail(log)}\n{wheel.name} does not work here. Build it again with --force.")
 
 
 @contextlib.contextmanager
@@ -179,8 +179,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--mpi", action="store_true", help="build for MPI (tried: Open MPI) beside Gloo")
     devices = parser.add_mutually_exclusive_group()
     devices.add_argument("--gpu", action="store_true", help="build for GPUs (NCCL), or end with what is missing")
-    devices.add_argument("--cpu", action="store_true", help="build without GPUs, even if nvcc and NCCL are there")
-    parser.add_argument("--force", action="store_true", help="build anew even if a finished wheel or Horovod is there")
+    devices.add_argument("--cpu", action="store_true", help="build without GPUs, even if nvcc and NCCL are installed")
+    parser.add_argument(
+        "--force", action="store_true", help="build again even if a wheel exists or Horovod is installed"
+    )
     parser.add_argument("--wheel-dir", type=Path, help="where finished wheels are kept (default: the user's cache)")
     flags = parser.parse_args(argv)
     backend = "mpi" if flags.mpi else "gloo"

@@ -102,9 +102,9 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         nodes: tuple[int, ...] = ()
         if member is not None:
             request = _request(cluster, mesh, len(devices), communication_options, (shard, shard_size))
-            told = member.agree(request.to_text())
-            nodes = agreed_nodes(told)
-            refuse_shared(claims(told))
+            requests = member.agree(request.to_text())
+            nodes = agreed_nodes(requests)
+            refuse_shared(claims(requests))
         self._mesh = mesh_over_processes(cluster.world_size, mesh, [short_name(device) for device in devices])
         sharding = sharding_of(shard, shard_size, self._mesh, nodes)
         grid = self._mesh.with_experts_as_data()
@@ -193,7 +193,7 @@ def _resolved(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> Clust
     kind, index = resolver.task_type, resolver.task_id
     if kind is None or index is None or kind not in jobs:
         raise ValueError(
-            "A cluster resolver has to say which task this process is: give it `task_type` and `task_id`. "
+            "A cluster resolver must define which task this process is: give it `task_type` and `task_id`. "
             f"Received: task_type={kind!r}, task_id={index!r}, cluster {jobs}."
         )
     addresses = [*jobs.get("chief", []), *jobs.get("worker", [])]
@@ -216,13 +216,13 @@ def _start_runtime(cluster: Cluster, timeout_seconds: float) -> Member:
     """Joins this process and its TensorFlow runtime to the others, unless an earlier strategy has done so."""
     if not cluster.addresses:
         raise ValueError(
-            f"MultiWorkerMirroredStrategy needs the address of every process, which {cluster.source} does not tell. "
+            f"MultiWorkerMirroredStrategy needs the address of every process, which {cluster.source} does not contain. "
             "Start the program with `python -m strategies.launch`, set TF_CONFIG, or use HorovodStrategy."
         )
     if eager_context.context()._initialized:
-        here = tf.DeviceSpec.from_string(tf.constant(0).device)
+        own_device = tf.DeviceSpec.from_string(tf.constant(0).device)
         member = this_process.current()
-        if (here.job, here.task) == ("worker", cluster.rank) and member is not None:
+        if (own_device.job, own_device.task) == ("worker", cluster.rank) and member is not None:
             return member
         raise ValueError(
             "TensorFlow has started without the other processes, and cannot join them any more. Make the "

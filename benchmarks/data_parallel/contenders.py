@@ -37,7 +37,7 @@ KINDS: Mapping[str, Kind] = {
     "raw_horovod": Kind("hvd.DistributedGradientTape", "raw_horovod", "horovod", "horovod"),
     "multi_worker_before": Kind("strategies.MultiWorkerMirroredStrategy, as before", "training", "tensorflow"),
     "horovod_before": Kind("strategies.HorovodStrategy, as before", "training", "horovod", "horovod"),
-    "stock": Kind("tf.distribute.MultiWorkerMirroredStrategy, mended", "training", "tensorflow"),
+    "stock": Kind("tf.distribute.MultiWorkerMirroredStrategy, patched", "training", "tensorflow"),
     "independent_again": Kind("plain Keras, other independent processes", "training"),
     "torch_independent": Kind("torch, independent processes", "torch_training", "none", "torch"),
     "torch_ddp": Kind("torch DistributedDataParallel, gloo", "torch_training", "torch", "torch"),

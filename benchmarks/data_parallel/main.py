@@ -21,7 +21,7 @@ FLAGS = flags.FLAGS
 options.define_flags(_DEFAULTS, "one process")
 program.define_contenders(contenders.KINDS)
 program.define_processes()
-flags.DEFINE_bool("autotune", True, "Whether tf.data chooses its threads and buffers, which it does if not told.")
+flags.DEFINE_bool("autotune", True, "Whether tf.data chooses its threads and buffers, as it does by default.")
 flags.DEFINE_string("before", "", "Another checkout, whose strategies are measured, too: contenders ..._before.")
 program.define_timeout()
 

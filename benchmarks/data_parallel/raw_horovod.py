@@ -25,14 +25,14 @@ def run(workload: Workload, autotune: bool, report: Report) -> None:
     optimizer.build(model.trainable_variables)
     weights = [variable.value for variable in model.trainable_variables]
     hvd.broadcast_variables([variable.value for variable in (*model.variables, *optimizer.variables)], root_rank=0)
-    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    loss_function = keras.losses.SparseCategoricalCrossentropy()
     batches = iter(training.dataset(workload, 1, autotune))
 
     @tf.function
     def step() -> tf.Tensor:
         images, labels = next(batches)
         with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images, training=True))
+            loss = loss_function(labels, model(images, training=True))
         tape = hvd.DistributedGradientTape(tape)
         optimizer.apply(tape.gradient(loss, weights), model.trainable_variables)
         return loss

@@ -31,9 +31,9 @@ def contender(row: str, run: Run, cluster: str, num_processes: int, horovod_slot
     """
     environments: Mapping[str, Slots] = {
         "none": independent,
-        "tensorflow": of_tensorflow,
+        "tensorflow": tensorflow_environments,
         "horovod": horovod_slots,
-        "torch": of_torch,
+        "torch": torch_environments,
     }
     return Contender(
         row,
@@ -66,7 +66,7 @@ def independent(num_processes: int) -> Environments:
     return tuple(one_thread_each() for _ in range(num_processes))
 
 
-def of_tensorflow(num_processes: int) -> Environments:
+def tensorflow_environments(num_processes: int) -> Environments:
     """Returns the environments of one `TF_CONFIG` cluster, on new ports."""
     workers = [f"{_LOOPBACK}:{port}" for port in free_ports(num_processes)]
     configs = [
@@ -75,7 +75,7 @@ def of_tensorflow(num_processes: int) -> Environments:
     return tuple({**one_thread_each(), "TF_CONFIG": json.dumps(config)} for config in configs)
 
 
-def of_torch(num_processes: int) -> Environments:
+def torch_environments(num_processes: int) -> Environments:
     """Returns the environments of one `torch.distributed` group with `init_method="env://"`, on a new port."""
     [port] = free_ports(1)
     return tuple(

@@ -44,5 +44,5 @@ def highest() -> int:
 def _status(name: str) -> int:
     found = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
-        raise OSError(f"This system does not say {name} in /proc/self/status.")
+        raise OSError(f"This system does not report {name} in /proc/self/status.")
     return 1024 * int(found[1])

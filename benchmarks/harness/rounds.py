@@ -32,7 +32,7 @@ def measure_in_turn(
     """
     measured: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     if len(measured) != len(contenders):
-        raise ValueError(f"Contenders need names of their own. Received: {[c.name for c in contenders]}")
+        raise ValueError(f"Contenders need unique names. Received: {[c.name for c in contenders]}")
     with contextlib.ExitStack() as stack:
         running = {}
         for contender in contenders:

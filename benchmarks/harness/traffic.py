@@ -39,5 +39,5 @@ def _sent(descriptor: int) -> int:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _OFFSET + _COUNTS.size)
     if len(info) < _OFFSET + _COUNTS.size:
         raise OSError("This kernel does not count the bytes that TCP connections send.")
-    sent, again = _COUNTS.unpack_from(info, _OFFSET)
-    return int(sent - again)
+    sent, resent = _COUNTS.unpack_from(info, _OFFSET)
+    return int(sent - resent)

@@ -78,13 +78,13 @@ class Workers:
         try:
             cores = contender.cores or (None,) * len(contender.environments)
             for environment, own_cores in zip(contender.environments, cores, strict=True):
-                here, there = context.Pipe()
-                process = context.Process(target=_serve, args=(contender.run, there, own_cores), daemon=True)
+                own_end, child_end = context.Pipe()
+                process = context.Process(target=_serve, args=(contender.run, child_end, own_cores), daemon=True)
                 with _environment(environment):
                     process.start()
-                there.close()
+                child_end.close()
                 self._processes.append(process)
-                self._connections.append(here)
+                self._connections.append(own_end)
             self._receive()
             self._freeze()
         except BaseException:

@@ -34,7 +34,7 @@ def make_exchange(strategy: Any, case: Case, num_values: int) -> clock.Call:
         return value[-1]
 
     @tf.function(autograph=False)
-    def there_and_back() -> tf.Tensor:
+    def round_trip() -> tf.Tensor:
         channels = [
             collectives.channel(axis, end, 1 - end, clock.NUM_IN_A_ROW // NUM_PARTS) for end in range(NUM_PARTS)
         ]
@@ -50,4 +50,4 @@ def make_exchange(strategy: Any, case: Case, num_values: int) -> clock.Call:
         with tf.control_dependencies(sent):
             return tf.identity(value[-1])
 
-    return sum_up if axis == "tensor" else there_and_back
+    return sum_up if axis == "tensor" else round_trip

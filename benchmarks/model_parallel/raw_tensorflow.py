@@ -118,7 +118,7 @@ def _make_step(rank: int, wire: _Wire, case: Case) -> clock.Call:
 def _make_exchange(rank: int, wire: _Wire, num_values: int) -> clock.Call:
     own = tf.Variable(tf.zeros([num_values]))
 
-    def there_and_back() -> tf.Tensor:
+    def round_trip() -> tf.Tensor:
         value, sent = own.read_value(), []
         for index in range(clock.NUM_IN_A_ROW):
             if index % NUM_PARTS == rank:
@@ -129,7 +129,7 @@ def _make_exchange(rank: int, wire: _Wire, num_values: int) -> clock.Call:
         with tf.control_dependencies(sent):
             return tf.identity(value[-1])
 
-    return _in_a_graph(there_and_back)
+    return _in_a_graph(round_trip)
 
 
 def _in_a_graph(function: Callable[[], tf.Tensor]) -> clock.Call:

@@ -53,11 +53,11 @@ def _make_exchange(case: Case, num_values: int) -> clock.Call:
         return sum_up
     rank = torch.distributed.get_rank()
 
-    def there_and_back() -> None:
+    def round_trip() -> None:
         for index in range(clock.NUM_IN_A_ROW):
             if index % NUM_PARTS == rank:
                 torch.distributed.send(value, 1 - rank)
             else:
                 torch.distributed.recv(value, 1 - rank)
 
-    return there_and_back
+    return round_trip

@@ -68,7 +68,7 @@ def run(name: str, workload: Workload, folder: Path, report: Report) -> None:
 
 def _describe(steps: tuple[intervals.Step, ...]) -> str:
     if not steps:
-        raise RuntimeError("The trace holds no whole step.")
+        raise RuntimeError("The trace contains no complete step.")
     middle = sorted(steps, key=lambda step: step.share_hidden)[len(steps) // 2]
     return (
         f"{len(middle.reductions)} all-reduces, {middle.share_started:.0%} of them started before the last op of the "

@@ -22,7 +22,7 @@ def contenders(names: Sequence[str], workload: Workload) -> list[Contender]:
         run = functools.partial(_run, name, workload)
         if kind.processes:
             own = clusters.one_core_each(num_stages)
-            found.append(Contender(kind.row, run, clusters.of_torch(num_stages), own))
+            found.append(Contender(kind.row, run, clusters.torch_environments(num_stages), own))
         else:
             count = num_stages if kind.schedule else 1
             cores = tuple(dict.fromkeys(core for [core] in clusters.one_core_each(count)))

@@ -128,11 +128,11 @@ def workload(
 
 def comparisons(name: str, names: Collection[str], case: Case) -> list[Comparison]:
     """Returns the comparisons of a case, between the contenders in `names` and the references."""
-    there = {*names, *REFERENCES}
+    known = {*names, *REFERENCES}
     return [
         Comparison(f"{one} / {other}: {case.label}", _row(one, case), _row(other, case), target, at_most)
         for one, other, target, at_most in PARTS[name].compared
-        if {one, other} <= there
+        if {one, other} <= known
     ]
 
 

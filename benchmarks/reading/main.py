@@ -21,10 +21,10 @@ from reading.workload import Workload
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("clock", ["cpu", "wall"], ["cpu", "wall"], "What seconds are measured in; repeatable.")
 flags.DEFINE_integer("rounds", 15, "Measurements of each contender, by each clock.", lower_bound=1)
-flags.DEFINE_integer("images", 400, "Images that are read again and again.", lower_bound=10)
+flags.DEFINE_integer("images", 400, "Images that are read repeatedly.", lower_bound=10)
 flags.DEFINE_integer("min_side", 375, "Shortest side of the images, pixels.", lower_bound=1)
 flags.DEFINE_integer("max_side", 500, "Longest side of the images, pixels.", lower_bound=1)
-flags.DEFINE_integer("image_size", 224, "Height and width of what comes out, pixels.", lower_bound=1)
+flags.DEFINE_integer("image_size", 224, "Height and width of the outputs, pixels.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 64, "Images in a batch.", lower_bound=1)
 flags.DEFINE_integer("batches", 20, "Measured batches in each round.", lower_bound=1)
 flags.DEFINE_string("folder", None, "Where the images are made, and kept. Default: a temporary folder.")

@@ -44,7 +44,7 @@ def run(name: str, workload: Workload, report: Report) -> None:
     torch.distributed.init_process_group("gloo")
     trained = subject(workload)
     model, optimizer = _distributed(name, trained, workload.fused)
-    loss_of = nn.CrossEntropyLoss()
+    loss_function = nn.CrossEntropyLoss()
     random = np.random.default_rng(0)
     size = (torch_models.BATCHES_IN_MEMORY, workload.batch_size)
     images = torch.from_numpy(random.random((*size, *trained.image_shape), dtype=np.float32))
@@ -53,7 +53,7 @@ def run(name: str, workload: Workload, report: Report) -> None:
     def step(index: int) -> None:
         optimizer.zero_grad()
         batch = index % len(images)
-        loss_of(model(images[batch]), labels[batch]).backward()
+        loss_function(model(images[batch]), labels[batch]).backward()
         optimizer.step()
 
     clock = Clock(workload.num_steps, report)

@@ -67,7 +67,10 @@ def contenders(names: Sequence[str], workload: Workload, num_shards: int) -> lis
         if kind.processes:
             found.append(
                 Contender(
-                    row_of(name, num_shards), run, clusters.of_torch(num_shards), clusters.one_core_each(num_shards)
+                    row_of(name, num_shards),
+                    run,
+                    clusters.torch_environments(num_shards),
+                    clusters.one_core_each(num_shards),
                 )
             )
         else:

@@ -58,7 +58,7 @@ def keep_run(folder: Path, options: Any, data_digest: str, strategy: tf.distribu
         OptionError: the data of this process differ from those of rank 0, or from those of the run in the folder.
     """
 
-    def of_rank_0() -> str:
+    def check_on_rank_0() -> str:
         kept = folder / _DATA
         if kept.is_file() and kept.read_text() != data_digest:
             raise ValueError(
@@ -70,7 +70,7 @@ def keep_run(folder: Path, options: Any, data_digest: str, strategy: tf.distribu
         return data_digest
 
     try:
-        digest_of_rank_0 = strategies.load_on_all(strategy, of_rank_0, [])
+        digest_of_rank_0 = strategies.load_on_all(strategy, check_on_rank_0, [])
     except OSError as error:
         raise OptionError(f"--run_dir: {folder} cannot be written ({error.strerror}).") from error
     except ValueError as error:

@@ -29,13 +29,13 @@ def build_model(backbone: str, sizes: Sizes) -> keras.Model:
     Raises:
         OptionError: KerasHub is not installed, `backbone` is not a causal decoder of KerasHub, or the sizes do not fit.
     """
-    made = _preset(backbone) if Path(backbone).is_dir() else _of_sizes(backbone, sizes)
+    made = _preset(backbone) if Path(backbone).is_dir() else _from_sizes(backbone, sizes)
     _check(made, backbone, sizes)
     logits = made.token_embedding(made.output, reverse=True)
     return keras.Model(made.input, logits, name="gpt")
 
 
-def of_tokens(model: keras.Model, length: int) -> keras.Model:
+def from_tokens(model: keras.Model, length: int) -> keras.Model:
     """Returns the model as a model from tokens (batch, length), for sampling."""
     tokens = keras.Input((length,), dtype="int32")
     return keras.Model(tokens, model(_inputs(tokens)))
@@ -93,7 +93,7 @@ def _preset(folder: str) -> Any:
         raise OptionError(f"--backbone={folder}: not a preset that can be read. {error}") from error
 
 
-def _of_sizes(name: str, sizes: Sizes) -> Any:
+def _from_sizes(name: str, sizes: Sizes) -> Any:
     models = _keras_hub().models
     cls = getattr(models, name, None)
     if not (inspect.isclass(cls) and issubclass(cls, models.Backbone)):

@@ -21,7 +21,7 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "backbone",
     None,
-    "A decoder of KerasHub in place of the own one: its name, as GPT2Backbone, or a folder with a preset.",
+    "A decoder of KerasHub instead of the built-in one: its name, as GPT2Backbone, or a folder with a preset.",
 )
 flags.DEFINE_enum(
     "tokenizer",

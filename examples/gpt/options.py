@@ -51,7 +51,7 @@ def check(options: Options) -> None:
         raise OptionError(f"--units={options.units} must be a multiple of --num_heads={options.num_heads}.")
     if options.num_experts and options.backbone is not None:
         raise OptionError(
-            f"--num_experts={options.num_experts} is for the own decoder. Leave out --backbone={options.backbone}."
+            f"--num_experts={options.num_experts} is for the built-in decoder. Leave out --backbone={options.backbone}."
         )
     if options.num_experts and options.top_k > options.num_experts:
         raise OptionError(f"--top_k={options.top_k} must be at most --num_experts={options.num_experts}.")

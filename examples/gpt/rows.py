@@ -83,8 +83,8 @@ def _shuffled(rows: Rows, seed: int) -> Callable[[tf.Tensor], tf.Tensor]:
     def start_of(row: tf.Tensor) -> tf.Tensor:
         numbers = tf.stack([tf.constant(seed, tf.int64), row // rows.num_rows])
         first = tf.random.stateless_uniform([], numbers, maxval=len(rows.tokens), dtype=tf.int64)
-        place = tf.random.experimental.index_shuffle(row % rows.num_rows, numbers, last)
-        return first + place * rows.length
+        index = tf.random.experimental.index_shuffle(row % rows.num_rows, numbers, last)
+        return first + index * rows.length
 
     return start_of
 
@@ -104,8 +104,8 @@ def _batches(
         tokens = tf.constant(rows.tokens.astype(np.min_scalar_type(int(rows.tokens.max()))))
 
     def row(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        places = (start_of(number) + tf.range(length + 1, dtype=tf.int64)) % len(rows.tokens)
-        piece = tf.cast(tf.gather(tokens, places), tf.int32)
+        indices = (start_of(number) + tf.range(length + 1, dtype=tf.int64)) % len(rows.tokens)
+        piece = tf.cast(tf.gather(tokens, indices), tf.int32)
         return piece[:-1], piece[1:]
 
     return (

@@ -55,8 +55,8 @@ def _drawing(
             else:
                 token = tf.argmax(logits[0], output_type=tf.int32)
             slid = tf.where(filled < length, window, tf.roll(window, -1, axis=1))
-            place = tf.minimum(filled, length - 1)
-            window = tf.where(tf.range(length) == place, token, slid)
+            position = tf.minimum(filled, length - 1)
+            window = tf.where(tf.range(length) == position, token, slid)
             return index + 1, window, tf.minimum(filled + 1, length), drawn.write(index, token)
 
         drawn = tf.TensorArray(tf.int32, num_tokens)

@@ -176,7 +176,7 @@ def sample_text(model: Any, sizes: Sizes, tokenizer: Tokenizer, options: Options
     plain = _plain_model(sizes, options)
     plain.set_weights(model.get_weights())
     if options.backbone is not None:
-        plain = backbone.of_tokens(plain, options.sequence_length)
+        plain = backbone.from_tokens(plain, options.sequence_length)
     prompt = [tokenizer.separator, *tokenizer.encode(options.prompt.encode()).tolist()]
     drawn = sample(
         plain,

@@ -55,11 +55,11 @@ def training_batches(
     per_epoch = steps_per_epoch(split, batch_size) * batch_size
 
     def choose(number: tf.Tensor) -> list[tf.Tensor]:
-        epoch, place = number // per_epoch, number % per_epoch
+        epoch, position = number // per_epoch, number % per_epoch
         order = tf.stack([tf.constant(seed, tf.int64), epoch])
-        row = tf.random.experimental.index_shuffle(place, order, num_rows - 1)
+        row = tf.random.experimental.index_shuffle(position, order, num_rows - 1)
         # A key for each position of each epoch, independent of the batch size.
-        key = tf.stack([tf.constant(seed, tf.int64), epoch * num_rows + place])
+        key = tf.stack([tf.constant(seed, tf.int64), epoch * num_rows + position])
         draws = tf.random.stateless_uniform([crops.NUM_DRAWS], key, alg="philox")
         return [row, draws[-1] < 0.5, *crops.drawn(draws)]
 

@@ -36,7 +36,7 @@ def drawn(draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.sqrt(tf.stack([area / aspect, area * aspect], 1)), draws[2 * NUM_TRIES : 2 * NUM_TRIES + 2]
 
 
-def random_box(shape: tf.Tensor, sides: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+def random_box(shape: tf.Tensor, sides: tf.Tensor, fraction: tf.Tensor) -> tf.Tensor:
     """Returns a box of random area, aspect ratio and position inside an image.
 
     It is the first of `NUM_TRIES` boxes that fits. If none fits, as in a very long image, the first one is cut down
@@ -48,7 +48,7 @@ def random_box(shape: tf.Tensor, sides: tf.Tensor, place: tf.Tensor) -> tf.Tenso
     Args:
         shape: int32, height, width and channels of the image.
         sides: from `drawn`.
-        place: from `drawn`.
+        fraction: from `drawn`.
 
     Returns:
         int32 `[4]`: top, left, height, width.
@@ -61,8 +61,8 @@ def random_box(shape: tf.Tensor, sides: tf.Tensor, place: tf.Tensor) -> tf.Tenso
     # Width to height and height to width have the same bound.
     box = tf.maximum(tf.minimum(box, tf.minimum(height_width, width_height * MAX_ASPECT)), 1.0)
     free = height_width - box
-    # `place` is below 1, so that each position is equally likely; rounding may still step outside, hence the minimum.
-    begin = tf.minimum(place * (free + 1.0), free)
+    # `fraction` is below 1, so that each position is equally likely; rounding may step outside, hence the minimum.
+    begin = tf.minimum(fraction * (free + 1.0), free)
     return tf.cast(tf.concat([begin, box], 0), tf.int32)
 
 

@@ -78,7 +78,7 @@ class Decoder:
             self._root = tf.constant(os.fsencode(split.root) + b"/")
             # One string, and paths are substrings of it: TensorFlow needs at least 24 bytes for every string.
             self._names = tf.constant(index.names.tobytes())
-            self._places = tf.constant(np.stack([begins, index.name_ends - begins], 1))
+            self._name_ranges = tf.constant(np.stack([begins, index.name_ends - begins], 1))
             self._labels = tf.constant(index.labels)
             if split.in_records:
                 self._records = tf.constant(np.stack([index.files, index.offsets], 1))
@@ -128,7 +128,7 @@ class Decoder:
         return image, tf.cast(label, tf.int32), (label >= 0) & (label < self._split.num_classes)
 
     def _path(self, file: tf.Tensor) -> tf.Tensor:
-        begin, length = tf.unstack(tf.gather(self._places, file))
+        begin, length = tf.unstack(tf.gather(self._name_ranges, file))
         return self._root + tf.strings.substr(self._names, begin, length)
 
     def _cropped(self, content: tf.Tensor, drawn: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -189,8 +189,8 @@ def read_record(split: Split, row: int) -> tf.Tensor:
     Raises:
         UnusableImageError: the shard cannot be read, or has changed, or the record is damaged.
     """
-    place = tf.constant(int(split.index.offsets[row]), tf.int64)
-    dataset = record_at(tf.constant(os.fsencode(split.path(row))), place)
+    offset = tf.constant(int(split.index.offsets[row]), tf.int64)
+    dataset = record_at(tf.constant(os.fsencode(split.path(row))), offset)
     try:
         return tf.raw_ops.DatasetToSingleElement(dataset=dataset, output_types=[tf.string], output_shapes=[[]])[0]
     except tf.errors.OpError as error:
@@ -243,7 +243,7 @@ def decoded_whole(content: bytes) -> npt.NDArray[np.uint8]:
             image = tf.io.decode_jpeg(content, channels=3, try_recover_truncated=True, dct_method=DCT_METHOD).numpy()
             share = share_of_lines(image)
             if share < MIN_DECODED_SHARE:
-                raise UnusableImageError(f"truncated, {share:.0%} of its lines are there")
+                raise UnusableImageError(f"truncated, {share:.0%} of its lines are present")
             return image
         image = tf.io.decode_image(content, channels=3, expand_animations=False).numpy()
     except tf.errors.OpError as error:
@@ -296,5 +296,5 @@ def as_jpeg(file: Path) -> Jpeg:
         if channels in (1, 3):
             return Jpeg(content, height, width, channels, False)
     image = decoded_whole(content)
-    anew = tf.io.encode_jpeg(image, quality=95, chroma_downsampling=False).numpy()
-    return Jpeg(anew, image.shape[0], image.shape[1], 3, True)
+    encoded = tf.io.encode_jpeg(image, quality=95, chroma_downsampling=False).numpy()
+    return Jpeg(encoded, image.shape[0], image.shape[1], 3, True)

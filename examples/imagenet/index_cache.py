@@ -64,8 +64,8 @@ def cached(root: Path, name: str, request: object, sources: Iterable[Path], make
 def _folders(root: Path) -> list[Path]:
     """Returns the folders for the cache file, in order of preference."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
-    return [root / FOLDER, home / "keras-strategies" / "imagenet" / place]
+    digest = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
+    return [root / FOLDER, home / "keras-strategies" / "imagenet" / digest]
 
 
 def _make_folder(folder: Path) -> None:

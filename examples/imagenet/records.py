@@ -139,18 +139,18 @@ def _judge(root: Path, names: Sequence[str], shards: Sequence[Shard]) -> None:
     if empty:
         raise DataError(
             f"{root / empty[0]}: empty, as are {len(empty) - 1} other shard(s). Make or copy them again: "
-            f"a shard that was cut off before its first record is not told from one that has not come at all."
+            f"a shard that was cut off before its first record looks the same as one that was never written."
         )
     if share > MAX_LOST_SHARE:
         name, shard = damaged[0]
         raise DataError(
-            f"{root / name}: no TFRecord file, or damaged behind record {len(shard.offsets)} (byte "
+            f"{root / name}: no TFRecord file, or damaged after record {len(shard.offsets)} (byte "
             f"{shard.num_bytes - shard.lost_bytes} of {shard.num_bytes}), and {len(damaged)} shard(s) like it make "
             f"{share:.1%} of all bytes. Shards must be uncompressed; make or copy these again."
         )
     for name, shard in damaged:
         _log.warning(
-            "%s: damaged behind record %d (byte %d of %d); the records before that are used",
+            "%s: damaged after record %d (byte %d of %d); the records before that are used",
             root / name,
             len(shard.offsets),
             shard.num_bytes - shard.lost_bytes,

@@ -74,12 +74,12 @@ def make_synthetic(folder: str | os.PathLike[str], request: Request | None = Non
     request = request or Request()
     _check(request)
     target = Path(folder).absolute()
-    if _is_there(target, request):
+    if _exists(target, request):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _alone(target) as is_alone:
-            if not _is_there(target, request):
+            if not _exists(target, request):
                 _make(target, request, is_alone)
     except OSError as error:
         raise DataError(f"{target}: cannot be made ({error.strerror}). Name a folder that can be written.") from error
@@ -97,7 +97,7 @@ def _check(request: Request) -> None:
         )
 
 
-def _is_there(target: Path, request: Request) -> bool:
+def _exists(target: Path, request: Request) -> bool:
     """Returns True if `target` contains the requested set.
 
     Raises:
@@ -144,7 +144,7 @@ def _make(target: Path, request: Request, is_alone: bool) -> None:
             temporary.rename(target)
         except OSError:
             # On a file system without locks, another process may have been faster.
-            if not _is_there(target, request):
+            if not _exists(target, request):
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -157,7 +157,7 @@ def _write(folder: Path, request: Request) -> int:
     for split, (name, per_class) in enumerate(
         (("train", request.images_per_class), ("val", request.val_images_per_class))
     ):
-        odd = _odd_places(request, per_class)
+        odd = _odd_kinds(request, per_class)
         for label in range(request.num_classes):
             wnid = class_name(label)
             (folder / name / wnid).mkdir(parents=True)
@@ -175,7 +175,7 @@ def class_name(label: int) -> str:
     return f"n9{label:07d}"
 
 
-def _odd_places(request: Request, per_class: int) -> dict[tuple[int, int], str]:
+def _odd_kinds(request: Request, per_class: int) -> dict[tuple[int, int], str]:
     """Returns the kinds of the odd files by (label, number): the last files of the first classes."""
     if not request.odd_files:
         return {}

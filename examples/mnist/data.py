@@ -144,19 +144,19 @@ def _checked(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], image
     Raises:
         DataError: the arrays are not MNIST images and labels.
     """
-    mend = "The files do not belong together or are not MNIST: put the originals in their place."
+    fix = "The files do not belong together or are not MNIST: put the originals in their place."
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
         raise DataError(
             f"{images_name}: wrong image size, expected (count, {IMAGE_SIZE}, {IMAGE_SIZE}) of uint8, "
-            f"received {images.shape} of {images.dtype}. {mend}"
+            f"received {images.shape} of {images.dtype}. {fix}"
         )
     if labels.dtype != np.uint8 or labels.shape != images.shape[:1]:
         raise DataError(
             f"{labels_name}: expected one uint8 label for each of the {len(images)} images in {images_name}, "
-            f"received shape {labels.shape} of {labels.dtype}. {mend}"
+            f"received shape {labels.shape} of {labels.dtype}. {fix}"
         )
     if not len(images):
-        raise DataError(f"{images_name}: holds no images. {mend}")
+        raise DataError(f"{images_name}: holds no images. {fix}")
     if labels.max() >= NUM_CLASSES:
-        raise DataError(f"{labels_name}: labels must be from 0 to {NUM_CLASSES - 1}, received {labels.max()}. {mend}")
+        raise DataError(f"{labels_name}: labels must be from 0 to {NUM_CLASSES - 1}, received {labels.max()}. {fix}")
     return Split(images, labels)

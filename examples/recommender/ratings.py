@@ -66,9 +66,9 @@ class Ratings:
         """1 for a rating of 4 or 5, else 0."""
         return (self.ratings >= CLICK).astype(np.float32)
 
-    def at(self, places: npt.NDArray[Any]) -> Ratings:
+    def at(self, indices: npt.NDArray[Any]) -> Ratings:
         """Returns the ratings at the given positions or where a mask is true."""
-        return Ratings(self.users[places], self.movies[places], self.ratings[places], self.timestamps[places])
+        return Ratings(self.users[indices], self.movies[indices], self.ratings[indices], self.timestamps[indices])
 
 
 def load(path: Path) -> Ratings:

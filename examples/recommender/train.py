@@ -108,33 +108,33 @@ def training_batches(
     count = len(ratings)
     steps_per_epoch = math.ceil(count / batch_size)
 
-    def places(step: tf.Tensor) -> tf.Tensor:
+    def indices(step: tf.Tensor) -> tf.Tensor:
         numbers = tf.stack([tf.constant(seed, tf.int64), step // steps_per_epoch])
         start = step % steps_per_epoch * batch_size
         rows = tf.range(start, tf.minimum(start + batch_size, count))
         return tf.random.experimental.index_shuffle(rows, numbers, tf.constant(count - 1, tf.int64))
 
-    return _batches(ratings, places, first_step, num_steps)
+    return _batches(ratings, indices, first_step, num_steps)
 
 
 def evaluation_batches(ratings: Ratings, batch_size: int) -> tf.data.Dataset:
     """Returns batches of all ratings in their order; the last one may be smaller."""
     count = len(ratings)
 
-    def places(step: tf.Tensor) -> tf.Tensor:
+    def indices(step: tf.Tensor) -> tf.Tensor:
         return tf.range(step * batch_size, tf.minimum((step + 1) * batch_size, count))
 
-    return _batches(ratings, places, 0, math.ceil(count / batch_size))
+    return _batches(ratings, indices, 0, math.ceil(count / batch_size))
 
 
-def _batches(ratings: Ratings, places: Any, first_step: int, num_steps: int) -> tf.data.Dataset:
+def _batches(ratings: Ratings, indices: Any, first_step: int, num_steps: int) -> tf.data.Dataset:
     # On the host. Batches are small compared with the model, so each process can make whole ones: the dataset does not
     # map row by row.
     with tf.device("CPU:0"):
         columns = [tf.constant(column) for column in (ratings.users, ratings.movies, ratings.clicks)]
 
     def batch(step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        rows = places(step)
+        rows = indices(step)
         users, movies, clicks = (tf.gather(column, rows) for column in columns)
         return {"user": users, "movie": movies}, clicks[:, None]
 

@@ -80,7 +80,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._steps_per_epoch = steps_per_epoch
         self._every_steps = every_steps
         self._files = CheckpointFiles(Path(folder), num_kept)
-        self._place = str(folder)
+        self._origin = str(folder)
         #: The logs of all finished epochs, by name, restored ones included.
         self.history: dict[str, list[float]] = {}
         self._position = TrainingPosition()
@@ -115,10 +115,10 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Restores the metrics of an unfinished epoch that is resumed."""
-        here = epoch == self._position.epoch
-        self._position = self._position if here else TrainingPosition(epoch)
+        is_resumed = epoch == self._position.epoch
+        self._position = self._position if is_resumed else TrainingPosition(epoch)
         self._done = self._position.step
-        self._to_put_back = self._unfinished if here and self._position.step else []
+        self._to_put_back = self._unfinished if is_resumed and self._position.step else []
         if len(self.model.metrics_variables) == len(self._to_put_back):
             self._put_back(keras.ops.zeros_like)
 
@@ -161,7 +161,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._save(TrainingPosition(self._position.epoch, done))
         if getattr(self.model.distribute_strategy, "is_chief", True):
             _logger.warning(
-                "Asked to end: saved after step %d of epoch %d; the same command goes on.",
+                "Preempted: saved after step %d of epoch %d; run the same command to resume.",
                 done,
                 self._position.epoch + 1,
             )
@@ -173,7 +173,7 @@ class Checkpoints(keras.callbacks.Callback):
         if len(variables) != len(self._to_put_back):
             raise ValueError(
                 f"The checkpoint has {len(self._to_put_back)} numbers of metrics and the model {len(variables)}: "
-                f"compile it with the metrics that it had, or begin anew without {self._place!r}."
+                f"compile it with the metrics that it had, or start without {self._origin!r}."
             )
         for variable, value in zip(variables, self._to_put_back, strict=True):
             variable.assign(counted(variable) + np.asarray(value, variable.dtype).reshape(variable.shape))
@@ -230,7 +230,7 @@ class Checkpoints(keras.callbacks.Callback):
                     variable.assign(np.asarray(value, variable.dtype))
             else:
                 _logger.warning(
-                    "%s has %d random seeds, the model %d, as under another mesh: layers draw from their seeds anew.",
+                    "%s has %d random seeds, the model %d, as under another mesh: these seeds are not restored.",
                     path,
                     len(state["seeds"]),
                     len(seeds),
@@ -238,8 +238,8 @@ class Checkpoints(keras.callbacks.Callback):
             return state
         if found:
             raise ValueError(
-                f"None of the {len(found)} checkpoints in {self._files.folder} can be read. Put them back from "
-                "elsewhere, or delete the folder to begin anew."
+                f"None of the {len(found)} checkpoints in {self._files.folder} can be read. "
+                "Restore them from a copy, or delete the folder to start over."
             )
         return {}
 

@@ -48,7 +48,7 @@ class Commits(Checkpoints):
         self, state: strategies.elastic.State, steps_per_epoch: int, *, every_steps: int | None = None
     ) -> None:
         super().__init__("", steps_per_epoch, every_steps=every_steps)
-        self._place = "its commits"
+        self._origin = "its commits"
         self._state = state
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -72,9 +72,9 @@ class CheckpointFiles:
         state: dict[str, Any] = json.loads(path.read_text())
         if state.get("format") != _FORMAT or state["steps_per_epoch"] != steps_per_epoch:
             raise ValueError(
-                f"{path} is not of this run: it has epochs of {state.get('steps_per_epoch')} steps (format "
-                f"{state.get('format')}). Received: steps_per_epoch={steps_per_epoch}. Go on with the same "
-                "data and batch size, or begin anew in another folder."
+                f"{path} does not belong to this run: it has epochs of {state.get('steps_per_epoch')} steps (format "
+                f"{state.get('format')}). Received: steps_per_epoch={steps_per_epoch}. "
+                "Continue with the same data and batch size, or start over in another folder."
             )
         return state
 

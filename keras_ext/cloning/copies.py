@@ -40,13 +40,13 @@ class Copies:
         self._made: dict[int, tuple[Any, Any]] = {}
         self._dims = dims or {}
         self._inside: set[int] = set()
-        self._attributes = Attributes(self._held, self._dims, rows_of_experts)
+        self._attributes = Attributes(self._get_inner, self._dims, rows_of_experts)
 
     def expect(self, model: Any) -> None:
         """Registers a model whose layers are copied one by one: references between its layers are copied, too."""
         self._inside.update(id(inner) for inner in model._flatten_layers())
 
-    def of(self, layer: Any) -> Any:
+    def get(self, layer: Any) -> Any:
         """Returns the copy of a layer, model or operation. The copy of one of Keras' own layers is not built.
 
         Raises:
@@ -60,7 +60,7 @@ class Copies:
     def _note(self, layer: Any, new: Any) -> None:
         self._made.setdefault(id(layer), (layer, new))
 
-    def _held(self, layer: Any) -> Any:
+    def _get_inner(self, layer: Any) -> Any:
         """Returns the copy of a layer that another one holds; the layer itself if it is not part of what is copied.
 
         The latter is a layer that a function uses and Keras does not track: a copy would not get its weights.
@@ -69,7 +69,7 @@ class Copies:
 
     def built(self, layer: Any) -> Any:
         """Returns the copy of a layer, built if the layer is built. Copies of inner layers have to be."""
-        new = self.of(layer)
+        new = self.get(layer)
         if layer.built and not new.built:
             _build_like(new, layer)
         return new
@@ -79,17 +79,21 @@ class Copies:
             return layer
         self.expect(layer)
         if is_graph(layer) and layer.layers:
-            return layer.made_of([self.of(i) for i in layer.layers]) if hasattr(layer, "made_of") else self.graph(layer)
+            return (
+                layer.with_layers([self.get(i) for i in layer.layers])
+                if hasattr(layer, "with_layers")
+                else self.graph(layer)
+            )
         if self._is_by_attributes(layer):
             with contextlib.suppress(CannotCopyError):
-                return self._of_attributes(layer)
+                return self._from_attributes(layer)
             return remade(layer)
         try:
             return remade(layer)
         except ValueError:
             # One of Keras' own layers, given constructor arguments that are in no config.
             with contextlib.suppress(CannotCopyError):
-                return self._of_attributes(layer)
+                return self._from_attributes(layer)
             raise
 
     def _is_by_attributes(self, layer: Any) -> bool:
@@ -101,7 +105,7 @@ class Copies:
             return True
         return any(id(variable) in self._dims for variable in layer.variables)
 
-    def _of_attributes(self, layer: Any) -> Any:
+    def _from_attributes(self, layer: Any) -> Any:
         new = self._attributes.blank(layer)
         # Noted before it is filled: what the layer holds may refer back to the layer.
         self._note(layer, new)
@@ -125,9 +129,9 @@ class Copies:
             args, kwargs = keras.tree.map_structure(mine, (args, kwargs))
             return layer(*args, **kwargs)
 
-        copy = cloned(model, self.of, None if isinstance(model, keras.Sequential) else call)
+        copy = cloned(model, self.get, None if isinstance(model, keras.Sequential) else call)
         if not is_keras_class(type(model)):
-            copy = self._of_own_class(model, copy)
+            copy = self._with_own_class(model, copy)
         take_settings(model, copy)
         return copy
 
@@ -141,18 +145,18 @@ class Copies:
             return value
         owner = owners[id(value)]
         if is_graph(owner):
-            return self._attributes.of(value)
+            return self._attributes.get(value)
         copy = self.built(owner)
-        places = [id(each) for each in own_variables(owner)]
+        ids = [id(each) for each in own_variables(owner)]
         made = own_variables(copy)
-        if len(made) == len(places) and made[places.index(id(value))].shape == value.shape:
-            return made[places.index(id(value))]
+        if len(made) == len(ids) and made[ids.index(id(value))].shape == value.shape:
+            return made[ids.index(id(value))]
         raise ValueError(
             "A layer cannot be split one of whose weights the model's graph uses outside of it. Leave it out of the "
             f"plan. Received: {owner.name!r}, whose {value.path!r} is used in the graph."
         )
 
-    def _of_own_class(self, model: Any, copy: Any) -> Any:
+    def _with_own_class(self, model: Any, copy: Any) -> Any:
         cls: Any = type(model)
         new = cls.__new__(cls)
         # Keras' own `__init__`: the user's class may not take layers or a graph.

@@ -24,14 +24,14 @@ class Counterparts(Attributes):
     """
 
     def __init__(self, old: Any, new: Any) -> None:
-        super().__init__(self.of, {}, ())
+        super().__init__(self.get, {}, ())
         for one, other in pairs(old, new):
             self._made[id(one)] = (one, other)
         weights = layer_api.joined(old.weights, only_split=True), layer_api.joined(new.weights, only_split=True)
         for one, other in zip(*weights, strict=True):
             self._made[id(one)] = (one, other)
 
-    def of(self, value: Any) -> Any:
+    def get(self, value: Any) -> Any:
         """Returns the counterpart of a value; the same object if nothing in it belongs to the model.
 
         Raises:
@@ -39,9 +39,9 @@ class Counterparts(Attributes):
         """
         if isinstance(value, _OF_MODELS):
             return self._made.get(id(value), (value, value))[1]
-        return super().of(value)
+        return super().get(value)
 
     def variables_of(self, variables: list[Any]) -> list[Any]:
         """Returns the copy's variables for some of the model's; for a split weight, all of its shards."""
-        made = [self.of(weight) for weight in layer_api.joined(variables, only_split=True)]
+        made = [self.get(weight) for weight in layer_api.joined(variables, only_split=True)]
         return [each for one in made for each in (one.shards if isinstance(one, layer_api.SplitWeight) else [one])]

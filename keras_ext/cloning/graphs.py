@@ -43,10 +43,10 @@ def put_in_order(model: Any, layers: list[Any]) -> None:
     Keras counts in the order of the graph, or of the attributes if the model's class sets layers as attributes, as in
     KerasHub.
     """
-    places: dict[int, int] = {}
-    for place, layer in enumerate(layers):
-        places.setdefault(id(layer), place)
-    layer_api.sort_layers(model, key=lambda layer: places.get(id(layer), len(places)))
+    positions: dict[int, int] = {}
+    for position, layer in enumerate(layers):
+        positions.setdefault(id(layer), position)
+    layer_api.sort_layers(model, key=lambda layer: positions.get(id(layer), len(positions)))
 
 
 def input_of(model: Any) -> list[Any]:

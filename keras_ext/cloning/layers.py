@@ -26,7 +26,7 @@ def remade(layer: Any, other_class: Any = None, **own: Any) -> Any:
     Raises:
         ValueError: the layer can be made in neither way.
     """
-    new = _remade(layer) if other_class is None else _of_config(layer, other_class, own)
+    new = _remade(layer) if other_class is None else _from_config(layer, other_class, own)
     for one, other in pairs(layer, new):
         take_settings(one, other)
         take_vocabulary(one, other)
@@ -42,21 +42,21 @@ def _remade(layer: Any) -> Any:
     if type(layer) is keras.layers.TextVectorization:
         return _text_vectorization(layer)
     try:
-        return _of_config(layer, type(layer), {})
+        return _from_config(layer, type(layer), {})
     # A user's constructor or `from_config` may raise anything.
     except Exception as error:
         reason = error
     with contextlib.suppress(Exception):
-        return _of_arguments(layer)
+        return _from_arguments(layer)
     name = type(layer).__name__
     raise ValueError(
-        f"The layer {layer.name!r} is copied by its config, and cannot be made of it: implement get_config() of {name} "
-        "with all that its __init__ takes, and from_config() where these are not plain values. Received: "
-        f"{layer!r}, of which came {type(reason).__name__}: {str(reason).strip().partition('Example:')[0].strip()}"
+        f"The layer {layer.name!r} is copied by its config, but cannot be created from it: implement get_config() of "
+        f"{name} with all that its __init__ takes, and from_config() where these are not plain values. Received: "
+        f"{layer!r}, which raised {type(reason).__name__}: {str(reason).strip().partition('Example:')[0].strip()}"
     ) from reason
 
 
-def _of_config(layer: Any, cls: Any, own: dict[str, Any]) -> Any:
+def _from_config(layer: Any, cls: Any, own: dict[str, Any]) -> Any:
     """Returns a layer made as from a file, but neither classes nor functions need be registered."""
     known: dict[str, Any] = {}
     for inner in layer._flatten_layers():
@@ -73,7 +73,7 @@ def _of_config(layer: Any, cls: Any, own: dict[str, Any]) -> Any:
         return cls.from_config(_config_of(layer) | own)
 
 
-def _of_arguments(layer: Any) -> Any:
+def _from_arguments(layer: Any) -> Any:
     """Returns a layer made from the constructor's arguments, which Keras keeps if they are plain values."""
     given = getattr(getattr(layer, "_auto_config", None), "config", None)
     if given is None:

@@ -33,7 +33,7 @@ class OptimizerCopies:
         if not isinstance(optimizer, keras.Optimizer):
             return optimizer
         if id(optimizer) not in self._made:
-            new = self._chooser(optimizer) if hasattr(optimizer, "_optimizer_map") else again(optimizer)
+            new = self._chooser(optimizer) if hasattr(optimizer, "_optimizer_map") else recreated(optimizer)
             self._made[id(optimizer)] = (optimizer, new)
             _exclude_alike(optimizer, new)
         return self._made[id(optimizer)][1]
@@ -63,7 +63,7 @@ class OptimizerCopies:
         layer_api.agree_on(new.variables)
 
 
-def again(each: Any) -> Any:
+def recreated(each: Any) -> Any:
     """Returns an optimizer or a metric like another one, without its state."""
     # The config has these by name only: the function of a metric, the schedule of a learning rate.
     parts = [getattr(each, "_fn", None), getattr(each, "_learning_rate", None), getattr(each, "inner_optimizer", None)]

@@ -124,6 +124,7 @@ def _copy_weights(old: Any, new: Any) -> None:
         copy_weights(old.weights, new.weights)
     except ValueError as error:
         raise ValueError(
-            f"The copy of the layer {old.name!r} has other weights: its get_config() does not tell all that decides "
-            f"about them. Let that of {type(old).__name__} return all arguments of its __init__. Received: {error}."
+            f"The copy of the layer {old.name!r} has other weights: its get_config() does not contain all that "
+            f"determines them. Let that of {type(old).__name__} return all arguments of its __init__. Received: "
+            f"{error}."
         ) from error

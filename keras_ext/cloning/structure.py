@@ -76,9 +76,9 @@ class Attributes:
             early = {name: value for name, value in vars(layer).items() if isinstance(value, plain)}
             new.__dict__.update({name: value for name, value in early.items() if name not in _OWN | OF_TENSORFLOW})
         for weight in layer_api.joined(layer._trainable_variables, only_split=True):
-            self._of_weight(new, weight, trainable=True)
+            self._add_weight(new, weight, trainable=True)
         for weight in layer_api.joined(layer._non_trainable_variables, only_split=True):
-            self._of_weight(new, weight, trainable=False)
+            self._add_weight(new, weight, trainable=False)
         self.take(new, layer, _OWN | _OF_CALLS | {"shards"})
         self.count(new, layer, _STORES)
         if layer._tracker.locked:
@@ -91,7 +91,7 @@ class Attributes:
             held.clear()
             new._tracker.stored_ids[store].clear()
             for value in layer_api.joined(getattr(layer, f"_{store}"), only_split=True):
-                made = self.of(value)
+                made = self.get(value)
                 for each in made.shards if isinstance(made, layer_api.SplitWeight) else [made]:
                     new._tracker.add_to_store(store, each)
 
@@ -106,7 +106,7 @@ class Attributes:
             if is_made_late and self._is_compiled_for_another(value):
                 setattr(new, name, None)
             else:
-                setattr(new, name, self._own_container(value, self.of(value)))
+                setattr(new, name, self._own_container(value, self.get(value)))
 
     @staticmethod
     def _own_container(value: Any, made: Any) -> Any:
@@ -115,7 +115,7 @@ class Attributes:
             return made
         return next(kind(value) for kind in (list, dict, set) if isinstance(value, kind))
 
-    def of(self, value: Any) -> Any:
+    def get(self, value: Any) -> Any:
         """Returns the counterpart of what a layer holds; the same object if nothing in it belongs to the layer.
 
         Raises:
@@ -128,7 +128,7 @@ class Attributes:
         if id(value) in self._made:
             return self._made[id(value)][1]
         if isinstance(value, keras.Variable):
-            return self._of_variable(value, trainable=bool(value.trainable))
+            return self._new_variable(value, trainable=bool(value.trainable))
         if isinstance(value, keras.random.SeedGenerator):
             return self._once(value, lambda: keras.random.SeedGenerator(value._initial_seed, name=value.name))
         if isinstance(value, keras.metrics.Metric):
@@ -137,32 +137,32 @@ class Attributes:
             # `copy_training` copies it when the copy has its weights.
             return value
         if isinstance(value, (list, tuple, set, dict)):
-            return self._of_container(value)
+            return self._new_container(value)
         if isinstance(value, types.MethodType):
-            owner = self.of(value.__self__)
+            owner = self.get(value.__self__)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
         if isinstance(value, functools.partial):
             parts = (value.func, value.args, value.keywords)
-            made = tuple(self.of(part) for part in parts)
+            made = tuple(self.get(part) for part in parts)
             is_same = all(a is b for a, b in zip(made, parts, strict=True))
             return value if is_same else functools.partial(made[0], *made[1], **made[2])
         if isinstance(value, types.FunctionType):
-            return self._of_function(value)
-        return self._of_object(value)
+            return self._new_function(value)
+        return self._new_object(value)
 
     def _once(self, value: Any, make: Callable[[], Any]) -> Any:
         if id(value) not in self._made:
             self._made[id(value)] = (value, make())
         return self._made[id(value)][1]
 
-    def _of_weight(self, new: Any, weight: Any, *, trainable: bool) -> None:
+    def _add_weight(self, new: Any, weight: Any, *, trainable: bool) -> None:
         """Adds a weight to a layer's copy, a variable or a `SplitWeight`."""
         if isinstance(weight, layer_api.SplitWeight):
             like, dim = weight.shards[0], weight.dim
         elif id(weight) in self._dims:
             like, dim = weight, self._dims[id(weight)]
         else:
-            self._of_variable(weight, trainable=trainable)
+            self._new_variable(weight, trainable=trainable)
             return
 
         def made() -> Any:
@@ -183,7 +183,7 @@ class Attributes:
 
         self._once(weight, made)
 
-    def _of_variable(self, variable: Any, *, trainable: bool) -> Any:
+    def _new_variable(self, variable: Any, *, trainable: bool) -> Any:
         def made() -> Any:
             # With "data", rows that are already sharded over replicas, along either axis, stay sharded.
             spread: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -207,16 +207,16 @@ class Attributes:
 
         return self._once(variable, made)
 
-    def _of_container(self, value: Any) -> Any:
+    def _new_container(self, value: Any) -> Any:
         items = list(value.items()) if isinstance(value, dict) else list(value)
-        made = [self.of(item) for item in items]
+        made = [self.get(item) for item in items]
         if all(a is b for a, b in zip(made, items, strict=True)):
             return value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*made)
         return next(kind(made) for kind in (list, tuple, set, dict) if isinstance(value, kind))
 
-    def _of_function(self, function: types.FunctionType) -> Any:
+    def _new_function(self, function: types.FunctionType) -> Any:
         cells = function.__closure__ or ()
         if id(function) in self._looked_into:
             return function
@@ -224,7 +224,7 @@ class Attributes:
         try:
             # A cell may still be empty.
             held = [cell.cell_contents for cell in cells]
-            made = [self.of(value) for value in held]
+            made = [self.get(value) for value in held]
         except ValueError as error:
             if isinstance(error, CannotCopyError):
                 raise
@@ -244,14 +244,14 @@ class Attributes:
         new.__dict__.update({name: v for name, v in vars(function).items() if name != "__wrapped__"})
         return new
 
-    def _of_object(self, value: Any) -> Any:
+    def _new_object(self, value: Any) -> Any:
         if hasattr(value, "assign_add") or self._is_compiled_for_another(value):
             raise CannotCopyError(f"It holds {value!r}.")
         if not _is_plain_object(value):
             return value
         # Noted before its attributes are copied: they may refer back to it.
         new = self._once(value, lambda: copy.copy(value))
-        made = {name: self.of(held) for name, held in vars(value).items()}
+        made = {name: self.get(held) for name, held in vars(value).items()}
         if all(made[name] is held for name, held in vars(value).items()):
             self._made[id(value)] = (value, value)
             return value
@@ -265,7 +265,7 @@ class Attributes:
     def _is_compiled_for_another(self, value: Any) -> bool:
         """True for a `tf.function` that uses something that is copied."""
         function = getattr(value, "python_function", None)
-        return function is not None and self.of(function) is not function
+        return function is not None and self.get(function) is not function
 
 
 def _variables_of(layer: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_ext.cloning.counterparts import Counterparts
-from keras_ext.cloning.optimizers import OptimizerCopies, again
+from keras_ext.cloning.optimizers import OptimizerCopies, recreated
 from keras_ext.cloning.structure import CannotCopyError
 from strategies import layer_api
 
@@ -82,11 +82,11 @@ def _arguments(model: Any, counterparts: Counterparts, optimizers: OptimizerCopi
     given = {**model._compile_config.config, "auto_scale_loss": scales}
     # The optimizer itself, not a name that `compile` may have got: settings such as the learning rate may have changed.
     given["optimizer"] = optimizers.copied(model.optimizer)
-    given["loss"] = counterparts.of(given["loss"])
+    given["loss"] = counterparts.get(given["loss"])
     for name in ("metrics", "weighted_metrics"):
         given[name] = keras.tree.map_structure(lambda each: _metric(each, counterparts), given[name])
     return given
 
 
 def _metric(each: Any, counterparts: Counterparts) -> Any:
-    return again(each) if isinstance(each, keras.Metric) else counterparts.of(each)
+    return recreated(each) if isinstance(each, keras.Metric) else counterparts.get(each)

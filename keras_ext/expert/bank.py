@@ -33,7 +33,7 @@ def compute_experts(
         shards: the shards of the banks that are split along "tensor"; None if no bank is split.
     """
     exchange = _exchange_of(banks)
-    value_of = _as_it_is if exchange is None else exchange.own
+    value_of = _identity if exchange is None else exchange.own
 
     def compute(tokens: Any, counts: Any) -> Any:
         if shards is not None:
@@ -53,7 +53,7 @@ def _exchange_of(banks: Sequence[Any]) -> layer_api.RowExchange | None:
     return exchange if exchange is not None and exchange.has_rows_of(variables) else None
 
 
-def _as_it_is(bank: Any) -> Any:
+def _identity(bank: Any) -> Any:
     return bank
 
 
@@ -69,7 +69,7 @@ def check_banks(num_experts: int, regularizers: Sequence[Any], name: str) -> Non
         return
     if num_experts % exchange.size:
         raise ValueError(
-            f"The {exchange.size} replicas along the mesh axis 'expert' have as many experts each: use a number of "
+            f"The {exchange.size} replicas along the mesh axis 'expert' have equal numbers of experts: use a number of "
             f"experts that {exchange.size} divides. Received: num_experts={num_experts} of {name!r}."
         )
     if any(each is not None for each in regularizers):
@@ -120,24 +120,24 @@ def weighted_sum_over_experts(
 
     # Each shard sorts the tokens and sums over choices itself, so the all_reduce has the size of the tokens and not of
     # the choices.
-    def of_shard(own: Sequence[Any], tokens: Any, weights: Any, experts: Any, is_kept: Any = None) -> Any:
+    def compute_shard(own: Sequence[Any], tokens: Any, weights: Any, experts: Any, is_kept: Any = None) -> Any:
         compute = functools.partial(_computed_with, feed_forward, own)
         return _weighted_sum(compute, num_experts, tokens, weights, experts, is_kept)
 
     inputs = [tokens, weights, experts, *([] if is_kept is None else [is_kept])]
-    return summed_over_shards(shards, banks, _as_it_is, of_shard, *inputs)
+    return summed_over_shards(shards, banks, _identity, compute_shard, *inputs)
 
 
 def _weighted_sum(
     compute: Callable[[Any, Any], Any], num_experts: int, tokens: Any, weights: Any, experts: Any, is_kept: Any
 ) -> Any:
     if is_kept is None:
-        grouping = Grouping.of(experts, num_experts)
+        grouping = Grouping.from_experts(experts, num_experts)
         outputs = compute(grouping.sorted(tokens), grouping.counts)
     else:
         # Dropped choices are sorted to one additional last expert, whose outputs are zeros.
-        grouping = Grouping.of(ops.where(is_kept, experts, num_experts), num_experts + 1)
+        grouping = Grouping.from_experts(ops.where(is_kept, experts, num_experts), num_experts + 1)
         counts = grouping.counts[:num_experts]
         kept, rest = groups_of(grouping.sorted(tokens), ops.stack([ops.sum(counts), grouping.counts[-1]]), 2)
         outputs = ops.concatenate([compute(kept, counts), ops.zeros_like(rest)], axis=0)
-    return ops.sum(grouping.of_choices(outputs) * weights[:, :, None], axis=1)
+    return ops.sum(grouping.gather(outputs) * weights[:, :, None], axis=1)

@@ -28,7 +28,7 @@ class Grouping:
     tokens: Any
 
     @classmethod
-    def of(cls, experts: Any, num_experts: int) -> Grouping:
+    def from_experts(cls, experts: Any, num_experts: int) -> Grouping:
         """Returns the grouping of choices by expert.
 
         Args:
@@ -64,7 +64,7 @@ class Grouping:
 
         return gather(tokens)
 
-    def of_choices(self, rows: Any) -> Any:
+    def gather(self, rows: Any) -> Any:
         """Returns the row of each choice of a token, `[tokens, choices, features]`, of rows `[slots, features]`."""
 
         @ops.custom_gradient

@@ -47,7 +47,7 @@ class _Block:
         if not self._has_loss:
             return
         counted = None if mask is None else ops.cast(ops.reshape(mask, (-1,)), "float32")
-        load = Load.of(experts, own.num_experts, counted)
+        load = Load.from_experts(experts, own.num_experts, counted)
         loss = load_balancing_loss(load, ops.cast(probabilities, "float32"), counted)
         own.add_loss(getattr(self, str(self.factor_attribute)) * loss)
 

@@ -191,7 +191,7 @@ class MixtureOfExperts(keras.Layer):
         selection = scores if biased is None else ops.reshape(biased, (-1, self.num_experts))
         routes = choose(scores, selection, self.top_k, normalize=self.normalize_top_k)
         counted = _counted(mask, shape)
-        is_kept = self._learn_of_load(logits, scores, routes.experts, counted, training=bool(training))
+        is_kept = self._track_load(logits, scores, routes.experts, counted, training=bool(training))
         banks, feed_forward = self._experts()
         # None if the banks are not split.
         shards = getattr(inner["down"], "shards", None)
@@ -215,7 +215,7 @@ class MixtureOfExperts(keras.Layer):
             ops.shape(inputs), low, high, dtype=self.compute_dtype, seed=self.seed_generator
         )
 
-    def _learn_of_load(self, logits: Any, scores: Any, experts: Any, counted: Any, *, training: bool) -> Any:
+    def _track_load(self, logits: Any, scores: Any, experts: Any, counted: Any, *, training: bool) -> Any:
         """Updates the load metric; in training, adds losses and updates the bias.
 
         Returns:
@@ -223,7 +223,7 @@ class MixtureOfExperts(keras.Layer):
         """
         if not (self._looks_at_load if training else self._load_metric.value is not None):
             return None
-        load = Load.of(experts, self.num_experts, counted)
+        load = Load.from_experts(experts, self.num_experts, counted)
         if self._load_metric.value is not None:
             self._load_metric.value.update_state(load.counts)
         if not training:

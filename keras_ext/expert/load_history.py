@@ -122,7 +122,7 @@ def metrics_of(model: Any) -> dict[str, ExpertLoad]:
     names = [layer.name for layer in mixtures]
     if len(set(names)) < len(names):
         raise ValueError(
-            "Mixtures of experts are told apart by their names in logs and in TensorBoard: give each its own, as in "
+            "Mixtures of experts are distinguished by their names in logs and in TensorBoard: give each its own, as in "
             f"MixtureOfExperts(..., name='experts_3'). Received: {names}."
         )
     return {layer.name: metric for layer in mixtures for metric in layer.metrics if isinstance(metric, ExpertLoad)}

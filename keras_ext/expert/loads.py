@@ -29,7 +29,7 @@ class Load:
     top_k: int
 
     @classmethod
-    def of(cls, experts: Any, num_experts: int, counted: Any = None) -> Load:
+    def from_experts(cls, experts: Any, num_experts: int, counted: Any = None) -> Load:
         """Returns the load over all replicas. It runs a collective, so all replicas call it.
 
         Args:
@@ -57,7 +57,7 @@ class Load:
 
         Args:
             values: float32, `[tokens, ...]`.
-            counted: see `Load.of`.
+            counted: see `Load.from_experts`.
         """
         if counted is None:
             return ops.mean(values, axis=0)
@@ -74,7 +74,7 @@ def load_balancing_loss(load: Load, probabilities: Any, counted: Any = None) -> 
     Args:
         load: the load over all replicas.
         probabilities: the router's probabilities, float32, `[tokens, num_experts]`.
-        counted: see `Load.of`.
+        counted: see `Load.from_experts`.
 
     Source: Fedus et al., arXiv:2101.03961, equations 4 to 6.
     """
@@ -97,10 +97,10 @@ def kept_choices(load: Load, experts: Any, num_experts: int, factor: float, coun
 
     Args:
         load: the load over all replicas, all of which call this: it runs collectives.
-        experts: see `Load.of`.
+        experts: see `Load.from_experts`.
         num_experts: number of experts.
         factor: the capacity relative to an even load.
-        counted: see `Load.of`.
+        counted: see `Load.from_experts`.
     """
     parts = layer_api.replica_parts()
     # [choices, tokens, experts]

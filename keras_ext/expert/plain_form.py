@@ -54,10 +54,10 @@ def inner_layers(layer: Any, features: int) -> dict[str, Any]:
     dims = "abcdfghjklmn"[: layer.num_dims - 1]
     of_tokens, of_experts = f"{dims}i,eio->{dims}eo", f"{dims}ei,eio->{dims}eo"
 
-    of_banks = bank_class(layer)
+    bank_cls = bank_class(layer)
 
     def bank(name: str, equation: str, size: int, activation: Any = None) -> Any:
-        return of_banks(
+        return bank_cls(
             equation,
             (*[None] * (layer.num_dims - 2), layer.num_experts, size),
             activation=activation,

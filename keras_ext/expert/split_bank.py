@@ -93,7 +93,7 @@ def summed_over_shards(
     whole = [shards.copy(value_of(bank)) for bank, is_cut in zip(banks, are_cut, strict=True) if not is_cut]
     copies = [shards.copy(each) for each in inputs]
 
-    def of_shard(index: int, *tensors: Any) -> Any:
+    def compute_shard(index: int, *tensors: Any) -> Any:
         # Other shards multiply by 0 instead of leaving the bias out: the order of collectives in the backward pass
         # follows these ops, even ones without a gradient, and must be the same on all processes.
         factor = 1.0 if index == 0 else 0.0
@@ -110,5 +110,5 @@ def summed_over_shards(
                 for bank, is_cut in zip(banks, are_cut, strict=True)
             ]
         tensors = [*own, *(copy[position] for copy in copies)]
-        made.append(shards.run(index, functools.partial(of_shard, index), *tensors))
+        made.append(shards.run(index, functools.partial(compute_shard, index), *tensors))
     return shards.reduce(made)

@@ -21,17 +21,17 @@ def check(schedule: str, **numbers: int | None) -> None:
             raise ValueError(f"{argument} is a positive number. Received: {argument}={number!r}.")
 
 
-def checked_num_stages(wanted: int | None, said: int | None, num_devices: int, schedule: str) -> int:
-    """Returns the number of stages; `said` is the number that the model's `PipelineStage` layers define, or None.
+def checked_num_stages(wanted: int | None, num_defined: int | None, num_devices: int, schedule: str) -> int:
+    """Returns the number of stages; `num_defined` is the number that the `PipelineStage` layers define, or None.
 
     Raises:
-        ValueError: `wanted` differs from `said`, or the number does not suit the devices and the schedule.
+        ValueError: `wanted` differs from `num_defined`, or the number does not suit the devices and the schedule.
     """
     several = schedule == "interleaved_1f1b"
-    number = said or (2 if several else 1) * num_devices
+    number = num_defined or (2 if several else 1) * num_devices
     number = number if wanted is None else wanted
-    if said is not None and said != number:
-        raise ValueError(f"The layers say that there are {said} stages. Received: num_stages={number}.")
+    if num_defined is not None and num_defined != number:
+        raise ValueError(f"The layers define {num_defined} stages. Received: num_stages={number}.")
     if number % num_devices or (not several and num_devices > 1 and number != num_devices):
         raise ValueError(
             f"The mesh has {num_devices} devices along 'pipe'; with schedule={schedule!r} they hold "

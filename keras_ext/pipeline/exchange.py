@@ -12,7 +12,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_ext.pipeline.ledger import Gates, Ledger
+from keras_ext.pipeline.batch_state import BatchState, ControlDependencies
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.row_counts import Multiples
 from keras_ext.pipeline.schedule import Action, Kind
@@ -30,8 +30,8 @@ class Exchange:
 
     Args:
         placed: the stages.
-        ledger: contains the values to send, and gets the received ones.
-        gates: the control dependencies of this process' devices.
+        state: contains the values to send, and gets the received ones.
+        dependencies: the control dependencies of this process' devices.
         outputs_to_all: True to send the model's outputs to all processes, False to send them to that of the last stage.
         training: the `training` argument of layers.
     """
@@ -39,8 +39,8 @@ class Exchange:
     def __init__(
         self,
         placed: PlacedStages,
-        ledger: Ledger,
-        gates: Gates,
+        state: BatchState,
+        dependencies: ControlDependencies,
         outputs_to_all: bool = False,
         training: bool | None = True,
     ) -> None:
@@ -48,15 +48,15 @@ class Exchange:
         self._stages = placed.stages
         self._outputs = {id(tensor) for tensor in placed.outputs}
         self._traffic = placed.traffic({*placed.process_of} if outputs_to_all else {placed.process_of[-1]})
-        self._ledger = ledger
-        self._gates = gates
+        self._state = state
+        self._dependencies = dependencies
         self._messages = layer_api.StageMessages(placed.parts)
         self._training = training
-        self._inputs = [dict(own) for own in ledger.values]
+        self._inputs = [dict(own) for own in state.values]
         # Micro-batches of equal shapes have equal descriptions: only the first of them is described.
-        inputs = [_shapes(own) for own in ledger.values]
+        inputs = [_shapes(own) for own in state.values]
         self._alike = [inputs.index(own) for own in inputs]
-        self._said: dict[Hashable, Any] = {}
+        self._agreed_values: dict[Hashable, Any] = {}
         self._penalties: dict[int, list[tuple[str, int, int]]] = {}
 
     def after(self, action: Action) -> None:
@@ -82,7 +82,11 @@ class Exchange:
             elif process == own:
                 taker, wanted = self._first_taker(action), [described[item] for item in items]
                 received = self._messages.receive(
-                    self._part(taker.stage), source, wanted, self._gate_of(taker), self._sizes(i, wanted)
+                    self._part(taker.stage),
+                    source,
+                    wanted,
+                    self._dependencies_of_receive(taker),
+                    self._sizes(i, wanted),
                 )
                 self._take(k, i, dict(zip(items, received, strict=True)))
 
@@ -121,15 +125,15 @@ class Exchange:
             made = self._made(k, action.microbatch).items()
             return [[*item, *layer_api.Description.of(each, self._multiples(k, item, each))] for item, each in made]
 
-        said = self._agreed(self._key(action), self._traffic.process_of[k], describe)
-        return {(name, n): layer_api.Description.said(each) for name, n, *each in said}
+        agreed = self._agreed(self._key(action), self._traffic.process_of[k], describe)
+        return {(name, n): layer_api.Description.said(each) for name, n, *each in agreed}
 
     def _multiples(self, k: int, item: _Item, value: Any) -> Multiples:
         """Returns each dimension's multiple of the number of rows; empty if it is not needed or unknown."""
         name, n = item
         if name == "added" or None not in value.shape:
             return ()
-        found = self._placed.row_counts.of(self._inputs[0], self._training)
+        found = self._placed.row_counts.multiples(self._inputs[0], self._training)
         return found.get(("masks" if name == "masks" else "outputs", id(self._stages[k].outputs[n])), ())
 
     def _sizes(self, i: int, described: Sequence[layer_api.Description]) -> dict[tuple[int, int], Any]:
@@ -143,17 +147,17 @@ class Exchange:
         if not wanted:
             return {}
         rows = ops.shape(next(value for value in self._inputs[i].values() if value is not None))[0]
-        return {place: rows * multiple for place, multiple in wanted.items()}
+        return {key: rows * multiple for key, multiple in wanted.items()}
 
     def _made(self, k: int, i: int) -> dict[_Item, Any]:
         """Returns the values that a stage of this process has computed from a micro-batch."""
         tensors = [id(tensor) for tensor in self._stages[k].outputs]
-        values = [self._ledger.values[i][tensor] for tensor in tensors]
+        values = [self._state.values[i][tensor] for tensor in tensors]
         found = {
             "outputs": values,
             "masks": metadata_of(values, MASK),
-            "logits": [self._ledger.logits.get((i, tensor)) for tensor in tensors],
-            "added": self._ledger.added.get((k, i), []),
+            "logits": [self._state.logits.get((i, tensor)) for tensor in tensors],
+            "added": self._state.added.get((k, i), []),
         }
         return {(name, n): each for name, own in found.items() for n, each in enumerate(own) if each is not None}
 
@@ -161,12 +165,12 @@ class Exchange:
         for (name, n), value in received.items():
             tensor = id(self._stages[k].outputs[n]) if name != "added" else 0
             if name == "outputs":
-                self._ledger.values[i][tensor] = value
+                self._state.values[i][tensor] = value
                 set_metadata([value], MASK, [received.get(("masks", n))])
             elif name == "logits":
-                self._ledger.logits[i, tensor] = value
+                self._state.logits[i, tensor] = value
             elif name == "added":
-                self._ledger.added.setdefault((k, i), []).append(value)
+                self._state.added.setdefault((k, i), []).append(value)
 
     # ---- backward
 
@@ -204,7 +208,7 @@ class Exchange:
     def _exchange_gradients(self, key: Hashable, k: int, returned: _Returned) -> None:
         source, own, part = self._traffic.process_of[k], self._messages.position, self._part(k)
         found = {
-            process: [self._placed.parts.added(part, self._ledger.upstream.pop(value, [])) for value in values]
+            process: [self._placed.parts.added(part, self._state.upstream.pop(value, [])) for value in values]
             for process, values in returned.items()
             if source == own
         }
@@ -215,14 +219,14 @@ class Exchange:
                 for process, gradients in found.items()
             ]
 
-        said = {
+        agreed = {
             process: [None if each is None else layer_api.Description.said(each) for each in described]
             for process, described in self._agreed(key, source, describe)
         }
         for process, values in sorted(returned.items()):
             present = [
                 (value, takes, described)
-                for (value, takes), described in zip(values.items(), said[process], strict=True)
+                for (value, takes), described in zip(values.items(), agreed[process], strict=True)
                 if described is not None
             ]
             if own in (source, process):
@@ -233,10 +237,12 @@ class Exchange:
                 # The backward pass runs from the last stage to the first, so the last of these stages comes first.
                 takers = [takes for _, takes, _ in present if takes is not None]
                 first = max(takers, key=lambda takes: takes.stage, default=None)
-                part, after = (part, ()) if first is None else (self._part(first.stage), self._gate_of(first))
+                part, after = (
+                    (part, ()) if first is None else (self._part(first.stage), self._dependencies_of_receive(first))
+                )
                 received = self._messages.receive(part, source, [each for *_, each in present], after, sizes)
                 for (value, *_), gradient in zip(present, received, strict=True):
-                    self._ledger.note(value, gradient)
+                    self._state.note(value, gradient)
 
     def _sizes_of_gradients(
         self, gradients: Sequence[tuple[Hashable, layer_api.Description]]
@@ -246,7 +252,7 @@ class Exchange:
         for n, (key, described) in enumerate(gradients):
             unknown = [dim for dim, size in enumerate(described.shape) if size is None]
             if unknown:
-                shape = ops.shape(self._ledger.value(key))
+                shape = ops.shape(self._state.value(key))
                 found.update({(n, dim): shape[dim] for dim in unknown})
         return found
 
@@ -256,24 +262,24 @@ class Exchange:
         """Sends the penalties of weights to the process that computes the loss, or receives them."""
         last, own = self._traffic.last, self._messages.position
         for source in sorted({*self._traffic.process_of} - {last}):
-            found = {k: self._ledger.penalties.get(k, []) for k in self._stages_of(source)}
-            said = self._messages.agreed(
+            found = {k: self._state.penalties.get(k, []) for k in self._stages_of(source)}
+            agreed = self._messages.agreed(
                 source, [[k, *layer_api.Description.of(each)] for k, values in found.items() for each in values]
             )
             self._penalties[source] = [
-                ("penalty", k, sum(other == k for other, *_ in said[:place])) for place, (k, *_) in enumerate(said)
+                ("penalty", k, sum(other == k for other, *_ in agreed[:index])) for index, (k, *_) in enumerate(agreed)
             ]
-            if not said:
+            if not agreed:
                 continue
             if own == source:
                 self._messages.send(
                     self._part(min(found)), last, [each for values in found.values() for each in values]
                 )
             elif own == last:
-                described = [layer_api.Description.said(each) for _, *each in said]
+                described = [layer_api.Description.said(each) for _, *each in agreed]
                 received = self._messages.receive(self._part(len(self._stages) - 1), source, described)
                 for (_, k, _), value in zip(self._penalties[source], received, strict=True):
-                    self._ledger.penalties.setdefault(k, []).append(value)
+                    self._state.penalties.setdefault(k, []).append(value)
 
     def gradients_of_penalties(self) -> None:
         """Sends the gradients of penalties back to the processes of the weights, or receives them."""
@@ -289,17 +295,19 @@ class Exchange:
 
     def _agreed(self, key: Hashable, source: int, describe: Callable[[], Any]) -> Any:
         """Returns the value that process `source` broadcasts for a key; broadcasts once per key."""
-        if key not in self._said:
-            self._said[key] = self._messages.agreed(source, describe() if source == self._messages.position else None)
-        return self._said[key]
+        if key not in self._agreed_values:
+            self._agreed_values[key] = self._messages.agreed(
+                source, describe() if source == self._messages.position else None
+            )
+        return self._agreed_values[key]
 
     def _part(self, k: int) -> int:
         """Returns the part of a stage; if another process holds it, the first part of this process."""
         part = self._placed.devices[k]
         return self._placed.parts.owned[0] if part is None else part
 
-    def _gate_of(self, action: Action) -> Sequence[Any]:
-        return self._gates.of_receive(self._placed.part(action.stage), action)
+    def _dependencies_of_receive(self, action: Action) -> Sequence[Any]:
+        return self._dependencies.before_receive(self._placed.part(action.stage), action)
 
 
 def _shapes(values: Mapping[int, Any]) -> list[Any]:

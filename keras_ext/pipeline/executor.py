@@ -16,8 +16,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.pipeline.batch_state import BatchState, ControlDependencies
 from keras_ext.pipeline.exchange import Exchange
-from keras_ext.pipeline.ledger import Gates, Ledger
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
 from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
@@ -25,7 +25,7 @@ from strategies import layer_api
 
 #: Computes the loss of some micro-batches: takes their numbers, the model's outputs for each, and the losses that
 #: layers add for each; returns a scalar.
-LossOf = Callable[[Sequence[int], Sequence[Sequence[Any]], Sequence[Sequence[Any]]], Any]
+LossFunction = Callable[[Sequence[int], Sequence[Sequence[Any]], Sequence[Sequence[Any]]], Any]
 
 #: Called at the start (False) and at the end (True) of each action.
 ActionCallback = Callable[[Action, bool], None]
@@ -74,34 +74,34 @@ class Run:
         #: One scalar for each call of `on_action`, ready when the call has returned.
         self.recorded: list[Any] = []
         self._from_outside = set(inputs[0])
-        self._ledger = Ledger([dict(each) for each in inputs])
+        self._state = BatchState([dict(each) for each in inputs])
         # For each device, the control dependencies of its first action.
-        self._first_gates: dict[int, list[Any]] = {}
+        self._first_dependencies: dict[int, list[Any]] = {}
         self._own_penalties = {
             k: self._penalties(part, penalties[k], variables[k])
             for k, part in enumerate(placed.devices)
             if part is not None
         }
-        self._ledger.penalties = {k: values for k, (values, _) in self._own_penalties.items()}
+        self._state.penalties = {k: values for k, (values, _) in self._own_penalties.items()}
         self._vjps: dict[tuple[int, int], Any] = {}
         self._passes: dict[Any, Any] = {}
         self._in_line = len(placed.stages) * len(inputs) <= MOST_CALLS_IN_LINE
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
-        self._gates = Gates(schedule.devices)
-        self._exchange = Exchange(placed, self._ledger, self._gates) if placed.crosses else None
+        self._dependencies = ControlDependencies(schedule.devices)
+        self._exchange = Exchange(placed, self._state, self._dependencies) if placed.crosses else None
         # True if the loss is computed once from all micro-batches.
         self._joins_losses = False
 
     @property
     def values(self) -> Sequence[Mapping[int, Any]]:
         """The computed values of each micro-batch, by the `id` of Keras' tensors."""
-        return self._ledger.values
+        return self._state.values
 
-    def train(self, loss_of: LossOf | None) -> list[list[Any]]:
+    def train(self, loss_function: LossFunction | None) -> list[list[Any]]:
         """Computes outputs and gradients of all micro-batches.
 
         Args:
-            loss_of: returns each micro-batch's term of the loss; None in processes without the last stage.
+            loss_function: returns each micro-batch's term of the loss; None in processes without the last stage.
 
         Returns:
             For each stage, the gradients of the summed loss with respect to its variables; None for no gradient.
@@ -110,7 +110,7 @@ class Run:
             self._exchange.penalties()
         for action in self._schedule.order():
             if self._placed.devices[action.stage] is not None:
-                self._compute(action, loss_of)
+                self._compute(action, loss_function)
             if self._exchange is not None:
                 self._exchange.after(action)
         if self._exchange is not None:
@@ -118,46 +118,46 @@ class Run:
         for k, (values, vjp) in self._own_penalties.items():
             upstream = [self._gathered(self._placed.part(k), ("penalty", k, n)) for n in range(len(values))]
             part = self._placed.part(k)
-            _, self._totals[k] = vjp(upstream, self._gates.last(part) if self._reshard else (), self._totals[k])
+            _, self._totals[k] = vjp(upstream, self._dependencies.last(part) if self._reshard else (), self._totals[k])
             if self._reshard and not_none(upstream):
-                self._gates.note(part, not_none(self._totals[k]))
+                self._dependencies.note(part, not_none(self._totals[k]))
         return self._totals
 
     def _penalties(self, part: int, penalties: Callable[[], list[Any]], variables: Sequence[Any]) -> tuple[Any, Any]:
         """Returns the penalties of a stage's weights, and their vjp."""
         values, vjp = self._parts.passes(part, penalties, variables, reshard=self._reshard)(
-            [], self._first_gates.get(part, ())
+            [], self._first_dependencies.get(part, ())
         )
         if self._reshard and values:
-            self._first_gates[part] = values
+            self._first_dependencies[part] = values
         return values, vjp
 
-    def _compute(self, action: Action, loss_of: LossOf | None) -> None:
+    def _compute(self, action: Action, loss_function: LossFunction | None) -> None:
         if action.kind is Kind.BACKWARD:
             self._backward(action)
             return
         self._forward(action)
-        if action.stage == len(self._stages) - 1 and loss_of is not None:
-            self._forward_ended(action.microbatch, loss_of)
+        if action.stage == len(self._stages) - 1 and loss_function is not None:
+            self._forward_ended(action.microbatch, loss_function)
 
     def _forward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
         stage = self._stages[k]
         inputs = [self.values[i][id(tensor)] for tensor in stage.inputs]
         masks = metadata_of(inputs, MASK)
-        there = (tuple(value is not None for value in inputs), tuple(mask is not None for mask in masks))
-        passes, made_of = self._passes_of(k, *there)
+        present = (tuple(value is not None for value in inputs), tuple(mask is not None for mask in masks))
+        passes, has_metadata = self._passes_of(k, *present)
         given = [*not_none(inputs), *not_none(masks)]
         made, vjp = passes(given, self._started(action, given))
         outputs = made[: len(stage.outputs)]
         rest = iter(made[len(outputs) :])
-        self._ledger.values[i].update(zip(map(id, stage.outputs), outputs, strict=True))
-        set_metadata(outputs, MASK, [next(rest) if has_one else None for has_one in made_of["masks"]])
-        for tensor, has_logits in zip(stage.outputs, made_of["logits"], strict=True):
+        self._state.values[i].update(zip(map(id, stage.outputs), outputs, strict=True))
+        set_metadata(outputs, MASK, [next(rest) if has_one else None for has_one in has_metadata["masks"]])
+        for tensor, has_logits in zip(stage.outputs, has_metadata["logits"], strict=True):
             if has_logits:
-                self._ledger.logits[i, id(tensor)] = next(rest)
-        self._ledger.added[k, i] = list(rest)
-        self._vjps[k, i] = vjp, sum(made_of["masks"]), there[0]
+                self._state.logits[i, id(tensor)] = next(rest)
+        self._state.added[k, i] = list(rest)
+        self._vjps[k, i] = vjp, sum(has_metadata["masks"]), present[0]
         self._ended(action, [value for value in made if value.dtype.is_floating])
 
     def _passes_of(
@@ -176,7 +176,7 @@ class Run:
         """
         key = k, has_input, has_mask
         if key not in self._passes:
-            stage, made_of = self._stages[k], dict[str, list[bool]]()
+            stage, has_metadata = self._stages[k], dict[str, list[bool]]()
 
             def compute(*tensors: Any) -> list[Any]:
                 rest = iter(tensors)
@@ -185,8 +185,8 @@ class Run:
                 added: list[Any] = []
                 made = stage.compute(own, training=True, added_losses=added)
                 masks, logits = metadata_of(made, MASK), metadata_of(made, LOGITS)
-                made_of["masks"] = [mask is not None for mask in masks]
-                made_of["logits"] = [each is not None for each in logits]
+                has_metadata["masks"] = [mask is not None for mask in masks]
+                has_metadata["logits"] = [each is not None for each in logits]
                 return [*made, *not_none(masks), *not_none(logits), *added]
 
             def recompute(state: Sequence[Any], *tensors: Any) -> list[Any]:
@@ -206,50 +206,50 @@ class Run:
                 reshard=self._reshard and not stage.sums_over_replicas,
                 sums=True,
             )
-            self._passes[key] = passes, made_of
+            self._passes[key] = passes, has_metadata
         return self._passes[key]
 
-    def _forward_ended(self, i: int, loss_of: LossOf) -> None:
+    def _forward_ended(self, i: int, loss_function: LossFunction) -> None:
         """Computes the loss of a micro-batch; if the loss needs all rows at once, computes it after the last one."""
         number = self._schedule.num_microbatches
         # Other schedules begin a backward pass before the last forward pass, so they compute each loss separately.
         if i == 0 and number > 1 and self._schedule.runs_all_forward_first():
             try:
                 with layer_api.joinable_microbatches():
-                    self._compute_loss([i], loss_of)
+                    self._compute_loss([i], loss_function)
             except layer_api.NeedsAllMicrobatchesError:
                 self._joins_losses = True
         elif not self._joins_losses:
-            self._compute_loss([i], loss_of)
+            self._compute_loss([i], loss_function)
         elif i == number - 1:
-            self._compute_loss(range(number), loss_of)
+            self._compute_loss(range(number), loss_function)
 
-    def _compute_loss(self, microbatches: Sequence[int], loss_of: LossOf) -> None:
-        outputs, ledger = self._placed.outputs, self._ledger
+    def _compute_loss(self, microbatches: Sequence[int], loss_function: LossFunction) -> None:
+        outputs, state = self._placed.outputs, self._state
         keys = [(i, id(tensor)) for i in microbatches for tensor in outputs]
         predicted = [self.values[i][tensor] for i, tensor in keys]
         masks = metadata_of(predicted, MASK)
         # Keras' losses read the logits from an attribute of a softmax' or sigmoid's output.
-        logits = {key: ledger.logits[key] for key in keys if ledger.logits.get(key) is not None}
+        logits = {key: state.logits[key] for key in keys if state.logits.get(key) is not None}
         added = {
             (i, "added", k, n): loss
             for i in microbatches
             for k in range(len(self._stages))
-            for n, loss in enumerate(ledger.added.get((k, i), []))
+            for n, loss in enumerate(state.added.get((k, i), []))
         }
         penalties = {
-            ("penalty", k, n): each for k, own in sorted(ledger.penalties.items()) for n, each in enumerate(own)
+            ("penalty", k, n): each for k, own in sorted(state.penalties.items()) for n, each in enumerate(own)
         }
 
         def compute(*tensors: Any) -> list[Any]:
             rest = iter(tensors)
             own, own_added, own_penalties, own_logits = (
-                {key: next(rest) for key in of} for of in (keys, added, penalties, logits)
+                {key: next(rest) for key in group} for group in (keys, added, penalties, logits)
             )
             set_metadata(list(own.values()), MASK, masks)
             set_metadata(list(own.values()), LOGITS, [own_logits.get(key) for key in keys])
             return [
-                loss_of(
+                loss_function(
                     microbatches,
                     [[own[i, id(tensor)] for tensor in outputs] for i in microbatches],
                     [
@@ -264,51 +264,53 @@ class Run:
         gradients, _ = vjp([self._parts.as_weighed(ops.ones_like(loss))])
         noted = [*keys, *added, *penalties, *((i, tensor, "logits") for i, tensor in logits)]
         for key, gradient in zip(noted, gradients, strict=True):
-            ledger.note(key, gradient)
+            state.note(key, gradient)
 
     def _backward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
         stage, part = self._stages[k], self._placed.part(k)
         vjp, num_masks, has_input = self._vjps.pop((k, i))
-        of_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._ledger.logits]
-        of_outputs = [self._gathered(part, (i, id(tensor))) for tensor in stage.outputs]
-        of_outputs += [None] * num_masks + [self._gathered(part, (i, id(tensor), "logits")) for tensor in of_logits]
-        num_added = len(self._ledger.added[k, i])
-        upstream = [*of_outputs, *(self._gathered(part, (i, "added", k, n)) for n in range(num_added))]
-        of_inputs, self._totals[k] = vjp(upstream, self._started(action, not_none(upstream)), self._totals[k])
-        gate = []
-        # `of_inputs` also has gradients of masks, after those of inputs; they are not used.
-        given = [tensor for tensor, is_there in zip(stage.inputs, has_input, strict=True) if is_there]
-        for tensor, gradient in zip(given, of_inputs, strict=False):
+        with_logits = [tensor for tensor in stage.outputs if (i, id(tensor)) in self._state.logits]
+        output_gradients = [self._gathered(part, (i, id(tensor))) for tensor in stage.outputs]
+        output_gradients += [None] * num_masks + [
+            self._gathered(part, (i, id(tensor), "logits")) for tensor in with_logits
+        ]
+        num_added = len(self._state.added[k, i])
+        upstream = [*output_gradients, *(self._gathered(part, (i, "added", k, n)) for n in range(num_added))]
+        input_gradients, self._totals[k] = vjp(upstream, self._started(action, not_none(upstream)), self._totals[k])
+        dependencies = []
+        # `input_gradients` also has gradients of masks, after those of inputs; they are not used.
+        given = [tensor for tensor, is_present in zip(stage.inputs, has_input, strict=True) if is_present]
+        for tensor, gradient in zip(given, input_gradients, strict=False):
             if gradient is not None and id(tensor) not in self._from_outside:
-                self._ledger.note((i, id(tensor)), gradient)
-                gate.append(gradient)
-        gate += not_none(self._totals[k])
-        self._ended(action, gate or self._gates.last(part))
+                self._state.note((i, id(tensor)), gradient)
+                dependencies.append(gradient)
+        dependencies += not_none(self._totals[k])
+        self._ended(action, dependencies or self._dependencies.last(part))
 
     def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:
         """Returns the control dependencies of an action, and has its start reported to `on_action`."""
         part = self._placed.part(action.stage)
-        gate = self._gates.last(part) or self._first_gates.get(part, [])
+        dependencies = self._dependencies.last(part) or self._first_dependencies.get(part, [])
         if self._on_action is None:
-            return gate
+            return dependencies
         on_action = self._on_action
-        noted = self._parts.host_callback(part, lambda: on_action(action, False), [*gate, *given])
+        noted = self._parts.host_callback(part, lambda: on_action(action, False), [*dependencies, *given])
         self.recorded.append(noted)
-        return [*gate, noted]
+        return [*dependencies, noted]
 
-    def _ended(self, action: Action, gate: list[Any]) -> None:
+    def _ended(self, action: Action, dependencies: list[Any]) -> None:
         part = self._placed.part(action.stage)
         if self._on_action is not None:
             on_action = self._on_action
             # Always after the start is recorded, because an action may have nothing to compute.
-            after = [*gate, self.recorded[-1]]
+            after = [*dependencies, self.recorded[-1]]
             noted = self._parts.host_callback(part, lambda: on_action(action, True), after)
             # The next action waits for this, so that its start is not recorded before this action's end.
-            gate = [noted]
+            dependencies = [noted]
             self.recorded.append(noted)
-        self._gates.note(part, gate)
+        self._dependencies.note(part, dependencies)
 
     def _gathered(self, part: int, key: Any) -> Any:
         """Returns the sum of the gradients received for a value; None if there are none."""
-        return self._parts.added(part, self._ledger.upstream.pop(key, []))
+        return self._parts.added(part, self._state.upstream.pop(key, []))

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.pipeline.batch_state import BatchState, ControlDependencies
 from keras_ext.pipeline.exchange import Exchange
-from keras_ext.pipeline.ledger import Gates, Ledger
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Action, Kind
@@ -55,16 +55,18 @@ def flowed(
         outputs_to_all: True to send the model's outputs to all processes, False to send them to that of the last stage.
     """
     stages, devices, parts = placed.stages, placed.devices, placed.parts
-    ledger = Ledger([dict(each) for each in inputs])
+    state = BatchState([dict(each) for each in inputs])
     # Devices compute at the same time: at each tick, each stage computes its next micro-batch.
     ticks = range(len(stages) + len(inputs) - 1)
     order = [Action(k, Kind.FORWARD, t - k) for t in ticks for k in range(len(stages)) if 0 <= t - k < len(inputs)]
-    gates = Gates([[action for action in order if devices[action.stage] == part] for part in parts.owned])
-    exchange = Exchange(placed, ledger, gates, outputs_to_all, training)
+    dependencies = ControlDependencies(
+        [[action for action in order if devices[action.stage] == part] for part in parts.owned]
+    )
+    exchange = Exchange(placed, state, dependencies, outputs_to_all, training)
     for k, part in enumerate(devices):
         if part is not None:
             with parts.on(part):
-                ledger.penalties[k] = penalties[k]()
+                state.penalties[k] = penalties[k]()
     exchange.penalties()
     for action in order:
         k, i = action.stage, action.microbatch
@@ -72,15 +74,15 @@ def flowed(
         if part is not None:
             added: list[Any] = []
             with parts.on(part):
-                made = stage.compute([ledger.values[i][id(tensor)] for tensor in stage.inputs], training, added)
-            ledger.values[i].update(zip(map(id, stage.outputs), made, strict=True))
-            ledger.added[k, i] = added
-            gates.note(part, made)
+                made = stage.compute([state.values[i][id(tensor)] for tensor in stage.inputs], training, added)
+            state.values[i].update(zip(map(id, stage.outputs), made, strict=True))
+            state.added[k, i] = added
+            dependencies.note(part, made)
         exchange.after(action)
     return Flowed(
-        ledger.values,
-        [[loss for k in range(len(stages)) for loss in ledger.added.get((k, i), [])] for i in range(len(inputs))],
-        [each for _, own in sorted(ledger.penalties.items()) for each in own],
+        state.values,
+        [[loss for k in range(len(stages)) for loss in state.added.get((k, i), [])] for i in range(len(inputs))],
+        [each for _, own in sorted(state.penalties.items()) for each in own],
     )
 
 
@@ -173,5 +175,5 @@ def weighed_sums(losses: Sequence[Sequence[Any]], shares: Sequence[Any]) -> list
 
 
 def _cut(inputs: Sequence[Any], flat: Sequence[Any], number: int) -> tuple[Microbatches, list[dict[int, Any]]]:
-    cut_up = Microbatches.of(list(flat), number)
+    cut_up = Microbatches.from_batch(list(flat), number)
     return cut_up, [dict(zip(map(id, inputs), each, strict=True)) for each in cut_up.split(list(flat))]

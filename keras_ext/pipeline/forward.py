@@ -55,7 +55,7 @@ class ForwardPasses:
 
     def flowing(self, flat: Sequence[Any], num_microbatches: int) -> _Made:
         """Returns the outputs and added losses, computed in micro-batches, so that devices compute at the same time."""
-        cut_up = Microbatches.of(flat, num_microbatches)
+        cut_up = Microbatches.from_batch(flat, num_microbatches)
         made, added = [], []
         shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
         for i, piece in enumerate(cut_up.split(list(flat))):

@@ -71,19 +71,19 @@ def _exchanged(
                 terms = found[id(variable)]
                 sums[id(variable), source] = placed.parts.added(first[id(variable)], terms)
         parcels = [layer_api.GradientParcel.of(sums.get((id(variable), source))) for variable in own]
-        said = messages.agreed(source, [parcel.said for parcel in parcels])
+        agreed = messages.agreed(source, [parcel.said for parcel in parcels])
         for target in sorted({process for variable in own for process in owners[id(variable)]} - {source}):
-            wanted = [place for place, variable in enumerate(own) if target in owners[id(variable)]]
+            wanted = [index for index, variable in enumerate(own) if target in owners[id(variable)]]
             if messages.position == source:
-                tensors = [tensor for place in wanted for tensor in parcels[place].tensors]
+                tensors = [tensor for index in wanted for tensor in parcels[index].tensors]
                 messages.send(first[id(own[wanted[0]])], target, tensors)
             elif messages.position == target:
-                described = [layer_api.Description.said(each) for place in wanted for each in said[place] or ()]
+                described = [layer_api.Description.said(each) for index in wanted for each in agreed[index] or ()]
                 part = first[id(own[wanted[0]])]
                 received = iter(messages.receive(part, source, described))
-                for place in wanted:
-                    tensors = [next(received) for _ in said[place] or ()]
+                for index in wanted:
+                    tensors = [next(received) for _ in agreed[index] or ()]
                     parcel = layer_api.GradientParcel(tuple(tensors))
-                    sums[id(own[place]), source] = parcel.gradient(own[place].shape)
+                    sums[id(own[index]), source] = parcel.gradient(own[index].shape)
     mine = [variable for variable in shared if id(variable) in first]
     return {id(v): [sums[id(v), process] for process in owners[id(v)]] for v in mine}

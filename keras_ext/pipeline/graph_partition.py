@@ -79,7 +79,7 @@ def partition_of(graph: Any, num_stages: int, wanted: Wanted, num_held: Callable
         seen.add(layer.name)
         links.append(Cost(layer.name, parameters=layer.count_params() if is_first and hasattr(layer, "weights") else 0))
     if num_stages_of(graph) is not None:
-        return _as_said(nodes, links, num_stages)
+        return _by_stage_layers(nodes, links, num_stages)
     if wanted == "time":
         wanted = PartitionByTime()
     if isinstance(wanted, PartitionByTime):
@@ -98,18 +98,18 @@ def partition_of(graph: Any, num_stages: int, wanted: Wanted, num_held: Callable
     return at(links, wanted)
 
 
-def _as_said(nodes: Sequence[Any], links: Sequence[Cost], num_stages: int) -> Partition:
+def _by_stage_layers(nodes: Sequence[Any], links: Sequence[Cost], num_stages: int) -> Partition:
     """Cuts before the first `PipelineStage` of each stage; other layers belong to the stage before them."""
-    starts, said = [0], []
-    for place, node in enumerate(nodes):
+    starts, stages = [0], []
+    for index, node in enumerate(nodes):
         if isinstance(node.operation, PipelineStage):
-            said.append(node.operation.stage)
-            if said[-1] == len(starts):
-                starts.append(place)
-    if len(starts) != num_stages or said[0] != 0 or any(b - a not in (0, 1) for a, b in itertools.pairwise(said)):
+            stages.append(node.operation.stage)
+            if stages[-1] == len(starts):
+                starts.append(index)
+    if len(starts) != num_stages or stages[0] != 0 or any(b - a not in (0, 1) for a, b in itertools.pairwise(stages)):
         raise ValueError(
             f"Stages are numbered 0 to {num_stages - 1} in the order in which they are computed. Received: stages "
-            f"{said}."
+            f"{stages}."
         )
     return Partition(tuple(links), tuple(starts))
 

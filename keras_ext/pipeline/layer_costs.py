@@ -159,8 +159,8 @@ class _Call:
         # Layers raise any exception type when they check their inputs.
         except Exception as error:
             raise ValueError(
-                f"The passes of {layer.name!r}, a {type(layer).__name__}, cannot be timed: it refuses what "
-                f"{self.sample} have become there. Give inputs that it takes, "
+                f"The passes of {layer.name!r}, a {type(layer).__name__}, cannot be timed: "
+                f"it refuses the values computed from {self.sample}. Give inputs that it takes, "
                 "partition=keras_ext.PartitionByTime(sample_input=...), or a partition that is not timed, such as "
                 f"'parameters'. Received: {type(error).__name__}: {error}"
             ) from error
@@ -173,7 +173,7 @@ def _kind(node: Any, given: Sequence[Any]) -> Any:
         return None
     try:
         config = {name: value for name, value in layer.get_config().items() if name != "name"}
-        said = json.dumps(keras.saving.serialize_keras_object(config), sort_keys=True)
+        serialized = json.dumps(keras.saving.serialize_keras_object(config), sort_keys=True)
     # The layer has no config, or its config is not JSON.
     except Exception:
         return None
@@ -182,7 +182,13 @@ def _kind(node: Any, given: Sequence[Any]) -> Any:
         [node.arguments.args, node.arguments.kwargs],
     )
     weights = [(tuple(v.shape), str(v.dtype), v.trainable) for v in layer.weights]
-    return type(layer), said, repr(arguments), repr(weights), repr([(tuple(v.shape), str(v.dtype)) for v in given])
+    return (
+        type(layer),
+        serialized,
+        repr(arguments),
+        repr(weights),
+        repr([(tuple(v.shape), str(v.dtype)) for v in given]),
+    )
 
 
 def _marks(values: Sequence[Any]) -> Any:

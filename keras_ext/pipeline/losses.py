@@ -37,9 +37,9 @@ class BatchLoss:
     def begin(self, masks: Any) -> None:
         """Sets the masks of the model's outputs for the whole batch, in the outputs' structure, or None."""
         self._masks = masks
-        self._of_batch = self._cut_into(self._shares)
+        self._microbatch_losses = self._cut_into(self._shares)
 
-    def of(
+    def compute(
         self, microbatches: Sequence[int], predicted: Sequence[Sequence[Any]], added: Sequence[Sequence[Any]]
     ) -> Any:
         """Returns one micro-batch's term of the loss, or the loss of the whole batch if given all micro-batches.
@@ -61,7 +61,7 @@ class BatchLoss:
         weighed = [
             [loss * ops.cast(share, loss.dtype) for loss in own] for own, share in zip(means, self._shares, strict=True)
         ]
-        self._of_batch = self._cut_into([self._parts.as_constant(1.0)])
+        self._microbatch_losses = self._cut_into([self._parts.as_constant(1.0)])
         sizes = {self._num_rows} if isinstance(self._num_rows, int) else ()
         with self._parts.split_into(1), self._parts.in_microbatches(self._batch, sizes):
             joined = self._cut_up.join(outputs)
@@ -69,10 +69,10 @@ class BatchLoss:
 
     def _computed(self, i: int, batch: Sequence[Any], predicted: Any, added: Sequence[Any]) -> Any:
         model, (x, y, sample_weight) = self._model, batch
-        with model._showing(added, self._of_batch.of(i)):
+        with model._showing(added, self._microbatch_losses.compiled_loss(i)):
             loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
         _check_is_number(loss)
-        self._losses.append(loss * ops.cast(self._of_batch.shares[i], loss.dtype))
+        self._losses.append(loss * ops.cast(self._microbatch_losses.shares[i], loss.dtype))
         return self._losses[-1] if model.optimizer is None else model.optimizer.scale_loss(self._losses[-1])
 
     def _as_means(self, added: Sequence[Any], share: Any) -> list[Any]:
@@ -84,7 +84,7 @@ class BatchLoss:
 
     def update(self) -> None:
         """Updates the model's loss trackers with the losses of the batch."""
-        self._of_batch.update(self._num_rows)
+        self._microbatch_losses.update(self._num_rows)
         total = self._parts.as_mean_over_rows(sum(self._losses[1:], self._losses[0]))
         self._model._loss_tracker.update_state(total, sample_weight=self._num_rows)
 
@@ -154,12 +154,12 @@ class MicrobatchLosses:
         #: Each micro-batch's share of the batch's rows.
         self.shares = shares
         self._compiled = compiled = getattr(model, "_compile_loss", None)
-        # Keras' own list of the losses to compute; `_of_batch` has the divisor of each.
+        # Keras' own list of the losses to compute; `_divisors` has the divisor of each.
         self._flat: list[Any] = [] if compiled is None else compiled._flat_losses or []
         labels = keras.tree.flatten(y)
         # Labels whose structure does not match the losses are ignored here; Keras raises an error for them.
         labels = labels if len(labels) == len(self._flat) else [None] * len(self._flat)
-        self._of_batch = [
+        self._divisors = [
             self._divisor(entry, parts, own, masks, sample_weight)
             for entry, own in zip(self._flat, labels, strict=True)
         ]
@@ -194,7 +194,7 @@ class MicrobatchLosses:
             product = product * each
         return parts.sum_over_replicas(ops.sum(product))
 
-    def of(self, i: int) -> Any:
+    def compiled_loss(self, i: int) -> Any:
         """Returns a copy of Keras' compiled loss for micro-batch `i`, which updates no metric.
 
         It is a copy because other replicas, in their own threads, use theirs at the same time.
@@ -204,7 +204,7 @@ class MicrobatchLosses:
         own = _shallow_copy(self._compiled)
         own._flat_losses = [
             entry if divisor is None else entry._replace(loss=_divided(entry.loss, divisor, self.shares[i]))
-            for entry, divisor in zip(self._flat, self._of_batch, strict=True)
+            for entry, divisor in zip(self._flat, self._divisors, strict=True)
         ]
         own._metrics = [_Seen(seen) for _, seen in self._seen]
         return own

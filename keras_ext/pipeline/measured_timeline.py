@@ -65,7 +65,7 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
                 variable.assign(known.get(id(variable), np.zeros(variable.shape, variable.dtype)))
     if not recorder.steps:
         raise ValueError(f"There is no step to measure. Received a data set without a batch: {dataset!r}.")
-    recorded, error = _of_all_processes(model, recorder.steps)
+    recorded, error = _merged(model, recorder.steps)
     most = max(map(len, recorded))
     steps = [step for step in recorded if len(step) == most]
     steps = sorted(steps[1:] or steps, key=lambda step: max(step.values()) - min(step.values()))
@@ -76,20 +76,20 @@ def measured_timeline(model: Any, dataset: Any) -> Timeline:
     return Timeline(schedule, model.device_names(schedule), times, measured=True, clock_error=error)
 
 
-def _of_all_processes(model: Any, steps: list[_Times]) -> tuple[list[_Times], float]:
+def _merged(model: Any, steps: list[_Times]) -> tuple[list[_Times], float]:
     """Returns the steps with the times of all processes of this replica, by rank 0's clock, and the largest error."""
     parts = model._parts
     if not parts.crosses("pipe"):
         return steps, 0.0
     offset, error = layer_api.clock_offset(parts)
-    said = [
+    own_steps = [
         [
             [action.stage, action.kind.value, action.microbatch, is_end, at + offset]
             for (action, is_end), at in own.items()
         ]
         for own in steps
     ]
-    texts = layer_api.from_all_ranks(model, json.dumps([said, error]))
+    texts = layer_api.from_all_ranks(model, json.dumps([own_steps, error]))
     merged: list[_Times] = [{} for _ in steps]
     for rank, text in enumerate(texts):
         if rank in parts.owners:

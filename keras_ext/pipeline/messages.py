@@ -56,7 +56,7 @@ class Traffic:
         return self.process_of[-1]
 
     @classmethod
-    def of(
+    def create(
         cls,
         made: Sequence[Sequence[Hashable]],
         taken: Sequence[Sequence[Hashable]],
@@ -91,6 +91,6 @@ class Traffic:
                 if process != process_of[k]:
                     forward[k][process] = (*forward[k].get(process, ()), value)
                     if process_of[first] == process:
-                        home = process_of[k]
-                        backward[first][home] = (*backward[first].get(home, ()), value)
+                        owner = process_of[k]
+                        backward[first][owner] = (*backward[first].get(owner, ()), value)
         return cls(tuple(process_of), tuple(forward), tuple(backward))

@@ -31,7 +31,7 @@ class Microbatches:
     num_rows: Any
 
     @classmethod
-    def of(cls, structure: Any, number: int) -> Microbatches:
+    def from_batch(cls, structure: Any, number: int) -> Microbatches:
         """Returns the micro-batches of a batch.
 
         Args:

@@ -96,10 +96,10 @@ class PipelineModel(keras.Model):
         parts = layer_api.replica_parts()
         along = parts.along("pipe")
         num_stages = arguments.checked_num_stages(num_stages, num_stages_of(graph), len(along), schedule)
-        again = arguments.recomputed_stages(remat, num_stages)
+        recomputed = arguments.recomputed_stages(remat, num_stages)
         table = arguments.schedule_table(schedule, len(along), num_stages, num_microbatches)
         with layer_api.global_state_kept():
-            made = partition_of(graph, num_stages, partition, lambda k: 1 if k in again else table.num_held(k))
+            made = partition_of(graph, num_stages, partition, lambda k: 1 if k in recomputed else table.num_held(k))
             stages_of = stages_of_operations(graph, made)
             copy = copied(graph, parts, {name: {k % len(along) for k in own} for name, own in stages_of.items()})
         super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
@@ -110,10 +110,11 @@ class PipelineModel(keras.Model):
         self._parts = parts
         self._stages = cut(self, made)
         for stage in self._stages:
-            if stage.index in again and stage.sums_over_replicas:
+            if stage.index in recomputed and stage.sums_over_replicas:
                 raise ValueError(
                     f"Stage {stage.index} has a layer that runs a collective over replicas while it computes "
-                    f"(synchronized=True), which is not done again. Leave it out of remat. Received: remat={remat!r}."
+                    "(synchronized=True), which cannot be recomputed. Leave it out of remat. Received: "
+                    f"remat={remat!r}."
                 )
         positions = [k % len(along) for k in range(num_stages)]
         self._placed = PlacedStages(self._stages, self.outputs, parts, positions)
@@ -121,7 +122,7 @@ class PipelineModel(keras.Model):
         self._forward = ForwardPasses(self._placed, self.inputs)
         self._num_devices = len(along)
         self._schedule_name = schedule
-        self._remat = again
+        self._remat = recomputed
         self._reshard = reshard_after_pass
         # Called at the start and end of each action, while a timeline is measured.
         self._on_action: ActionCallback | None = None
@@ -271,7 +272,7 @@ class PipelineModel(keras.Model):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with (
             self._flowing(tests=True),
-            self._parts.in_microbatches(data, Microbatches.of(x, self.num_microbatches).sizes),
+            self._parts.in_microbatches(data, Microbatches.from_batch(x, self.num_microbatches).sizes),
         ):
             if self._placed.crosses:
                 check_on_all_ranks(self, (x, y, sample_weight), training=False)
@@ -291,7 +292,7 @@ class PipelineModel(keras.Model):
         # In an eager step, arrays would not be tracked as tensors that have rows.
         data = keras.tree.map_structure(lambda each: None if each is None else ops.convert_to_tensor(each), data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        cut_up = Microbatches.of(x, self.num_microbatches)
+        cut_up = Microbatches.from_batch(x, self.num_microbatches)
         with self._parts.in_microbatches(data, cut_up.sizes):
             return self._train_step(cut_up, x, y, sample_weight)
 
@@ -318,13 +319,15 @@ class PipelineModel(keras.Model):
             self._on_action if self._parts.replica == 0 else None,
         )
         with self._parts.split_into(cut_up.number):
-            gradients = run.train(None if loss is None else loss.of)
+            gradients = run.train(None if loss is None else loss.compute)
         if loss is not None:
             loss.update()
         if self.trainable_weights:
-            found, of = zip(*whole_gradients(self._placed, self.trainable_weights, weights, gradients), strict=True)
-            terms = layer_api.for_optimizer(self.optimizer, found, of)
-            self.optimizer.apply_gradients(zip(terms, of, strict=True))
+            found, variables = zip(
+                *whole_gradients(self._placed, self.trainable_weights, weights, gradients), strict=True
+            )
+            terms = layer_api.for_optimizer(self.optimizer, found, variables)
+            self.optimizer.apply_gradients(zip(terms, variables, strict=True))
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         if loss is not None:

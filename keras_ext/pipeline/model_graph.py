@@ -104,7 +104,7 @@ def copied(graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[str,
 
     def clone(layer: Any) -> Any:
         with parts.at(pipe=positions_of_all[id(layer)]), _remat_of(layer):
-            made[id(layer)] = new = copies.of(layer)
+            made[id(layer)] = new = copies.get(layer)
         positions_of_copies[id(new)] = positions_of[layer.name]
         return new
 

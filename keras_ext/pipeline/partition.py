@@ -126,7 +126,7 @@ def balanced(
     if math.isinf(best[number][0]):
         raise ValueError(
             f"No cut into {num_stages} stages keeps each of them below its limit of memory. Use more stages, or "
-            f"rematerialization. Received: {max(of[-1] for of in memory_before):,.0f} bytes in {number} links, the "
+            f"rematerialization. Received: {max(each[-1] for each in memory_before):,.0f} bytes in {number} links, the "
             f"largest {max(map(max, memory)):,.0f}, and limits of {', '.join(f'{limit:,.0f}' for limit in limits)}."
         )
     starts: list[int] = []
@@ -144,9 +144,9 @@ def at(links: Sequence[Cost], names: Sequence[str]) -> Partition:
         ValueError: a name is unknown, that of the first link, or not in the chain's order.
     """
     # If a layer is called several times, its first call begins the stage.
-    places = {link.name: i for i, link in reversed(list(enumerate(links)))}
-    unknown = [name for name in names if name not in places]
-    starts = [0, *(places[name] for name in names if name in places)]
+    positions = {link.name: i for i, link in reversed(list(enumerate(links)))}
+    unknown = [name for name in names if name not in positions]
+    starts = [0, *(positions[name] for name in names if name in positions)]
     if unknown or any(b <= a for a, b in itertools.pairwise(starts)):
         raise ValueError(
             "A cut is before a layer that is not the first, and cuts come in the order of the layers, "

@@ -32,8 +32,8 @@ class PlacedStages:
     @functools.cached_property
     def devices(self) -> tuple[int | None, ...]:
         """The part of each stage; None for a stage that another process computes."""
-        here = self.parts.here
-        return tuple(self.parts.home({**here, "pipe": frozenset([position])}) for position in self.positions)
+        coordinates = self.parts.here
+        return tuple(self.parts.home({**coordinates, "pipe": frozenset([position])}) for position in self.positions)
 
     @functools.cached_property
     def process_of(self) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class PlacedStages:
 
     def traffic(self, outputs_to: Collection[int]) -> Traffic:
         """Returns the values that processes send each other; the model's outputs go to the processes `outputs_to`."""
-        return Traffic.of(
+        return Traffic.create(
             [list(map(id, stage.outputs)) for stage in self.stages],
             [list(map(id, stage.inputs)) for stage in self.stages],
             list(map(id, self.outputs)),
@@ -89,7 +89,7 @@ class PlacedStages:
                 if self.crosses and layer.metrics:
                     raise ValueError(
                         f"The layer {layer.name!r} keeps metrics of its own, which a pipeline over several processes "
-                        "does not bring together. Give them to compile(metrics=...), or use add_loss. Received: "
+                        "does not combine. Give them to compile(metrics=...), or use add_loss. Received: "
                         f"{layer!r}."
                     )
                 called_in.setdefault(id(layer), set()).add(process)

@@ -32,7 +32,7 @@ class RowCounts:
         self._stages = stages
         self._found: dict[Any, Mapping[tuple[str, int], Multiples]] = {}
 
-    def of(self, inputs: Mapping[int, Any], training: bool | None) -> Mapping[tuple[str, int], Multiples]:
+    def multiples(self, inputs: Mapping[int, Any], training: bool | None) -> Mapping[tuple[str, int], Multiples]:
         """Returns the multiples by "outputs" or "masks" and the `id` of the Keras tensor; empty if tracing fails.
 
         Args:
@@ -52,7 +52,7 @@ class RowCounts:
         return self._found[key]
 
     def _traced(self, inputs: Mapping[int, Any], training: bool | None) -> dict[tuple[str, int], Multiples]:
-        def made_of(inputs: Mapping[int, Any]) -> dict[tuple[str, int], Any]:
+        def trace(inputs: Mapping[int, Any]) -> dict[tuple[str, int], Any]:
             values, found = dict(inputs), dict[tuple[str, int], Any]()
             for stage in self._stages:
                 made = stage.compute([values[id(tensor)] for tensor in stage.inputs], training, [])
@@ -62,7 +62,7 @@ class RowCounts:
                     found.update({(name, key): each for key, each in zip(keys, own, strict=True) if each is not None})
             return found
 
-        specs = layer_api.shapes_of(made_of, dict(inputs))
+        specs = layer_api.shapes_of(trace, dict(inputs))
         return {key: tuple(map(_multiple, spec.shape)) for key, spec in specs.items()}
 
 

@@ -205,7 +205,7 @@ def _stuck(schedule: Schedule, following: Sequence[int], done: Collection[Action
             # An action that waits for its own device is certainly wrong; others may only wait because of it.
             waiting.append((schedule.device_of(missing.stage) != k, k, action, missing))
     _, k, action, missing = min(waiting, key=lambda each: each[:2])
-    return k, following[k], f"{action} waits for {missing}, which never comes"
+    return k, following[k], f"{action} waits for {missing}, which never runs"
 
 
 def computations(schedule: Schedule) -> Schedule:

@@ -55,14 +55,14 @@ class PipelineStage(keras.Sequential):
         self._parts = layer_api.replica_parts()
         self._position = stage % self._parts.mesh.axis_size("pipe")
         along = self._parts.along("pipe")
-        home = self._parts.home({**self._parts.here, "pipe": frozenset([self._position])})
-        self._part = along[self._position] if home is None else home
+        part = self._parts.home({**self._parts.here, "pipe": frozenset([self._position])})
+        self._part = along[self._position] if part is None else part
         self.stage = stage
         with self._parts.at(pipe=self._position):
             with layer_api.global_state_kept():
                 copies = Copies()
-                here = [_made_here(layer, copies) for layer in given]
-            super().__init__(here, name=name, **kwargs)
+                placed = [_local_layer(layer, copies) for layer in given]
+            super().__init__(placed, name=name, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables that do not exist yet."""
@@ -74,7 +74,7 @@ class PipelineStage(keras.Sequential):
         with self._parts.on(self._part):
             return super().call(inputs, training=training, mask=mask, **kwargs)
 
-    def made_of(self, layers: list[Any]) -> PipelineStage:
+    def with_layers(self, layers: list[Any]) -> PipelineStage:
         """Returns a stage with the same number and name but other layers, for a copy of the model that contains it."""
         return type(self)([*input_of(self), *layers], self.stage, name=self.name)
 
@@ -102,7 +102,7 @@ def _listed(layers: Any) -> list[Any]:
     return list(layers) if isinstance(layers, Sequence) else []
 
 
-def _made_here(layer: Any, copies: Copies) -> Any:
+def _local_layer(layer: Any, copies: Copies) -> Any:
     """Returns the layer itself if it has no variables yet, else a copy with the same state."""
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.InputLayer) or not layer.variables:
         return layer

@@ -201,12 +201,12 @@ def _axis_ticks(first: float, last: float, plot: float) -> list[tuple[float, str
 def _width(text: str, size: int) -> float:
     """Returns an upper estimate of the width of a text in pixels, sufficient for wide fonts."""
 
-    def of_letter(letter: str) -> float:
+    def letter_width(letter: str) -> float:
         if unicodedata.east_asian_width(letter) in "WF" or letter in "MWmw@%…":
             return 1.0
         return 0.75 if letter.isupper() else 0.62
 
-    return size * sum(map(of_letter, text))
+    return size * sum(map(letter_width, text))
 
 
 def _shortened(text: str, longest: int) -> str:

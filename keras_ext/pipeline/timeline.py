@@ -112,8 +112,8 @@ class Timeline:
 
         With several stages on a device, later stages have lighter colours.
         """
-        num_places = -(-self.schedule.num_stages // self.schedule.num_devices)
-        colours = {kind: shades(colour, num_places) for kind, colour in COLOURS.items()}
+        num_chunks = -(-self.schedule.num_stages // self.schedule.num_devices)
+        colours = {kind: shades(colour, num_chunks) for kind, colour in COLOURS.items()}
         scale = 1000 if self.measured else 1
         boxes = []
         for action in _computations(self.schedule):
@@ -125,7 +125,7 @@ class Timeline:
             colour = colours[action.kind][action.stage // self.schedule.num_devices]
             lane = self.schedule.device_of(action.stage)
             boxes.append(Box(lane, start * scale, end * scale, str(action.microbatch), tooltip, colour))
-        meanings = [self._stages_at(place) if num_places > 1 else "" for place in range(num_places)]
+        meanings = [self._stages_at(chunk) if num_chunks > 1 else "" for chunk in range(num_chunks)]
         forward, backward = (
             [(colour, NAMES[kind] + meaning) for colour, meaning in zip(colours[kind], meanings, strict=True)]
             for kind in COLOURS
@@ -193,27 +193,27 @@ class Timeline:
             return f"bubble: by the schedule {100 * self.bubble:.1f} %"
         return f"bubble: measured {100 * self.bubble:.1f} %, by the schedule {100 * self.planned_bubble:.1f} %"
 
-    def _on(self, device: int) -> dict[Action, tuple[float, float]]:
+    def _times_on(self, device: int) -> dict[Action, tuple[float, float]]:
         return {a: times for a, times in self.times.items() if self.schedule.device_of(a.stage) == device}
 
     def _busy(self, device: int) -> float:
         """Returns the share of the length in which a device computes; overlapping times count once."""
         busy, until = 0.0, -math.inf
-        for start, end in sorted(self._on(device).values()):
+        for start, end in sorted(self._times_on(device).values()):
             busy += max(0.0, end - max(start, until))
             until = max(until, end)
         return busy / self.length if self.length else 1.0
 
     def _mean(self, device: int, kind: Kind) -> str:
-        lengths = [end - start for action, (start, end) in self._on(device).items() if action.kind is kind]
+        lengths = [end - start for action, (start, end) in self._times_on(device).items() if action.kind is kind]
         return self._written(statistics.fmean(lengths)) if lengths else "none"
 
     def _written(self, time: float) -> str:
         return f"{1000 * time:.3f} ms" if self.measured else f"{time:g} tick{_s(time)}"
 
-    def _stages_at(self, place: int) -> str:
-        """Returns the legend's text for the stages that are at position `place` on their devices."""
-        first = place * self.schedule.num_devices
+    def _stages_at(self, chunk: int) -> str:
+        """Returns the legend's text for the stages that are at position `chunk` on their devices."""
+        first = chunk * self.schedule.num_devices
         last = min(first + self.schedule.num_devices, self.schedule.num_stages) - 1
         return f", stage {first}" if first == last else f", stages {first} to {last}"
 

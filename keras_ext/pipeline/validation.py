@@ -17,11 +17,11 @@ def validate(schedule: Schedule) -> None:
     for k, actions in enumerate(schedule.devices):
         for position, action in enumerate(actions):
             if not (0 <= action.stage < schedule.num_stages and 0 <= action.microbatch < schedule.num_microbatches):
-                raise fault(schedule, k, position, f"there is no stage or micro-batch such as those of {action}")
+                raise fault(schedule, k, position, f"{action} names a stage or micro-batch that does not exist")
             if schedule.device_of(action.stage) != k:
                 raise fault(schedule, k, position, f"{action} belongs on device {schedule.device_of(action.stage)}")
             if action in seen:
-                raise fault(schedule, k, position, f"{action} is there twice")
+                raise fault(schedule, k, position, f"{action} occurs twice")
             seen[action] = position
     for stage in range(schedule.num_stages):
         for kind in (Kind.FORWARD, Kind.BACKWARD):

@@ -100,18 +100,18 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
                     weight.shards[i].assign(value)
             return self.in_pieces(pieces, self.axis) if in_pieces else pieces[0]
         x = self._as_input(inputs.whole() if isinstance(inputs, SplitTensor) else inputs)
-        whole = [self._brought_home(weight) for weight in weights]
+        whole = [self._on_main_part(weight) for weight in weights]
         y, *updated = shards.run(shards.owned[0], normalize, x, *whole)
         for weight, value in zip(states, updated, strict=True):
             parts = shards.scatter(value, 0, weight.sizes)
-            for shard, part in zip(shards.of_owned(weight.shards), parts, strict=True):
+            for shard, part in zip(shards.select_owned(weight.shards), parts, strict=True):
                 shard.assign(part)
         return y
 
-    def _brought_home(self, weight: layer_api.SplitWeight) -> Any:
+    def _on_main_part(self, weight: layer_api.SplitWeight) -> Any:
         shards = self._placed()
-        # An op on the shard's device, whose gradient is there, too; that of the join alone would be on the home device.
-        values = shards.run_each(lambda value: ops.multiply(value, 1.0), shards.of_owned(weight.shards))
+        # An op on the shard's device, whose gradient is there, too; the join's alone would be on the main device.
+        values = shards.run_each(lambda value: ops.multiply(value, 1.0), shards.select_owned(weight.shards))
         return shards.gather(values, 0)
 
     def _add(

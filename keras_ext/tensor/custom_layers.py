@@ -49,20 +49,20 @@ def is_graph(layer: Any) -> bool:
 def layers_inside(layer: Any) -> list[tuple[str, Any]]:
     """Returns path and layer of a custom layer's inner layers. Paths are made of attributes, list indices and keys."""
     first: dict[int, tuple[str, Any]] = {}
-    for place, inner in _places_inside(layer):
-        first.setdefault(id(inner), (place, inner))
+    for path, inner in _paths_inside(layer):
+        first.setdefault(id(inner), (path, inner))
     return list(first.values())
 
 
-def _places_inside(layer: Any) -> Iterator[tuple[str, Any]]:
+def _paths_inside(layer: Any) -> Iterator[tuple[str, Any]]:
     held = {id(inner) for inner in layer._layers}
 
-    def found(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    def found(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if id(value) in held:
-            yield place, value
+            yield path, value
         elif isinstance(value, (list, tuple, dict)):
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from found(f"{place}/{key}", item)
+                yield from found(f"{path}/{key}", item)
 
     for name, value in list(vars(layer).items()):
         # `_layers` is Keras' own list of the inner layers.

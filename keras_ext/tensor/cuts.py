@@ -135,7 +135,7 @@ def _obstacle(layer: Any) -> str:
     if isinstance(layer, (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)):
         names = ("num_heads", "num_query_heads", "num_key_value_heads")
         heads = ", ".join(f"{name}={getattr(layer, name)}" for name in names if hasattr(layer, name))
-        return f"its heads cannot be dealt out evenly ({heads})"
+        return f"its heads cannot be split evenly ({heads})"
     if not is_custom(layer) and layer._layers:
         return f"{type(layer).__name__} holds layers that are not looked into"
     if getattr(layer, "quantization_mode", None) is not None:

@@ -212,7 +212,7 @@ class VocabParallelReversibleEmbedding(_SplitEmbedding, keras.layers.ReversibleE
         if self.tie_weights:
             weights = self.kernels_of_shards()
         else:
-            weights = [[shard] for shard in shards.of_owned(self.reverse_embeddings.shards)]
+            weights = [[shard] for shard in shards.select_owned(self.reverse_embeddings.shards)]
         pieces = shards.run_each(self._logits, self.copies_of(inputs), *zip(*weights, strict=True))
         size = self.input_dim
         return shards.gather(pieces, -1, size) if self.gather_output else self.in_pieces(pieces, -1, size)

@@ -117,7 +117,7 @@ class _EinsumDense(_Adapted):
             y = self._plus_bias(y, *biases) if biases else y
             return self.activation(y) if apart and self.activation is not None else y
 
-        lists = [*zip(*kernels, strict=True), *([shards.of_owned(bias.shards)] if is_bias_cut else [])]
+        lists = [*zip(*kernels, strict=True), *([shards.select_owned(bias.shards)] if is_bias_cut else [])]
         pieces = shards.run_each(forward, self.copies_of(inputs), *lists)
         y = shards.gather(pieces, axis, self._kernel.shape[self._kernel.dim])
         y = y if bias is None or is_bias_cut else self._plus_bias(y, bias)

@@ -67,11 +67,11 @@ class AdaptedLayer(SplitLayer):
     def kernels_of_shards(self) -> list[list[Any]]:
         """Returns for each owned shard the tensors of its part of the kernel: the arguments of `kernel_of`."""
         shards = self._placed()
-        lists = [shards.of_owned(adapted_weight(self).shards)]
+        lists = [shards.select_owned(adapted_weight(self).shards)]
         if self.lora_enabled:
             for adapter in adapters_of(self):
                 is_cut = isinstance(adapter, layer_api.SplitWeight)
-                lists.append(shards.of_owned(adapter.shards) if is_cut else shards.copy(adapter))
+                lists.append(shards.select_owned(adapter.shards) if is_cut else shards.copy(adapter))
         return [list(parts) for parts in zip(*lists, strict=True)]
 
     def kernel_of(self, kernel: Any, *adapters: Any) -> Any:

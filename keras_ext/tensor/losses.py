@@ -99,8 +99,8 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
         for i, piece, *own in zip(shards.owned, logits.pieces, *copies, strict=True):
             reduced.append(shards.run(i, self._reduced(*_range_of(logits, i)), piece, *own))
         # Each number has one user, the function that combines them, so that no gradients are added up.
-        flat = [number for numbers in zip(*shards.all_of(reduced), strict=True) for number in numbers]
-        return shards.parts.run(shards.home, _loss_of(sum(_range_of(logits, shards.count - 1))), labels, *flat)
+        flat = [number for numbers in zip(*shards.gather_all(reduced), strict=True) for number in numbers]
+        return shards.parts.run(shards.main_part, _loss_of(sum(_range_of(logits, shards.count - 1))), labels, *flat)
 
     def _reduced(self, start: int, size: int) -> Callable[..., Any]:
         def reduced(piece: Any, labels: Any, counted: Any = None) -> list[Any]:
@@ -191,8 +191,8 @@ def _matches(y_true: Any, y_pred: Any) -> Any:
     for i, piece in zip(shards.owned, y_pred.pieces, strict=True):
         largest = _largest_from(_range_of(y_pred, i)[0], None if shards.between is None else y_pred.shape[-1])
         found.append(shards.run(i, largest, piece))
-    values, classes = zip(*shards.all_of(found), strict=True)
-    predicted = ops.cast(shards.parts.run(shards.home, _first_largest, *values, *classes), "int64")
+    values, classes = zip(*shards.gather_all(found), strict=True)
+    predicted = ops.cast(shards.parts.run(shards.main_part, _first_largest, *values, *classes), "int64")
     matches = ops.cast(ops.equal(_labels(y_true, y_pred), predicted), keras.config.floatx())
     return ops.squeeze(matches, -1) if len(matches.shape) > 1 and matches.shape[-1] == 1 else matches
 

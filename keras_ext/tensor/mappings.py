@@ -50,8 +50,8 @@ class Shards:
         """Returns the shards of a layer made in the current scope: one in each part along the mesh axis "tensor"."""
         parts = layer_api.replica_parts()
         # A layer without a position on another axis has a copy at each position: this process computes with its own.
-        home = parts.home()
-        members = parts.along("tensor") if home is None else parts.mesh.group(home, "tensor")
+        local_part = parts.home()
+        members = parts.along("tensor") if local_part is None else parts.mesh.group(local_part, "tensor")
         owned = tuple(index for index, part in enumerate(members) if part in parts.owned)
         if not owned:
             return cls(parts, members, tuple(range(len(members))))
@@ -63,7 +63,7 @@ class Shards:
         return len(self.members)
 
     @property
-    def home(self) -> int:
+    def main_part(self) -> int:
         """The part that holds the tensors that are not cut."""
         return self.members[self.owned[0]]
 
@@ -75,7 +75,7 @@ class Shards:
         """Returns ``function(*inputs)`` for each owned shard, on its device; its inputs are one of each list."""
         return [self.run(i, function, *inputs) for i, *inputs in zip(self.owned, *lists, strict=True)]
 
-    def of_owned(self, values: Sequence[Any]) -> list[Any]:
+    def select_owned(self, values: Sequence[Any]) -> list[Any]:
         """Returns the values of the owned shards, from a list with one value for each shard."""
         return [values[i] for i in self.owned]
 
@@ -85,14 +85,14 @@ class Shards:
         Shapes: `S` -> `S` each.
         """
         value = value if self.between is None else self.between.copied(value)
-        return self.parts.fan_out(value, self.home, len(self.owned))
+        return self.parts.fan_out(value, self.main_part, len(self.owned))
 
     def reduce(self, values: Sequence[Any]) -> Any:
         """Returns the sum of a tensor per shard, added in their order. Gradient: the same for all shards.
 
         Shapes: `S` each -> `S`.
         """
-        total = self._at_home(add_up, values)
+        total = self._on_main_part(add_up, values)
         return total if self.between is None else self.between.summed(total)
 
     def scatter(self, value: Any, dim: int = -1, sizes: Sequence[int] | None = None) -> list[Any]:
@@ -103,12 +103,12 @@ class Shards:
         if self.between is not None:
             dim %= len(value.shape)
             bounds = self._bounds(value, dim) if sizes is None else [0, *itertools.accumulate(sizes)]
-            value = self.between.part(value, dim, self._of_processes(bounds))
-            sizes = None if sizes is None else self.of_owned(sizes)
+            value = self.between.part(value, dim, self._process_bounds(bounds))
+            sizes = None if sizes is None else self.select_owned(sizes)
         if len(self.owned) == 1:
             return [value]
         where: Any = len(self.owned) if sizes is None else list(itertools.accumulate(sizes))[:-1]
-        return list(self.parts.run(self.home, lambda whole: ops.split(whole, where, axis=dim), value))
+        return list(self.parts.run(self.main_part, lambda whole: ops.split(whole, where, axis=dim), value))
 
     def gather(self, values: Sequence[Any], dim: int = -1, size: Any = None) -> Any:
         """Joins the shards' tensors along `dim`. Gradient: each shard's part.
@@ -118,16 +118,16 @@ class Shards:
         Args:
             values: one for each owned shard.
             dim: along which they are joined.
-            size: of the joined tensor along `dim`, from which all d_i follow, as :meth:`deal` cuts; None if they are
-                equal. Used only where shards belong to several processes.
+            size: of the joined tensor along `dim`, from which all d_i follow, as in :meth:`split_evenly`; None if all
+                are equal. Used only where shards belong to several processes.
         """
-        own = self._at_home(_joiner(dim), values)
+        own = self._on_main_part(_joiner(dim), values)
         if self.between is None:
             return own
         dim %= len(own.shape)
-        return self.between.joined(own, dim, self._of_processes(self._bounds_of_pieces(own, dim, size)))
+        return self.between.joined(own, dim, self._process_bounds(self._bounds_of_pieces(own, dim, size)))
 
-    def deal(self, value: Any, dim: int) -> list[Any]:
+    def split_evenly(self, value: Any, dim: int) -> list[Any]:
         """Cuts a tensor along `dim`, of any size, into one part for each shard. Gradient: the parts' gradients, joined.
 
         Shapes: `[.., d, ..]` -> `[.., d_i, ..]` each, with sizes that differ by one at most, the larger ones first.
@@ -136,11 +136,11 @@ class Shards:
             return (
                 [value]
                 if self.count == 1
-                else self.parts.run(self.home, lambda whole: _dealt(whole, dim, self.count), value)
+                else self.parts.run(self.main_part, lambda whole: _split_evenly(whole, dim, self.count), value)
             )
         dim %= len(value.shape)
         bounds = self._bounds(value, dim)
-        return self._cut_here(self.between.part(value, dim, self._of_processes(bounds)), dim, bounds)
+        return self._cut_locally(self.between.part(value, dim, self._process_bounds(bounds)), dim, bounds)
 
     def all_gather(self, values: Sequence[Any], dim: int, size: Any = None) -> list[Any]:
         """Joins all shards' tensors along `dim`, for each shard. Gradient: :meth:`reduce_scatter` of the gradients.
@@ -148,10 +148,10 @@ class Shards:
         Shapes: `[.., d_i, ..]` each -> `[.., sum of d_i, ..]` each. Arguments are those of :meth:`gather`.
         """
         if self.between is not None:
-            own = self._at_home(_joiner(dim), values)
+            own = self._on_main_part(_joiner(dim), values)
             dim %= len(own.shape)
-            bounds = self._of_processes(self._bounds_of_pieces(own, dim, size))
-            return self.parts.fan_out(self.between.gathered(own, dim, bounds), self.home, len(self.owned))
+            bounds = self._process_bounds(self._bounds_of_pieces(own, dim, size))
+            return self.parts.fan_out(self.between.gathered(own, dim, bounds), self.main_part, len(self.owned))
         copies = [
             self.parts.fan_out(value, member, self.count) for value, member in zip(values, self.members, strict=True)
         ]
@@ -160,20 +160,22 @@ class Shards:
     def reduce_scatter(self, values: Sequence[Any], dim: int) -> list[Any]:
         """Sums a tensor per shard, and cuts the sum along `dim`. Gradient: :meth:`all_gather` of the parts' gradients.
 
-        Shapes: `[.., d, ..]` each -> `[.., d_i, ..]` each, as :meth:`deal` cuts.
+        Shapes: `[.., d, ..]` each -> `[.., d_i, ..]` each, as :meth:`split_evenly` cuts.
         """
         if self.count == 1:
             return list(values)
         if self.between is not None:
-            total = self._at_home(add_up, values)
+            total = self._on_main_part(add_up, values)
             dim %= len(total.shape)
             bounds = self._bounds(total, dim)
-            return self._cut_here(self.between.scattered(total, dim, self._of_processes(bounds)), dim, bounds)
-        cut = [self.run(i, lambda whole: _dealt(whole, dim, self.count), value) for i, value in enumerate(values)]
+            return self._cut_locally(self.between.scattered(total, dim, self._process_bounds(bounds)), dim, bounds)
+        cut = [
+            self.run(i, lambda whole: _split_evenly(whole, dim, self.count), value) for i, value in enumerate(values)
+        ]
         return [self.run(i, add_up, *(pieces[i] for pieces in cut)) for i in range(self.count)]
 
-    def all_of(self, values: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-        """Returns some tensors of every shard, of all processes, in the part `home`. Gradient: each shard's own.
+    def gather_all(self, values: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+        """Returns some tensors of every shard, of all processes, in the part `main_part`. Gradient: each shard's own.
 
         Shapes: `[S, ...]` each, of one shape and dtype -> `[S, ...]` for each of all shards.
         """
@@ -185,16 +187,16 @@ class Shards:
             return [each for row in ops.unstack(rows, self.count, axis=0) for each in ops.unstack(row, number, axis=0)]
 
         rows = self.gather(self.run_each(lambda *own: ops.stack([ops.stack(own)]), *zip(*values, strict=True)), 0)
-        flat = self.parts.run(self.home, unpacked, rows)
+        flat = self.parts.run(self.main_part, unpacked, rows)
         return [flat[i * number : (i + 1) * number] for i in range(self.count)]
 
     def size_along(self, value: Any, dim: int) -> Any:
         """Returns the size of a tensor along `dim` where it is needed: None unless several processes have shards."""
         return None if self.between is None else ops.shape(value)[dim]
 
-    def _at_home(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
-        """Returns ``function`` of the owned shards' tensors, computed in the part `home`; a single tensor unchanged."""
-        return values[0] if len(self.owned) == 1 else self.parts.run(self.home, function, *values)
+    def _on_main_part(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """Returns ``function`` of the owned shards' tensors, computed in `main_part`; a single tensor unchanged."""
+        return values[0] if len(self.owned) == 1 else self.parts.run(self.main_part, function, *values)
 
     def _bounds(self, value: Any, dim: int) -> list[Any]:
         """Returns the positions along `dim` at which the shards' parts of a tensor begin, and the end of the last."""
@@ -206,17 +208,17 @@ class Shards:
             size = ops.shape(own)[dim] * (self.count // len(self.owned))
         return even_bounds(size, self.count, ops.minimum)
 
-    def _of_processes(self, bounds: Sequence[Any]) -> Sequence[Any]:
+    def _process_bounds(self, bounds: Sequence[Any]) -> Sequence[Any]:
         """Returns the bounds of the processes' parts, given those of the shards' parts."""
         return bounds[:: len(self.owned)]
 
-    def _cut_here(self, value: Any, dim: int, bounds: Sequence[Any]) -> list[Any]:
+    def _cut_locally(self, value: Any, dim: int, bounds: Sequence[Any]) -> list[Any]:
         """Cuts this process' part of a tensor into its shards' parts."""
         if len(self.owned) == 1:
             return [value]
         first = self.owned[0]
         own = [bound - bounds[first] for bound in bounds[first : self.owned[-1] + 2]]
-        return list(self.parts.run(self.home, lambda part: _cut(part, dim, own), value))
+        return list(self.parts.run(self.main_part, lambda part: _cut(part, dim, own), value))
 
 
 def add_up(*values: Any) -> Any:
@@ -228,7 +230,7 @@ def add_up(*values: Any) -> Any:
     return total
 
 
-def _dealt(value: Any, dim: int, count: int) -> list[Any]:
+def _split_evenly(value: Any, dim: int, count: int) -> list[Any]:
     dim %= len(value.shape)
     return _cut(value, dim, even_bounds(ops.shape(value)[dim], count, ops.minimum))
 

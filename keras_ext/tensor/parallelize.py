@@ -129,13 +129,13 @@ def _split(choice: Choice) -> Any:
         own: dict[str, Any] = {"gather_output": not choice.pieces} if choice.kind == "column" else {}
         own |= {"sequence_parallel": True} if choice.sequence else {}
         layer_class: Any = type(layer)
-        return remade(layer, _of_class(_SPLIT[plain_type(layer), choice.kind], layer_class), **own)
+        return remade(layer, _saved_as(_SPLIT[plain_type(layer), choice.kind], layer_class), **own)
     kept = _OF_CHANNELS if choice.pieces else _OF_POSITIONS if choice.sequence else {}
     return remade(layer, kept.get(type(layer)))
 
 
 @functools.cache
-def _of_class(split: Any, layer_class: Any) -> Any:
+def _saved_as(split: Any, layer_class: Any) -> Any:
     """Returns `split`, or a subclass of it that is saved as `layer_class`, an alias of the plain class."""
     if issubclass(split, layer_class):
         return split

@@ -41,16 +41,16 @@ def _regularizers(regularizer: Any, weight: layer_api.SplitWeight, shards: Shard
     """Returns the function of each shard."""
     if type(regularizer) in _ADDITIVE:
         if shards.between is None:
-            return [_there(regularizer, index, shards) for index in range(shards.count)]
+            return [_on_shard(regularizer, index, shards) for index in range(shards.count)]
         return [
-            lambda _: shards.reduce(shards.run_each(regularizer, shards.of_owned(weight.shards))),
+            lambda _: shards.reduce(shards.run_each(regularizer, shards.select_owned(weight.shards))),
             *[_nothing] * (shards.count - 1),
         ]
 
-    def of_whole(_: Any) -> Any:
+    def penalize_whole(_: Any) -> Any:
         return regularizer(shards.gather(_values(weight, shards), weight.dim, weight.shape[weight.dim]))
 
-    return [of_whole] + [_nothing] * (shards.count - 1)
+    return [penalize_whole] + [_nothing] * (shards.count - 1)
 
 
 def constraints_of_shards(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
@@ -68,7 +68,7 @@ def constraints_of_shards(constraint: Any, weight: layer_api.SplitWeight, shards
 
 def _constraints(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> dict[int, Callable[[Any], Any]]:
     """Returns the functions of the owned shards, by the shard's number."""
-    apart = {index: _there(constraint, index, shards) for index in shards.owned}
+    apart = {index: _on_shard(constraint, index, shards) for index in shards.owned}
     if type(constraint) is keras.constraints.NonNeg:
         return apart
     if type(constraint) in _BY_NORM:
@@ -78,7 +78,7 @@ def _constraints(constraint: Any, weight: layer_api.SplitWeight, shards: Shards)
         together = _Together(lambda: _by_norm(constraint, weight, shards))
     else:
         together = _Together(lambda: _by_whole(constraint, weight, shards))
-    return {index: together.of_shard(position) for position, index in enumerate(shards.owned)}
+    return {index: together.constrain_shard(position) for position, index in enumerate(shards.owned)}
 
 
 class _Together:
@@ -88,7 +88,7 @@ class _Together:
         self._make = make
         self._made: list[Any] = []
 
-    def of_shard(self, position: int) -> Callable[[Any], Any]:
+    def constrain_shard(self, position: int) -> Callable[[Any], Any]:
         def constrained(_: Any) -> Any:
             if position == 0:
                 self._made = self._make()
@@ -104,7 +104,7 @@ def _by_norm(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> 
     """
     values = _values(weight, shards)
     own = shards.run_each(lambda v: ops.sum(ops.square(v), axis=weight.dim, keepdims=True), values)
-    squares = [square for (square,) in shards.all_of([[square] for square in own])]
+    squares = [square for (square,) in shards.gather_all([[square] for square in own])]
 
     def constrained(value: Any, *others: Any) -> Any:
         rest = ops.sqrt(sum(others[1:], others[0]))
@@ -123,10 +123,10 @@ def _by_whole(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) ->
 
 
 def _values(weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
-    return [ops.convert_to_tensor(shard) for shard in shards.of_owned(weight.shards)]
+    return [ops.convert_to_tensor(shard) for shard in shards.select_owned(weight.shards)]
 
 
-def _there(function: Any, index: int, shards: Shards) -> Callable[[Any], Any]:
+def _on_shard(function: Any, index: int, shards: Shards) -> Callable[[Any], Any]:
     return lambda value: shards.run(index, function, value)
 
 

@@ -58,7 +58,7 @@ class SplitProjection(AdaptedLayer, keras.layers.EinsumDense):
         """Returns for each owned shard the tensors of its kernel, and its part of the bias if that is split."""
         if not isinstance(self.bias, layer_api.SplitWeight):
             return self.kernels_of_shards()
-        biases = self._placed().of_owned(self.bias.shards)
+        biases = self._placed().select_owned(self.bias.shards)
         return [[*kernel, bias] for kernel, bias in zip(self.kernels_of_shards(), biases, strict=True)]
 
     def project(self, x: Any, *weights: Any) -> Any:

@@ -101,7 +101,7 @@ def _cut_like(first: SplitTensor, tensor: Any) -> SplitTensor:
     is_cut = isinstance(tensor, SplitTensor)
     if is_cut and tensor.dim == first.dim and tensor.shards.members == first.shards.members:
         return tensor
-    pieces = first.shards.deal(tensor.whole() if is_cut else tensor, first.dim)
+    pieces = first.shards.split_evenly(tensor.whole() if is_cut else tensor, first.dim)
     cut = SplitTensor(pieces, first.dim, first.shards, first.size)
     cut._keras_mask = getattr(tensor, "_keras_mask", None)
     return cut

@@ -18,7 +18,6 @@ from strategies._keras_hooks import (
     files,
     gathered_functions,
     gradients,
-    held_variables,
     inputs,
     lookups,
     loops,
@@ -28,6 +27,7 @@ from strategies._keras_hooks import (
     optimizer_variables,
     optimizers,
     outside_variables,
+    owned_variables,
     plain_classes,
     preprocessing,
     random,
@@ -57,7 +57,7 @@ def install() -> None:
     files.install()
     gathered_functions.install()
     gradients.install()
-    held_variables.install()
+    owned_variables.install()
     inputs.install()
     lookups.install()
     loops.install()

@@ -80,7 +80,7 @@ def marked(gradients: Sequence[Any], are_global: Sequence[bool]) -> list[Any]:
     ]
 
 
-def can_meet(context: Any) -> bool:
+def can_synchronize(context: Any) -> bool:
     """Returns True where the replicas of this process can synchronize: not in a conditional of one replica's step."""
     if tf.executing_eagerly() or not isinstance(context, ReplicaContext) or type(context) is ReplicaContext:
         return True
@@ -108,11 +108,12 @@ def apply_alone(
     is_plain = engine.sharded_updates is None and engine.central is None and engine.process_group is None
     if share is None or not (alike and is_plain and optimizer.built and not optimizer.gradient_accumulation_steps):
         raise ValueError(
-            "Gradients are applied inside a tf.cond, a tf.while_loop or a tf.function of a step, where the replicas of "
-            "a process cannot meet. That works in a step that Keras' trainer runs, with an optimizer that is built, "
-            "with gradients that tape.gradient gave outside of it, and without `shard`. To apply gradients of several "
-            "steps at once, leave that to Keras: optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4). "
-            f"Received: {type(optimizer).__name__}, built={optimizer.built}, gradients of the global batch: {alike}."
+            "Gradients are applied inside a tf.cond, a tf.while_loop or a tf.function of a step, where the replicas "
+            "of a process cannot synchronize. That works in a step that Keras' trainer runs, with an optimizer that "
+            "is built, with gradients that tape.gradient gave outside of it, and without `shard`. To apply "
+            "gradients of several steps at once, leave that to Keras: optimizer=keras.optimizers.SGD(0.1, "
+            f"gradient_accumulation_steps=4). Received: {type(optimizer).__name__}, built={optimizer.built}, "
+            f"gradients of the global batch: {alike}."
         )
     replica = share.replica_id - engine.layout.first_replica
 

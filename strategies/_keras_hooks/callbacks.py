@@ -202,15 +202,15 @@ def _on_epoch_end(
     sum_accumulated(getattr(model, "optimizer", None))
     original(callbacks, epoch, logs)
     # All processes stop, or end, if one of them stops or was asked to end.
-    weights = same_models.weights_held_alike(model)
-    of = f"the weights of the model {model.name!r}, at the end of epoch {epoch + 1}"
+    weights = same_models.replicated_weights(model)
+    what = f"the weights of the model {model.name!r}, at the end of epoch {epoch + 1}"
     member = callbacks.model.distribute_strategy.extended.member
     mine = (int(bool(model.stop_training)), int(member.preemption.is_asked), *member.shares.taken())
-    told = same_models.gathered_with_checksums(weights, process_group, of, *mine)
-    model.stop_training = any(wants for wants, *_ in told)
-    if any(is_asked for _, is_asked, *_ in told):
+    by_rank = same_models.gathered_with_checksums(weights, process_group, what, *mine)
+    model.stop_training = any(wants for wants, *_ in by_rank)
+    if any(is_asked for _, is_asked, *_ in by_rank):
         _end_if_saved(member.preemption, epoch, is_chief=process_group.rank == 0)
-    slow = stragglers([looks for _, _, *looks in told])
+    slow = stragglers([looks for _, _, *looks in by_rank])
     if slow is not None and process_group.rank == 0:
         _logger.warning("In epoch %d %s", epoch + 1, slow)
 
@@ -220,7 +220,7 @@ def _end_if_saved(preemption: Preemption, epoch: int, *, is_chief: bool) -> None
     if preemption.saver is None:
         return
     if is_chief:
-        _logger.warning("Asked to end: saved after epoch %d; the same command goes on.", epoch + 1)
+        _logger.warning("Preempted: saved after epoch %d; run the same command to resume.", epoch + 1)
     raise SystemExit(PREEMPTED)
 
 
@@ -233,28 +233,28 @@ def _restore(
     if process_group is None:
         original(callback, logs)
         if engine_of(model.distribute_strategy) is not None:
-            _say_if_within_an_epoch(callback)
+            _warn_if_within_an_epoch(callback)
         return
     model._initial_epoch = 0
 
     def load() -> str:
         original(callback, logs)
-        _say_if_within_an_epoch(callback)
+        _warn_if_within_an_epoch(callback)
         return str(model._initial_epoch)
 
     model._initial_epoch = int(load_on_all(model.distribute_strategy, load, state_of(model)))
 
 
-def _say_if_within_an_epoch(callback: Any) -> None:
+def _warn_if_within_an_epoch(callback: Any) -> None:
     """Logs that steps are repeated, as on one device: Keras cannot begin within an epoch."""
     metadata = Path(callback.backup_dir) / "training_metadata.json"
     if callback.save_freq == "epoch" or not metadata.exists():
         return
     position = json.loads(metadata.read_text())
     _logger.warning(
-        "BackupAndRestore(save_freq=%r) goes on with weights from step %d of epoch %d, at the first step of that "
+        "BackupAndRestore(save_freq=%r) resumes with the weights of step %d of epoch %d, at the first step of that "
         "epoch, as Keras does on one device: these steps are taken twice. keras_ext.Checkpoints(..., every_steps=%r) "
-        "goes on at the next step.",
+        "resumes at the next step.",
         callback.save_freq,
         position["batch"] + 1,
         position["epoch"] + 1,

@@ -197,7 +197,7 @@ def _symbolic_inputs(model: Any, inputs: Any) -> Any:
         return keras.tree.map_structure(_symbolic, inputs)
     if not getattr(model, "inputs", None):
         raise ValueError(
-            "A model without a graph does not tell what it takes: give a batch of inputs, as in strategy.check(model, "
+            "A model without a graph does not define its inputs: give a batch of inputs, as in strategy.check(model, "
             f"x[:2]). Received: {model.name!r} of class {type(model).__qualname__}, inputs=None."
         )
     # A Sequential model has one input.

@@ -31,16 +31,16 @@ def compare(engine: ReplicatedExtended, lines: Sequence[str], remedy: str = "", 
     Raises:
         ValueError: lines differ; raised on all processes, with the lines of each rank that differ.
     """
-    told = _differing(engine, list(lines))
-    if told is not None:
-        raise ValueError(difference(told, remedy, where))
+    lines_by_rank = _differing(engine, list(lines))
+    if lines_by_rank is not None:
+        raise ValueError(difference(lines_by_rank, remedy, where))
 
 
-def difference(told: Sequence[Sequence[str]], remedy: str = "", where: re.Pattern[str] = _ANY) -> str:
+def difference(lines_by_rank: Sequence[Sequence[str]], remedy: str = "", where: re.Pattern[str] = _ANY) -> str:
     """Returns the error message about differing lines, given the lines of all processes by rank; see `compare`."""
     # Lines that all processes have, in whatever order, are left out.
-    common = set(told[0]).intersection(*told[1:])
-    own = [[line for line in lines if line not in common] for lines in told]
+    common = set(lines_by_rank[0]).intersection(*lines_by_rank[1:])
+    own = [[line for line in lines if line not in common] for lines in lines_by_rank]
     same: dict[str, list[int]] = {}
     for rank, lines in enumerate(own):
         more = f"; and {len(lines) - _MOST_SHOWN} more" if len(lines) > _MOST_SHOWN else ""

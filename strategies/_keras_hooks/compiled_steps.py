@@ -37,10 +37,10 @@ _METADATA = ("_keras_mask", "_keras_logits")
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
-# `_chosen`: models whose `jit_compile` was "auto". `_said`: the reasons that were logged for a model.
+# `_chosen`: models whose `jit_compile` was "auto". `_logged`: the reasons that were logged for a model.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _paddings: weakref.WeakKeyDictionary[keras.Model, Padding] = weakref.WeakKeyDictionary()
-_said: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
+_logged: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -52,7 +52,7 @@ def install() -> None:
 
 def note_request(model: keras.Model, jit_compile: bool | str) -> None:
     """Records the ``jit_compile`` given to ``compile``: if it was not "auto", running uncompiled is worth a warning."""
-    _said.pop(model, None)
+    _logged.pop(model, None)
     if jit_compile == "auto":
         _chosen.add(model)
     else:
@@ -68,7 +68,7 @@ def not_by_keras(model: keras.Model) -> Iterator[None]:
         return
     reason = None if is_whole(model) else _known_reason(model, engine)
     if reason is not None:
-        _say(model, reason)
+        _log_reason(model, reason)
     model._jit_compile = False
     try:
         yield
@@ -127,7 +127,7 @@ def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> A
     try:
         outputs, loss, gradients = _computed(model, replica, (x, y, sample_weight), training=True)
     except NotCompilableError as reason:
-        _say(model, reason)
+        _log_reason(model, reason)
         return original(model, data)
     _track(model, x, loss)
     weights = model.trainable_weights
@@ -148,7 +148,7 @@ def _test_step(original: Callable[..., Any], model: keras.Model, data: Any) -> A
     try:
         outputs, loss = _computed(model, replica, (x, y, sample_weight))
     except NotCompilableError as reason:
-        _say(model, reason)
+        _log_reason(model, reason)
         return original(model, data)
     _track(model, x, loss)
     return model.compute_metrics(x, y, _with_metadata(outputs), sample_weight=sample_weight)
@@ -162,7 +162,7 @@ def _predict_step(original: Callable[..., Any], model: keras.Model, data: Any) -
         [predicted] = _computed(model, lambda x: [_called(model, x, training=False)], (x,))
         return predicted
     except NotCompilableError as reason:
-        _say(model, reason)
+        _log_reason(model, reason)
         return original(model, data)
 
 
@@ -174,7 +174,7 @@ def _is_compiled(model: keras.Model) -> bool:
     if is_whole(model) or _known_reason(model, engine) is not None:
         return False
     if not model.built:
-        _say(model, "it is not built before its first step")
+        _log_reason(model, "it is not built before its first step")
     return bool(model.built)
 
 
@@ -190,13 +190,13 @@ def _known_reason(model: keras.Model, engine: ReplicatedExtended) -> str | None:
     return None
 
 
-def _say(model: keras.Model, reason: object) -> None:
+def _log_reason(model: keras.Model, reason: object) -> None:
     """Logs, on rank 0 and once per model and reason, that the model runs uncompiled."""
     engine, text = engine_of(model.distribute_strategy), str(reason)
-    said = _said.setdefault(model, set())
-    if engine is None or not engine.should_checkpoint or text in said:
+    logged = _logged.setdefault(model, set())
+    if engine is None or not engine.should_checkpoint or text in logged:
         return
-    said.add(text)
+    logged.add(text)
     level = logging.INFO if model in _chosen else logging.WARNING
     _logger.log(level, "jit_compile: model %r runs uncompiled, as %s.", model.name, text)
 

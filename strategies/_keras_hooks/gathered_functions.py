@@ -42,7 +42,7 @@ _METADATA = ("_keras_mask", "_keras_logits")
 
 # Losses and metrics that are computed from all rows.
 _gathering: weakref.WeakSet[Any] = weakref.WeakSet()
-# "ask": a value that looks at several rows raises `_LooksAtSeveralRowsError`. "said": a warning has been given already.
+# "ask": a value that looks at several rows raises `_LooksAtSeveralRowsError`. "warned": a warning has been given.
 # "gathered": the rows are those of all replicas.
 _state: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_gathered_functions", default=None)
 
@@ -73,11 +73,11 @@ def check_loss(share: shares.Share, values: tf.Tensor, value: tf.Tensor, is_mean
         _LooksAtSeveralRowsError: they do, and the caller is to gather rows.
     """
     if _state.get() == "ask":
-        dependence = shares.dependence_here()
+        dependence = shares.current_dependence()
         kind = dependence.kind(values)
         if is_fault(dependence.kind(value)) if not len(values.shape) else not _is_per_row(kind, is_mean):
             raise _LooksAtSeveralRowsError
-    return _state.get() == "said"
+    return _state.get() == "warned"
 
 
 def has_all_rows() -> bool:
@@ -100,7 +100,7 @@ def _call_loss(
             return original(loss, y_true, y_pred, sample_weight)
     given = (y_true, y_pred, sample_weight)
     if not _may_gather(share, given, "loss", getattr(loss, "fn", loss)):
-        with _in_state("said"):
+        with _in_state("warned"):
             return original(loss, y_true, y_pred, sample_weight)
     gathered = _gathered(given, "loss", _remembered(loss), getattr(loss, "fn", loss))
     with shares.none(), _in_state("gathered"):
@@ -217,12 +217,12 @@ def _gathered(given: Any, role: str, owner: Any, function: Any) -> Any:
     leaves = tf.nest.flatten(given)
     metadata = [getattr(leaf, name, None) for leaf in leaves for name in _METADATA]
     rows = [leaf if leaf is None or _is_number(leaf) else tf.convert_to_tensor(leaf) for leaf in (*leaves, *metadata)]
-    places = [i for i, leaf in enumerate(rows) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
-    own = [rows[i] for i in places]
+    indices = [i for i, leaf in enumerate(rows) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
+    own = [rows[i] for i in indices]
     if owner not in _gathering:
         _gathering.add(owner)
-        _say(role, function, own)
-    for i, every in zip(places, gather_rows(own), strict=True):
+        _log_bytes(role, function, own)
+    for i, every in zip(indices, gather_rows(own), strict=True):
         rows[i] = every
     found = rows[: len(leaves)]
     for i, value in enumerate(rows[len(leaves) :]):
@@ -231,7 +231,7 @@ def _gathered(given: Any, role: str, owner: Any, function: Any) -> Any:
     return tf.nest.pack_sequence_as(given, found)
 
 
-def _say(role: str, function: Any, own: list[tf.Tensor]) -> None:
+def _log_bytes(role: str, function: Any, own: list[tf.Tensor]) -> None:
     """Logs, on rank 0, how many bytes are gathered for a function."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is None or not engine.should_checkpoint:

@@ -19,7 +19,7 @@ _NAME_COUNTERS = "object_name_uids"
 
 
 @contextlib.contextmanager
-def _of_keras_kept() -> Iterator[None]:
+def _keras_state_kept() -> Iterator[None]:
     """Context manager: restores Keras' random generator and name counters of this thread."""
     generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     seed = None if generator is None else generator.state.numpy()
@@ -54,10 +54,10 @@ def global_state_kept() -> Iterator[None]:
             copy = keras.models.clone_model(model)
             copy.set_weights(model.get_weights())
     """
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with _of_keras_kept():
+        with _keras_state_kept():
             yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

@@ -110,7 +110,7 @@ def _gradient(
     stays = _stays_local()
     with _taking():
         local = original(tape, target, sources, _upstream(target, output_gradients), *args, **kwargs)
-    return _of_global_batch(local, target, sources, stays)
+    return _global_gradients(local, target, sources, stays)
 
 
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = No
     _note_gradient()
     with _taking():
         local = original(ys, xs, _upstream(ys, grad_ys), *args, **kwargs)
-    return _of_global_batch(local, ys, xs, _stays_local())
+    return _global_gradients(local, ys, xs, _stays_local())
 
 
 def _jacobian(
@@ -202,17 +202,17 @@ def _stays_local() -> bool:
     # A gradient taken while a tape records is a part of the loss, not the gradient that Keras' step takes.
     if _in_keras_step.get() and not gradient_record.could_possibly_record():
         return True
-    return not _can_meet(share)
+    return not _can_synchronize(share)
 
 
-def _can_meet(share: shares.Share) -> bool:
+def _can_synchronize(share: shares.Share) -> bool:
     """Returns True where the replicas of this process can run one collective together: in the graph of their step."""
     if tf.executing_eagerly() or type(tf.distribute.get_replica_context()) is ReplicaContext:
         return not share.in_inner_function
     return share.is_in_step_graph
 
 
-def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
+def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any:
     """Returns gradients, summed over replicas where the source is the same on all of them, else local.
 
     Args:
@@ -224,15 +224,15 @@ def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
     if share is None or engine is None or share.num_replicas == 1:
         return local
-    flat, of = tf.nest.flatten(local, expand_composites=False), tf.nest.flatten(sources)
-    for i, source in enumerate(of):
+    flat, flat_sources = tf.nest.flatten(local, expand_composites=False), tf.nest.flatten(sources)
+    for i, source in enumerate(flat_sources):
         if _is_variable(source):
             warn_if_summed(flat[i], source, share.dependence)
             flat[i] = unrounded(flat[i], source, share.dependence)
     if not share.in_trainer:
         return tf.nest.pack_sequence_as(sources, flat)
-    mine = [i for i, source in enumerate(of) if flat[i] is not None and _is_alike(share, source)]
-    for i, source in enumerate(of):
+    mine = [i for i, source in enumerate(flat_sources) if flat[i] is not None and _is_alike(share, source)]
+    for i, source in enumerate(flat_sources):
         # The gradient of the global batch's loss with respect to rows has rows.
         is_tensor = isinstance(source, tf.Tensor) and isinstance(flat[i], tf.Tensor)
         if is_tensor and share.dependence.kind(source) is Kind.ROWS and _is_of_batch(share, target):
@@ -242,11 +242,13 @@ def _of_global_batch(local: Any, target: Any, sources: Any, stays: bool) -> Any:
             flat[i] = _as_term(flat[i])
     else:
         # Each replica has gradients of other rows of a row-sharded table: the optimizer sends them to the owners.
-        for i in [i for i in mine if is_row_sharded(of[i])]:
+        for i in [i for i in mine if is_row_sharded(flat_sources[i])]:
             flat[i] = _as_term(flat[i])
             mine.remove(i)
-        for i, total in zip(mine, _summed(engine, share, [flat[i] for i in mine], [of[i] for i in mine]), strict=True):
-            flat[i] = _as_shard(engine, total, of[i])
+        for i, total in zip(
+            mine, _summed(engine, share, [flat[i] for i in mine], [flat_sources[i] for i in mine]), strict=True
+        ):
+            flat[i] = _as_shard(engine, total, flat_sources[i])
     return tf.nest.pack_sequence_as(sources, flat)
 
 

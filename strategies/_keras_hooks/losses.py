@@ -113,10 +113,10 @@ def _reduce(
             if reduction != "sum":
                 value *= tf.cast(tf.shape(values)[0] / share.rows_that_count, value.dtype)
     is_plain = sample_weight is None and mask is None and reduction in _BY_COUNT
-    is_said = gathered_functions.check_loss(share, values, value, is_plain)
+    is_warned = gathered_functions.check_loss(share, values, value, is_plain)
     if len(values.shape) == 0:
         # The loss function itself has reduced its values.
-        if share.num_replicas > 1 and not is_said:
+        if share.num_replicas > 1 and not is_warned:
             kind, dependence = share.dependence.kind(value), share.dependence
             warn_of(kind, "What a loss function returns, one number for all rows,", value, dependence)
         return _emit(share.as_mean(value), share)
@@ -171,7 +171,7 @@ def _compute_loss(
         return original(model, *args, **kwargs)
     predicted: Any = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
     if share.num_replicas > 1 and share.in_trainer:
-        dependence = shares.dependence_here()
+        dependence = shares.current_dependence()
         if warn_of_mixed_rows(predicted, dependence, f"What {model.name!r} computes for a row"):
             dependence.take_as_rows(predicted)
     with _raw(share):

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
-from strategies._keras_hooks.held_variables import sum_over_holders
+from strategies._keras_hooks.owned_variables import sum_over_owners
 from strategies._keras_hooks.sharded_optimizers import sharded_updates
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
 from strategies.collectives.process_group import ProcessGroup
@@ -50,7 +50,7 @@ def _filter(
 def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, grads: list[Gradient]) -> list[Gradient]:
     variables = _applied.get()
     _applied.set(())
-    parts, total = spanning_parts(), sum_over_holders()
+    parts, total = spanning_parts(), sum_over_owners()
     known = len(variables) == len(grads)
     if total is not None and known and optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
         pairs = zip(grads, variables, strict=True)

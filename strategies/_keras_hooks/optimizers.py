@@ -23,8 +23,8 @@ from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 
 from strategies._keras_hooks import applied_gradients, optimizer_variables, sharded_optimizers, train_steps, weights
-from strategies._keras_hooks.held_variables import apply_held
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
+from strategies._keras_hooks.owned_variables import apply_owned
 from strategies._keras_hooks.whole_updates import needs_whole, shards_of, whole_pairs
 from strategies._keras_hooks.wrapping import Result, engine_of, wrap
 from strategies._tf_internals import get_update_replica_id
@@ -69,8 +69,8 @@ def _reduce_first(
         return update(gradients, variables)
     # Read in the replica's own thread: `across` runs in another.
     may_defer = train_steps.may_defer_update()
-    of = optimizer._trainable_variables if variables is None else variables
-    gradients, are_global = applied_gradients.as_terms(gradients, of)
+    targets = optimizer._trainable_variables if variables is None else variables
+    gradients, are_global = applied_gradients.as_terms(gradients, targets)
 
     def across(strategy: tf.distribute.Strategy, gradients: list[Any]) -> Any:
         gradients = applied_gradients.marked(gradients, are_global)
@@ -101,7 +101,7 @@ def _reduce_first(
     context = tf.distribute.get_replica_context()
     if context is None:
         return across(tf.distribute.get_strategy(), list(gradients))
-    if not applied_gradients.can_meet(context):
+    if not applied_gradients.can_synchronize(context):
         return applied_gradients.apply_alone(engine, optimizer, gradients, variables, are_global, update)
     return context.merge_call(across, args=(list(gradients),))
 
@@ -166,11 +166,11 @@ def _apply(
 ) -> Result:
     variables = None if trainable_variables is None else list(trainable_variables)
 
-    def update(summed: Sequence[Any], of: Sequence[Any] | None) -> Result:
+    def update(summed: Sequence[Any], targets: Sequence[Any] | None) -> Result:
         if isinstance(optimizer, WRAPPING_OPTIMIZERS):
-            return original(optimizer, summed, of)
-        result: Result = apply_held(
-            optimizer, functools.partial(original, optimizer), *whole_pairs(optimizer, summed, of)
+            return original(optimizer, summed, targets)
+        result: Result = apply_owned(
+            optimizer, functools.partial(original, optimizer), *whole_pairs(optimizer, summed, targets)
         )
         return result
 
@@ -188,7 +188,7 @@ def _apply_gradients(
         optimizer,
         [gradient for gradient, _ in pairs],
         variables,
-        lambda summed, of: original(optimizer, list(zip(summed, of or variables, strict=True))),
+        lambda summed, targets: original(optimizer, list(zip(summed, targets or variables, strict=True))),
     )
 
 

@@ -29,7 +29,7 @@ def check_part(strategy: tf.distribute.Strategy, kind: str, part: object) -> Non
         raise ValueError(_message(kind, part, found, strategy))
 
 
-def of_another_strategy(model: keras.Model, strategy: tf.distribute.Strategy) -> str:
+def other_strategy_error(model: keras.Model, strategy: tf.distribute.Strategy) -> str:
     """Returns the error message about a model that was made under another strategy, or under none."""
     return _not_made_under(f"model {model.name!r}", strategy)
 
@@ -43,7 +43,7 @@ def _message(kind: str, part: Any, found: Collection[Any], strategy: tf.distribu
     ids = {id(variable) for variable in found}
     first = next(iter(found))
     received = f" Received a variable of one device only: {getattr(first, 'path', first.name)!r}."
-    # `of_another_strategy` has already refused a model that was itself made under another strategy, or none.
+    # `other_strategy_error` has already refused a model that was itself made under another strategy, or none.
     inner = part._flatten_layers(include_self=False) if isinstance(part, keras.Model) else []
     for layer in inner:
         own = layer.variables

@@ -115,10 +115,10 @@ def _randint(
 def _categorical(
     original: _Draw, logits: tf.Tensor, num_samples: Any, dtype: Any = "int64", seed: Any = None
 ) -> tf.Tensor:
-    share = _of_trainer()
+    share = _trainer_share()
     if share is None or not isinstance(seed, int):
         return original(logits, num_samples, dtype, seed)
-    rows = tf.shape(logits)[0] if logits.shape[0] is None else RowCount.of_first_dim(logits)
+    rows = tf.shape(logits)[0] if logits.shape[0] is None else RowCount.from_first_dim(logits)
 
     def draw(shape: Any) -> tf.Tensor:
         if shape[0] is rows:
@@ -131,10 +131,10 @@ def _categorical(
 
 
 def _dropout(original: _Draw, inputs: tf.Tensor, rate: float, noise_shape: Any = None, seed: Any = None) -> tf.Tensor:
-    share = _of_trainer()
+    share = _trainer_share()
     if share is None:
         return original(inputs, rate, noise_shape, seed)
-    for_rows = shares.dependence_here().kind(inputs) is not Kind.SAME and not (noise_shape and noise_shape[0] == 1)
+    for_rows = shares.current_dependence().kind(inputs) is not Kind.SAME and not (noise_shape and noise_shape[0] == 1)
     if not for_rows:
         return _alike_drawn(lambda: original(inputs, rate, noise_shape, seed))
     if not isinstance(seed, int):
@@ -142,14 +142,14 @@ def _dropout(original: _Draw, inputs: tf.Tensor, rate: float, noise_shape: Any =
     dynamic = tf.shape(inputs)
     own = [dynamic[i] if size is None else size for i, size in enumerate(inputs.shape)]
     if inputs.shape[0] is not None:
-        own[0] = RowCount.of_first_dim(inputs)
+        own[0] = RowCount.from_first_dim(inputs)
     noise = None if noise_shape is None else [None, *noise_shape[1:]]
     return inputs * _placed(own, seed, lambda shape: original(tf.ones(shape, inputs.dtype), rate, noise, seed))
 
 
 def _placed(shape: Any, seed: Any, draw: Callable[[Any], tf.Tensor]) -> tf.Tensor:
     """Draws numbers in a shape: for the rows of the replica if the shape has rows, else the same on all replicas."""
-    share = _of_trainer()
+    share = _trainer_share()
     if share is None:
         return draw(shape)
     if not _has_rows(shape, share):
@@ -179,7 +179,7 @@ def _placed(shape: Any, seed: Any, draw: Callable[[Any], tf.Tensor]) -> tf.Tenso
     return mark(rows, Kind.ROWS)
 
 
-def _of_trainer() -> shares.Share | None:
+def _trainer_share() -> shares.Share | None:
     share = shares.current()
     return None if share is None or not share.in_trainer or share.num_replicas == 1 else share
 
@@ -189,7 +189,7 @@ def _has_rows(shape: Any, share: shares.Share) -> bool:
     if isinstance(shape, tf.Tensor):
         return share.dependence.kind(shape) is not Kind.SAME
     sizes: Sequence[Any] = list(shape) if isinstance(shape, Sequence | tf.TensorShape) else [shape]
-    dependence = shares.dependence_here()
+    dependence = shares.current_dependence()
     if any(isinstance(size, tf.Tensor) and dependence.kind(size) is not Kind.SAME for size in sizes):
         return True
     if sizes and isinstance(sizes[0], RowCount):
@@ -204,7 +204,7 @@ def _may_be_another(shape: Any) -> bool:
 
 def _draws_for_all(shape: Any, seed: int) -> bool:
     """Returns True if the replica can draw for the rows of all replicas: it knows their number and its first row."""
-    share = _of_trainer()
+    share = _trainer_share()
     if share is None or share.num_all is None or share.in_inner_function or shares.is_in_microbatches():
         return False
     if isinstance(shape, tf.Tensor) or not _has_rows(shape[:1], share):
@@ -223,7 +223,7 @@ def _first_row(share: shares.Share) -> int | tf.Tensor:
 
 
 def _alike_drawn(draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-    token = _alike.set(_of_trainer() is not None)
+    token = _alike.set(_trainer_share() is not None)
     try:
         return draw()
     finally:

@@ -34,17 +34,17 @@ def _remat(original: Callable[..., Any], function: Callable[..., Any]) -> Callab
     def computed(*args: Any, **kwargs: Any) -> Any:
         if isinstance(layer, keras.Layer) and lie_on_replicas(layer.variables):
             raise ValueError(
-                "A layer in which replicas meet cannot be computed again for the backward pass: its weights are those "
-                "of experts, or of a ShardedEmbedding. Make it outside of the RematScope, or use a mesh without "
-                f"'expert'. Received: {layer.name!r}."
+                "A layer that runs a collective over replicas cannot be recomputed in the backward pass: its "
+                "weights are those of experts, or of a ShardedEmbedding. Make it outside of the RematScope, or use "
+                f"a mesh without 'expert'. Received: {layer.name!r}."
             )
         before = [(variable, tf.stop_gradient(variable.value)) for variable in changing]
-        is_again = False
+        is_recomputation = False
 
         def compute(*tensors: Any) -> Any:
-            nonlocal is_again
-            if not is_again:
-                is_again = True
+            nonlocal is_recomputation
+            if not is_recomputation:
+                is_recomputation = True
                 return function(*tensors, **kwargs)
             with keras.StatelessScope(before):
                 return function(*tensors, **kwargs)

@@ -34,5 +34,5 @@ def _shape(original: Callable[[Any], Any], x: Any) -> Any:
         return found
     is_known = isinstance(found, tuple) and found and isinstance(found[0], int)
     if is_known and isinstance(x, tf.Tensor) and found[0] in share.num_rows:
-        return (RowCount.of_first_dim(x), *found[1:])
+        return (RowCount.from_first_dim(x), *found[1:])
     return found

@@ -40,8 +40,8 @@ def _update_step(
         return
     accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)]
     with tf.device(variable.device):
-        rows, places = tf.unique(gradient.indices)
-        own = tf.IndexedSlices(gradient.values, places, tf.stack([tf.size(rows), *variable.shape[1:]]))
+        rows, indices = tf.unique(gradient.indices)
+        own = tf.IndexedSlices(gradient.values, indices, tf.stack([tf.size(rows), *variable.shape[1:]]))
         with _viewed(accumulator, rows):
             original(optimizer, own, RowView(variable.component, rows, variable._unique_id), learning_rate)
 

@@ -42,7 +42,7 @@ _call: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("k
 
 
 @contextlib.contextmanager
-def of_call(arguments: Mapping[str, Any]) -> Iterator[None]:
+def comparing_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Context manager: `compare` of the first iterator made in the block also compares these arguments of the call."""
     token = _call.set(dict(arguments))
     try:

@@ -30,7 +30,7 @@ from strategies.replica.holders import place_of
 _compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _known: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
-_NOT_HELD = -1
+_NOT_OWNED = -1
 
 
 def forget(model: keras.Model) -> None:
@@ -68,8 +68,8 @@ def _description(model: keras.Model) -> Iterator[str]:
             chosen = [getattr(layer, name, None) for name in ("num_microbatches", "_schedule_name")]
             yield f"pipeline with stages that begin at {starts}, micro-batches and schedule {chosen}"
     for variable in model.variables:
-        place = {axis: sorted(at) for axis, at in sorted(place_of(variable).items())}
-        yield f"variable {_plain(variable.path)} {tuple(variable.shape)} {variable.dtype} at {place}"
+        coordinates = {axis: sorted(at) for axis, at in sorted(place_of(variable).items())}
+        yield f"variable {_plain(variable.path)} {tuple(variable.shape)} {variable.dtype} at {coordinates}"
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         config = optimizer.get_config()
@@ -142,46 +142,46 @@ def compare_weights(model: keras.Model, when: str = "") -> None:
     job = None if engine is None else engine.process_group
     if engine is None or job is None:
         return
-    of = f"the weights of the model {model.name!r}{', ' if when else ''}{when}"
-    refuse_other_values(weights_held_alike(model), job, of)
+    what = f"the weights of the model {model.name!r}{', ' if when else ''}{when}"
+    refuse_other_values(replicated_weights(model), job, what)
 
 
-def weights_held_alike(model: keras.Model) -> list[Any]:
+def replicated_weights(model: keras.Model) -> list[Any]:
     """Returns the model's floating-point weights that have to be equal on all of their owner ranks."""
     weights = {id(weight) for weight in model.weights}
     return [v for v in _alike(model) if id(v) in weights and tf.as_dtype(v.dtype).is_floating]
 
 
-def refuse_other_values(variables: Sequence[Any], job: ProcessGroup, of: str) -> None:
+def refuse_other_values(variables: Sequence[Any], job: ProcessGroup, what: str) -> None:
     """Raises an error on all processes if the values of a variable differ between its owner ranks."""
-    gathered_with_checksums(variables, job, of)
+    gathered_with_checksums(variables, job, what)
 
 
-def gathered_with_checksums(variables: Sequence[Any], job: ProcessGroup, of: str, *numbers: int) -> list[list[int]]:
+def gathered_with_checksums(variables: Sequence[Any], job: ProcessGroup, what: str, *numbers: int) -> list[list[int]]:
     """Compares checksums of variables and returns every rank's `numbers`, which travel in the same message.
 
     Raises:
         ValueError: on all processes, if the values of a variable differ between its owner ranks.
     """
-    sums = [_NOT_HELD if is_remote(v) else _checksum(v) for v in variables]
+    sums = [_NOT_OWNED if is_remote(v) else _checksum(v) for v in variables]
     row = np.array([[*numbers, *sums]], np.int64)
     if not row.size:
         return [[] for _ in range(job.num_processes)]
     with carrying("checksums of weights"):
         rows = np.asarray(job.gather(tf.constant(row), equal_sizes=True))
     by_rank = rows[:, len(numbers) :]
-    for variable, held in zip(variables, by_rank.T, strict=True):
-        if len(set(held.tolist()) - {_NOT_HELD}) > 1:
-            first = next(each for each in held.tolist() if each != _NOT_HELD)
-            others = [rank for rank, each in enumerate(held.tolist()) if each not in (first, _NOT_HELD)]
+    for variable, checksums in zip(variables, by_rank.T, strict=True):
+        if len(set(checksums.tolist()) - {_NOT_OWNED}) > 1:
+            first = next(each for each in checksums.tolist() if each != _NOT_OWNED)
+            others = [rank for rank, each in enumerate(checksums.tolist()) if each not in (first, _NOT_OWNED)]
             raise ValueError(
-                f"The processes hold other values of {variable.path!r}, one of {of}. Call keras.utils.set_random_seed "
-                "with the same number on all ranks before the model is made, and set or load weights on all ranks "
-                f"alike. Received: values on ranks {', '.join(map(str, others))} that differ from those of rank "
-                f"{held.tolist().index(first)}."
+                f"The processes have different values of {variable.path!r}, one of {what}. Call "
+                "keras.utils.set_random_seed with the same number on all ranks before the model is made, and set or "
+                f"load weights on all ranks alike. Received: values on ranks {', '.join(map(str, others))} that "
+                f"differ from those of rank {checksums.tolist().index(first)}."
             )
-    told: list[list[int]] = rows[:, : len(numbers)].tolist()
-    return told
+    numbers_by_rank: list[list[int]] = rows[:, : len(numbers)].tolist()
+    return numbers_by_rank
 
 
 def _checksum(variable: Any) -> int:

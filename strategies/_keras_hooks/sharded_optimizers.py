@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
-from strategies._keras_hooks.whole_updates import has_own_way, needs_whole
+from strategies._keras_hooks.whole_updates import needs_whole, overrides_gradients
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import UpdateContext
 from strategies.collectives.descriptions import listed
@@ -60,7 +60,7 @@ def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any
     whole = some_need_whole(optimizer)
     if whole and (split := [each.path for each in variables if weight_of(each) is not None]):
         raise ValueError(
-            f"{type(optimizer).__name__} looks at whole weights, which cannot be dealt out among devices where layers "
+            f"{type(optimizer).__name__} looks at whole weights, which cannot be sharded over devices where layers "
             "are split over the axis 'tensor'. Leave shard out, or use an optimizer that updates number by number, "
             f"such as Adam. Received: the split weights {listed(split)}."
         )
@@ -79,7 +79,7 @@ def some_need_whole(optimizer: keras.Optimizer) -> bool:
     if inner:
         return any(map(some_need_whole, inner))
     # An optimizer that chooses its inner ones by the variables has none before it is built.
-    return isinstance(optimizer, WRAPPING_OPTIMIZERS) or needs_whole(optimizer) or has_own_way(optimizer)
+    return isinstance(optimizer, WRAPPING_OPTIMIZERS) or needs_whole(optimizer) or overrides_gradients(optimizer)
 
 
 def dealt_of(optimizer: keras.Optimizer) -> DealtWeights | None:
@@ -103,7 +103,7 @@ def apply(
     updates, dealt = engine.sharded_updates, dealt_of(optimizer)
     if updates is None or dealt is None:
         raise ValueError(
-            "The optimizer's updates are dealt out among devices (shard='optimizer'), but it was built under another "
+            "The optimizer's updates are sharded over devices (shard='optimizer'), but it was built under another "
             "strategy. Make it, and compile the model, inside `with strategy.scope():`."
         )
     positions = {_key(variable): i for i, variable in enumerate(dealt.variables)}

@@ -38,7 +38,7 @@ def install() -> None:
 def _update_mean(
     original: Callable[..., None], metric: keras.metrics.Mean, values: Any, sample_weight: Any = None
 ) -> None:
-    share = _of_tracker()
+    share = _tracker_share()
     if share is None:
         return original(metric, values, sample_weight)
     if shares.is_in_microbatches():
@@ -48,7 +48,7 @@ def _update_mean(
     kind = share.dependence.kind(values)
     if kind in _PER_ROW and _rank(values):
         return original(metric, values, sample_weight)
-    _say_if_faulty(metric, values, kind, share)
+    _warn_if_faulty(metric, values, kind, share)
     if sample_weight is not None:
         weights = share.dependence.kind(sample_weight)
         if _counts_rows(sample_weight, weights, share):
@@ -57,7 +57,7 @@ def _update_mean(
         if weights is not Kind.SAME or _rank(sample_weight):
             # Keras' own metrics pass weights for each row.
             if _rank(values) == 0 and kind in (Kind.MEAN, *_TOTALS):
-                _say(metric, "is weighed by something else than the number of rows", sample_weight)
+                _warn(metric, "is weighed by something else than the number of rows", sample_weight)
             return original(metric, values, sample_weight)
     values = share.as_mean(values)
     if share.is_even:
@@ -74,7 +74,7 @@ def _votes(share: shares.Share) -> tf.Tensor:
 def _update_sum(
     original: Callable[..., None], metric: keras.metrics.Sum, values: Any, sample_weight: Any = None
 ) -> None:
-    share = _of_tracker()
+    share = _tracker_share()
     if share is None or shares.is_in_microbatches():
         return original(metric, values, sample_weight)
     kind = share.dependence.kind(values)
@@ -82,11 +82,11 @@ def _update_sum(
         return original(metric, values, sample_weight)
     if share.dependence.kind(sample_weight) is not Kind.SAME and not is_fault(kind):
         return original(metric, values, sample_weight)
-    _say_if_faulty(metric, values, kind, share)
+    _warn_if_faulty(metric, values, kind, share)
     return original(metric, share.weigh(tf.cast(values, metric.dtype)), sample_weight)
 
 
-def _of_tracker() -> shares.Share | None:
+def _tracker_share() -> shares.Share | None:
     """Returns the replica's share in a step of Keras' trainer on several replicas, else None."""
     share = shares.current()
     if share is None or not share.in_trainer or share.num_replicas == 1:
@@ -103,18 +103,18 @@ def _counts_rows(weight: Any, kind: Kind, share: shares.Share) -> bool:
     return kind is Kind.COUNT or (isinstance(weight, int) and weight in share.num_rows)
 
 
-def _say_if_faulty(metric: keras.Metric, values: Any, kind: Kind, share: shares.Share) -> None:
+def _warn_if_faulty(metric: keras.Metric, values: Any, kind: Kind, share: shares.Share) -> None:
     if is_fault(kind) or kind in (Kind.DRAWN, Kind.PAIRS, Kind.SHIFTED):
         what = f"is {description(kind)}" if is_fault(kind) else "is made by each replica for itself"
         origin = share.dependence.origin(values, is_fault if is_fault(kind) else lambda other: other is kind)
         if share.dependence.is_first_asked(origin):
-            _say(metric, what, origin)
+            _warn(metric, what, origin)
     elif isinstance(values, int) and not isinstance(values, bool) and values in share.num_rows and values != 1:
         what = f"is {values}, the number of rows of one replica, if it was read from the shape of the batch"
-        _say(metric, what, None)
+        _warn(metric, what, None)
 
 
-def _say(metric: keras.Metric, what: str, value: Any) -> None:
+def _warn(metric: keras.Metric, what: str, value: Any) -> None:
     warn(
         f"A number that the tracker {metric.name!r} is given for a batch {what}, so that under a strategy it is not "
         "that of one device: it is put together from one number of each replica, weighed by rows",

@@ -63,7 +63,7 @@ def _metrics_see_no_weights(model: keras.Model) -> bool:
     """Returns True if ``apply_gradients`` and all that ``train_step`` does after it is Keras' own."""
     used = [(model, keras_trainer.Trainer, "compute_metrics"), (model, keras_trainer.Trainer, "get_metrics_result")]
     used += [(model.optimizer, base_optimizer.BaseOptimizer, "apply_gradients")]
-    if any(overrides(owner, of_keras, name) for owner, of_keras, name in used):
+    if any(overrides(owner, base, name) for owner, base, name in used):
         return False
     compiled = model._compile_metrics
     given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]

@@ -28,7 +28,7 @@ from strategies._keras_hooks import (
     split_batches,
 )
 from strategies._keras_hooks.counting import Counters
-from strategies._keras_hooks.outside import check_part, of_another_strategy
+from strategies._keras_hooks.outside import check_part, other_strategy_error
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
 from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
@@ -76,7 +76,7 @@ def _entry(
     if engine is None:
         return original(model, *args, **kwargs)
     arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
-    with progress.called(engine.member, original.__name__), same_inputs.of_call(arguments):
+    with progress.called(engine.member, original.__name__), same_inputs.comparing_arguments(arguments):
         _check(model, strategy)
         same_models.compare(model)
         if engine.process_group is None:
@@ -212,7 +212,7 @@ def _compile(
 def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Refuses, before any step, parts made outside the strategy's scope, and weights with only some shards frozen."""
     if model._distribute_strategy is not strategy:
-        raise ValueError(of_another_strategy(model, strategy))
+        raise ValueError(other_strategy_error(model, strategy))
     losses.wrap_compute_loss(type(model))
     check_part(strategy, "model", model)
     check_frozen(model.variables)

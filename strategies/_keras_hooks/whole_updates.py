@@ -37,7 +37,7 @@ _BY_NUMBER = (
 _ON_GRADIENTS = ("apply", "apply_gradients", "_clip_gradients", "_backend_apply_gradients", "_backend_update_step")
 
 
-def has_own_way(optimizer: keras.Optimizer) -> bool:
+def overrides_gradients(optimizer: keras.Optimizer) -> bool:
     """Returns True if the optimizer's class overrides a method that processes gradients: it may need whole ones."""
     cls = type(optimizer)
     return any(getattr(cls, name) not in [getattr(known, name) for known in _BY_NUMBER] for name in _ON_GRADIENTS)

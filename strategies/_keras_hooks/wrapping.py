@@ -61,7 +61,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
     original = found.fget if isinstance(found, property) else found
     if original is None:
         raise RuntimeError(
-            f"{full_name(owner, name)} is not there, which {wrapper.__module__}.{wrapper.__qualname__} hooks into. "
+            f"{full_name(owner, name)} does not exist: {wrapper.__module__}.{wrapper.__qualname__} hooks into it. "
             "Install a Keras in the range that `pip show keras-strategies` requires."
         )
     if hasattr(original, _MARK):
@@ -94,9 +94,9 @@ def full_name(owner: Any, name: str) -> str:
     return f"{owner.__module__}.{owner.__qualname__}.{name}" if inspect.isclass(owner) else f"{owner.__name__}.{name}"
 
 
-def overrides(owner: Any, of_keras: type, name: str) -> bool:
+def overrides(owner: Any, base: type, name: str) -> bool:
     """Returns True if ``owner``, or its class, overrides a method of a class of Keras."""
-    return getattr(getattr(owner, name, None), "__func__", None) is not vars(of_keras)[name]
+    return getattr(getattr(owner, name, None), "__func__", None) is not vars(base)[name]
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> ReplicatedExtended | None:

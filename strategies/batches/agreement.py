@@ -33,7 +33,7 @@ class Agreement:
         """The number of processes, or of groups of processes that hold one replica, along the mesh axis "data"."""
         return self.job.num_processes // self.num_together
 
-    def told(self, what: str, *numbers: int) -> list[list[int]]:
+    def exchange(self, what: str, *numbers: int) -> list[list[int]]:
         """Returns the numbers at each position along the mesh axis "data". All processes call it.
 
         Args:
@@ -53,7 +53,7 @@ class Agreement:
         return by_rank
 
     def by_position(self, what: str, by_rank: np.ndarray) -> list[list[int]]:
-        """Returns the numbers at each position along the mesh axis "data", given each process' numbers; see `told`."""
+        """Returns the numbers at each position along the mesh axis "data", given each process' numbers."""
         num_numbers = by_rank.shape[1]
         by_position = by_rank.reshape(self.num_positions, self.num_together, num_numbers)
         if (by_position != by_position[:, :1]).any():
@@ -62,5 +62,5 @@ class Agreement:
                 "position along the mesh axis 'data' (input_context.input_pipeline_id), not on the rank. Received, by "
                 f"rank, {what}: {by_rank.squeeze(1).tolist() if num_numbers == 1 else by_rank.tolist()}."
             )
-        told: list[list[int]] = by_position[:, 0].tolist()
-        return told
+        numbers_by_position: list[list[int]] = by_position[:, 0].tolist()
+        return numbers_by_position

@@ -93,17 +93,17 @@ def select_before_mapping(
     else:
         own = _chosen(source, int(size), bool(drop), bounds_of, first)
         for step in reversed(steps[plan.batch + 1 : plan.source]):
-            own = _again(step, own)
+            own = _reapplied(step, own)
         own = _batched(batch, own, num_own, bool(drop))
     for step in reversed(steps[: plan.batch]):
-        own = _again(step, own)
+        own = _reapplied(step, own)
 
     @tf.autograph.experimental.do_not_convert
     def portion(head: Any, element: Any) -> Any:
-        rows, of_first = head if with_checksums else (head, None)
+        rows, first_checksums = head if with_checksums else (head, None)
         total = int(size) if drop else rows[0]
         portions = inputs.portion_of(element, total, first_replica, num_local, num_replicas)
-        return portions if of_first is None else (of_first[0], portions)
+        return portions if first_checksums is None else (first_checksums[0], portions)
 
     # As in `inputs.map_batches`: by default, TensorFlow may read a generator ahead.
     own = own.map(portion, synchronous=True if reads_generator(dataset) else None).with_options(dataset.options())
@@ -150,7 +150,7 @@ def _chosen(
     """Returns pairs (head of the global batch, row), one for each of this process' rows; see `_head`."""
 
     @tf.autograph.experimental.do_not_convert
-    def of_one_batch(number: tf.Tensor, window: Any) -> tf.data.Dataset:
+    def select_batch(number: tf.Tensor, window: Any) -> tf.data.Dataset:
         parts = tf.nest.pack_sequence_as(source.element_spec, tf.nest.flatten(window))
         rows = tf.cast(tf.nest.flatten(window)[0].cardinality(), tf.int32)
         bounds = bounds_of(rows)
@@ -160,7 +160,7 @@ def _chosen(
         head = _head(rows, number, first, lambda: checksums_of_rows(tf.nest.flatten(window)), source)
         return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(head).repeat(), kept))
 
-    return source.window(size, drop_remainder=drop).enumerate().flat_map(of_one_batch)
+    return source.window(size, drop_remainder=drop).enumerate().flat_map(select_batch)
 
 
 def _head(rows: Any, number: tf.Tensor, first: int | None, made: Callable[[], tf.Tensor], source: Any) -> Any:
@@ -179,7 +179,7 @@ def _sliced(
     num_rows = int(arrays[0].shape[0])
 
     @tf.autograph.experimental.do_not_convert
-    def of_one_batch(number: tf.Tensor) -> Any:
+    def select_batch(number: tf.Tensor) -> Any:
         start = number * size
         rows = tf.cast(tf.minimum(num_rows - start, size), tf.int32)
         bounds = bounds_of(rows)
@@ -192,10 +192,10 @@ def _sliced(
         head = tf.nest.map_structure(lambda each: each[tf.newaxis], head)
         return head, tf.nest.pack_sequence_as(source.element_spec, own)
 
-    return tf.data.Dataset.range(num_rows // size if drop else -(-num_rows // size)).map(of_one_batch)
+    return tf.data.Dataset.range(num_rows // size if drop else -(-num_rows // size)).map(select_batch)
 
 
-def _again(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
+def _reapplied(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
     """Returns `before` followed by a step of the user's pipeline. Options and lengths are set at the end."""
     name = _NAMES[type(step)]
     if name == "map":

@@ -37,32 +37,32 @@ def origins_of(dataset: tf.data.Dataset) -> list[Origin]:
     functions = [wrapper.function for wrapper in dataset._functions()]
     if isinstance(dataset, (MapDataset, ParallelMapDataset)):
         [function] = functions
-        found = _of_outputs(function, given) if hasattr(function, "graph") else []
+        found = _output_origins(function, given) if hasattr(function, "graph") else []
         if len(found) == size:
             return found
-    own = max((_of_function(function) for function in functions), default=Origin.DATA)
+    own = max((_function_origin(function) for function in functions), default=Origin.DATA)
     if own == Origin.DATA and len(given) == size:
         # batch, repeat, filter, zip and the like.
         return given
     return [max([own, *given])] * size
 
 
-def _of_function(function: Any) -> Origin:
+def _function_origin(function: Any) -> Origin:
     if not hasattr(function, "graph"):
         return Origin.PYTHON
     graph = function.graph.as_graph_def()
     ops = {node.op for node in graph.node} | {op for ops in functions_in(graph).values() for op in ops}
-    return _of_ops(ops)
+    return _ops_origin(ops)
 
 
-def _of_ops(ops: Iterable[str]) -> Origin:
+def _ops_origin(ops: Iterable[str]) -> Origin:
     ops = list(ops)
     if any(draws(op) and not _PYTHON.fullmatch(op) for op in ops):
         return Origin.RANDOM
     return Origin.PYTHON if any(map(_PYTHON.fullmatch, ops)) else Origin.DATA
 
 
-def _of_outputs(function: Any, given: list[Origin]) -> list[Origin]:
+def _output_origins(function: Any, given: list[Origin]) -> list[Origin]:
     """Returns the origins of a traced function's results, given those of its arguments; [] if their number differs."""
     graph = function.graph
     arguments = graph.inputs[: len(graph.inputs) - len(function.captured_inputs)]
@@ -78,7 +78,7 @@ def _of_outputs(function: Any, given: list[Origin]) -> list[Origin]:
             continue
         names = [value.name for value in op.node_def.attr.values() for value in _functions_of(value)]
         inside = {each for name in names for each in called.get(name, ())} - {"ReadVariableOp"}
-        own = Origin.RANDOM if is_written and op.type == "ReadVariableOp" else _of_ops({op.type, *inside})
+        own = Origin.RANDOM if is_written and op.type == "ReadVariableOp" else _ops_origin({op.type, *inside})
         own = max([own, *(origins.get(tensor.ref(), Origin.DATA) for tensor in op.inputs)])
         origins.update({tensor.ref(): own for tensor in op.outputs})
     return [origins.get(tensor.ref(), Origin.DATA) for tensor in graph.outputs]

@@ -87,7 +87,7 @@ def pad(tensors: Sequence[tf.Tensor], rows: tf.Tensor) -> tuple[list[tf.Tensor],
         chosen = tf.minimum(tf.range(rows), own - 1)
         return [tf.gather(each, chosen) for each in tensors]
 
-    def as_they_are() -> list[tf.Tensor]:
+    def unpadded() -> list[tf.Tensor]:
         return [tf.identity(each) for each in tensors]
 
-    return list(tf.cond(tf.less(own, rows), padded, as_they_are)), own
+    return list(tf.cond(tf.less(own, rows), padded, unpadded)), own

@@ -131,9 +131,9 @@ class ReadAheadIterator:
                 leaves.append(_Copied(*self._rows(spec, leaf)))
                 columns.append(values)
         copies = []
-        for place, (device, work) in enumerate(zip(self._devices, self._queues, strict=True)):
+        for index, (device, work) in enumerate(zip(self._devices, self._queues, strict=True)):
             copies.append(Future[list[Any]]())
-            work.put((copies[-1], _copy(device, [values[place] for values in columns])))
+            work.put((copies[-1], _copy(device, [values[index] for values in columns])))
         return _Coming(leaves, copies)
 
     def _received(self, coming: _Coming) -> Any:

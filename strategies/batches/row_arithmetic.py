@@ -233,24 +233,24 @@ def matrix_product(op: Op) -> Kind:
 
 def _is_inner(op: Op, i: int) -> bool:
     """True if the dimension of rows of a matrix is the one that is summed over."""
-    place = _place(op, i)
-    if place is None:
+    dim = _dim_of_rows(op, i)
+    if dim is None:
         return False
     flags = (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))[i]
     is_turned = any(bool(op.attribute(flag)) for flag in flags)
-    return place == ((-1, -2), (-2, -1))[i][is_turned]
+    return dim == ((-1, -2), (-2, -1))[i][is_turned]
 
 
-def _place(op: Op, i: int) -> int | None:
+def _dim_of_rows(op: Op, i: int) -> int | None:
     return op.layout(i).axis - 2 if op.type == "MatMul" else op.axis_from_end(i)
 
 
 def _are_batches(op: Op) -> bool:
     """True if rows are along the same batch dimension of both inputs, so that each row is a matrix."""
-    places = [_place(op, i) for i in range(2)]
-    if None in places:
+    dims = [_dim_of_rows(op, i) for i in range(2)]
+    if None in dims:
         return op.output_rank != 2
-    return all(place is not None and place < -2 for place in places) and places[0] == places[1]
+    return all(dim is not None and dim < -2 for dim in dims) and dims[0] == dims[1]
 
 
 def einsum(op: Op) -> Kind:

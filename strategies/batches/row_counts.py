@@ -22,7 +22,7 @@ class RowCount(int):
     _counted: Any
 
     @classmethod
-    def of_first_dim(cls, tensor: tf.Tensor) -> RowCount:
+    def from_first_dim(cls, tensor: tf.Tensor) -> RowCount:
         """Returns the size of the first dimension of a tensor, which must be static."""
         made = cls(tensor.shape[0])
         made._counted = tensor
@@ -31,7 +31,7 @@ class RowCount(int):
     @property
     def is_of_rows(self) -> bool:
         """True if the first dimension is the dimension of rows."""
-        return bool(shares.dependence_here().kind(self._counted).has_rows)
+        return bool(shares.current_dependence().kind(self._counted).has_rows)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         constant = tf.constant(int(self), dtype, name=name or "Const")

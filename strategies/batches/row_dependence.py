@@ -50,7 +50,7 @@ class _Call:
     given: tuple[Found, ...] | None = None
 
 
-class _Place(NamedTuple):
+class _Node(NamedTuple):
     """A tensor of a graph, in one call of the function that it belongs to."""
 
     tensor: Any
@@ -89,9 +89,9 @@ class RowDependence:
         self._results: dict[tuple[int, int], list[Found]] = {}
         # One object for each call, so that the tensors in it have one key each.
         self._calls: dict[tuple[int, int], _Call] = {}
-        self._said: dict[int, Any] = {}
+        self._warned: dict[int, Any] = {}
         # Keeps alive the tensors and calls whose ids are keys of `_known`.
-        self._kept: list[_Place] = []
+        self._kept: list[_Node] = []
 
     def kind(self, value: Any) -> Kind:
         """Returns the kind of a tensor; any other value is the same on all replicas."""
@@ -99,27 +99,27 @@ class RowDependence:
             return Kind.SAME
         if hasattr(value, "numpy"):
             return marked_kind(value) or (Kind.SAME if self._has_marks() else Kind.ROWS)
-        kind, layout = self._found(_Place(value, None))
+        kind, layout = self._found(_Node(value, None))
         return Kind.COUNT if layout.may_count and value.shape.rank == 0 else kind
 
     def is_number_of_rows(self, value: tf.Tensor) -> bool:
         """True if a tensor is the number of rows itself, not a multiple of it."""
-        kind, layout = self._found(_Place(value, None))
+        kind, layout = self._found(_Node(value, None))
         return kind is Kind.COUNT and layout.times == 1
 
     def is_first_asked(self, origin: Any) -> bool:
         """True the first time that it is called for a tensor, so that each causes one warning only."""
-        is_new = id(origin) not in self._said
-        self._said[id(origin)] = origin
+        is_new = id(origin) not in self._warned
+        self._warned[id(origin)] = origin
         return is_new
 
     def take_as_rows(self, value: Any) -> None:
         """Treats the tensors of a nest as `Kind.ROWS` from now on, after a warning about their true kind."""
         for leaf in tf.nest.flatten(value):
             if isinstance(leaf, tf.Tensor):
-                place = _Place(leaf, None)
-                self._kept.append(place)
-                self._known[place.key] = (Kind.ROWS, ROW_MAJOR)
+                node = _Node(leaf, None)
+                self._kept.append(node)
+                self._known[node.key] = (Kind.ROWS, ROW_MAJOR)
                 mark(leaf, Kind.ROWS)
 
     def origin(self, value: Any, is_of: Callable[[Kind], bool]) -> Any:
@@ -133,40 +133,40 @@ class RowDependence:
         """
         if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
             return value
-        place = _Place(value, None)
+        node = _Node(value, None)
         while True:
-            _, sources = self._look(place)
+            _, sources = self._look(node)
             before = next((each for each in sources if is_of(self._found(each)[0])), None)
             if before is None or hasattr(before.tensor, "numpy"):
-                return place.tensor
-            place = before
+                return node.tensor
+            node = before
 
     def is_one_for_each_row(self, value: tf.Tensor) -> bool:
         """True if a tensor that has rows has one item for each row, along its first dimension."""
-        layout = self._found(_Place(value, None))[1]
+        layout = self._found(_Node(value, None))[1]
         return layout.axis == 0 and layout.times == 1
 
     def parts(self, value: tf.Tensor) -> list[tuple[Kind, Any]]:
         """Returns the kind and the size (int or int32 scalar) of each part that a vector is concatenated from."""
         if hasattr(value, "numpy"):
             return marked_parts(value) if self._has_marks() else [(Kind.ROWS, int(value.shape[0]))]
-        return self._parts(_Place(value, None))
+        return self._parts(_Node(value, None))
 
     def made(self, value: tf.Tensor) -> Made | None:
         """Returns the operation that made a tensor; None if it is unknown, or a call of a function."""
         if hasattr(value, "numpy"):
             return marked_operation(value)
-        place: _Place | None = _Place(value, None)
-        while place is not None and place.tensor.op.type == "Placeholder":
-            if marked_kind(place.tensor) is not None:
+        node: _Node | None = _Node(value, None)
+        while node is not None and node.tensor.op.type == "Placeholder":
+            if marked_kind(node.tensor) is not None:
                 return None
-            place = _source_of(place)
-            if place is not None and hasattr(place.tensor, "numpy"):
+            node = _source_of(node)
+            if node is not None and hasattr(node.tensor, "numpy"):
                 return None
-        if place is None or _body_of(place.tensor.op) is not None:
+        if node is None or _body_of(node.tensor.op) is not None:
             return None
-        op = place.tensor.op
-        return Made(op.type, list(op.inputs), place.tensor.value_index, lambda name: attribute_of(op, name))
+        op = node.tensor.op
+        return Made(op.type, list(op.inputs), node.tensor.value_index, lambda name: attribute_of(op, name))
 
     def _has_marks(self) -> bool:
         """True if eager tensors are marked, so that one without a mark is the same on all replicas."""
@@ -174,9 +174,9 @@ class RowDependence:
 
     # ---- graphs
 
-    def _found(self, place: _Place) -> Found:
+    def _found(self, node: _Node) -> Found:
         """Returns the kind and layout of a tensor. It does not recurse: graphs are deeper than Python's stack."""
-        waiting = [place]
+        waiting = [node]
         while waiting:
             current = waiting[-1]
             if current.key in self._known:
@@ -190,11 +190,11 @@ class RowDependence:
             self._kept.append(current)
             self._known[current.key] = found or self._made(current, sources)
             waiting.pop()
-        return self._known[place.key]
+        return self._known[node.key]
 
-    def _look(self, place: _Place) -> tuple[Found | None, list[_Place]]:
+    def _look(self, node: _Node) -> tuple[Found | None, list[_Node]]:
         """Returns the kind and layout of a tensor if known by itself, else None; and the tensors it is made from."""
-        tensor, call = place
+        tensor, call = node
         is_partial = self._of_microbatches and is_marked_summed(tensor)
         kind = None if is_partial else marked_kind(tensor)
         if kind is not None or hasattr(tensor, "numpy"):
@@ -203,18 +203,18 @@ class RowDependence:
         if op.type == "Placeholder":
             if call is not None and call.given is not None:
                 return call.given[_position(tensor)], []
-            source = _source_of(place)
+            source = _source_of(node)
             if source is not None:
                 return None, [source]
             return (Kind.SAME if tensor.dtype in (tf.resource, tf.variant) else Kind.ROWS, ROW_MAJOR), []
         body = _body_of(op)
         if body is not None:
             inner = self._calls.setdefault((id(op), id(call)), _Call(op, call))
-            return None, [_Place(body.outputs[tensor.value_index], inner)]
-        return None, [_Place(each, call) for each in op.inputs]
+            return None, [_Node(body.outputs[tensor.value_index], inner)]
+        return None, [_Node(each, call) for each in op.inputs]
 
-    def _made(self, place: _Place, sources: Sequence[_Place]) -> Found:
-        tensor, call = place
+    def _made(self, node: _Node, sources: Sequence[_Node]) -> Found:
+        tensor, call = node
         op = tensor.op
         found = [self._known[each.key] for each in sources]
         if op.type == "Placeholder" or _body_of(op) is not None:
@@ -222,7 +222,9 @@ class RowDependence:
         if op.type in _LOOPS or op.type in _BRANCHES:
             key = (id(op), id(call))
             if key not in self._results:
-                self._results[key] = self._of_loop(op, found) if op.type in _LOOPS else self._of_branches(op, found)
+                self._results[key] = (
+                    self._loop_results(op, found) if op.type in _LOOPS else self._branch_results(op, found)
+                )
             return self._results[key][tensor.value_index]
         if op.type == "Const" and self._is_shape(tensor):
             return Kind.SAME, Layout(may_count=True)
@@ -251,14 +253,14 @@ class RowDependence:
             return False
         return int(tf.get_static_value(tensor)[0]) in self.sizes.of_replica
 
-    def _of_loop(self, op: Any, given: Sequence[Found]) -> list[Found]:
+    def _loop_results(self, op: Any, given: Sequence[Found]) -> list[Found]:
         """Returns the kinds and layouts of a loop's results, iterating the body's rules until they no longer change."""
         body = _graph_of(op, op.get_attr("body").name)
         if body is None:
             return [(Kind.UNKNOWN, ROW_MAJOR)] * len(op.outputs)
         state = list(given)
         for _ in range(_LARGEST_NUMBER_OF_ROUNDS):
-            made = self._of_body(op, body, state)
+            made = self._body_results(op, body, state)
             after = [_joined(one, other) for one, other in zip(state, made, strict=True)]
             if after == state:
                 break
@@ -270,64 +272,64 @@ class RowDependence:
         )
         return [(Kind.UNKNOWN, ROW_MAJOR) if carries and kind.has_rows else (kind, layout) for kind, layout in state]
 
-    def _of_branches(self, op: Any, given: Sequence[Found]) -> list[Found]:
+    def _branch_results(self, op: Any, given: Sequence[Found]) -> list[Found]:
         condition, *rest = given
         listed = op.get_attr("branches") if op.type in ("Case", "StatelessCase") else None
         names = [each.name for each in listed or [op.get_attr(name) for name in _BRANCHES[op.type]]]
         graphs = [_graph_of(op, name) for name in names]
         if any(graph is None for graph in graphs):
             return [(Kind.UNKNOWN, ROW_MAJOR)] * len(op.outputs)
-        first, *others = (self._of_body(op, graph, rest) for graph in graphs)
+        first, *others = (self._body_results(op, graph, rest) for graph in graphs)
         for other in others:
             first = [_joined(one, each) for one, each in zip(first, other, strict=True)]
         if condition[0].is_fixed or condition[0] is Kind.COUNT:
             return first
         return [each if each[0].is_fixed else (Kind.UNKNOWN, each[1]) for each in first]
 
-    def _of_body(self, op: Any, body: Any, given: Sequence[Found]) -> list[Found]:
+    def _body_results(self, op: Any, body: Any, given: Sequence[Found]) -> list[Found]:
         """Returns the kinds and layouts of a function's outputs for inputs of the given kinds and layouts."""
         call = _Call(op, None, tuple(given))
-        found = [self._found(_Place(each, call)) for each in body.outputs]
-        self._kept.append(_Place(None, call))
+        found = [self._found(_Node(each, call)) for each in body.outputs]
+        self._kept.append(_Node(None, call))
         return found
 
-    def _parts(self, place: _Place) -> list[tuple[Kind, Any]]:
-        tensor, call = place
-        parts = self._parts_behind(place) or [(self._found(place)[0], tensor.shape[0] if tensor.shape.rank else None)]
-        is_here = call is None and not hasattr(tensor, "numpy") and tensor.graph is tf.compat.v1.get_default_graph()
-        if len(parts) == 1 and parts[0][1] is None and is_here:
+    def _parts(self, node: _Node) -> list[tuple[Kind, Any]]:
+        tensor, call = node
+        parts = self._source_parts(node) or [(self._found(node)[0], tensor.shape[0] if tensor.shape.rank else None)]
+        is_in_graph = call is None and not hasattr(tensor, "numpy") and tensor.graph is tf.compat.v1.get_default_graph()
+        if len(parts) == 1 and parts[0][1] is None and is_in_graph:
             return [(parts[0][0], tf.shape(tensor)[0])]
         return parts
 
-    def _parts_behind(self, place: _Place) -> list[tuple[Kind, Any]]:
+    def _source_parts(self, node: _Node) -> list[tuple[Kind, Any]]:
         """The parts of the sources if the op only concatenates, forwards or reshapes; else []."""
-        tensor, call = place
+        tensor, call = node
         if marked_kind(tensor) is not None or hasattr(tensor, "numpy"):
             return []
         op = tensor.op
         body = _body_of(op)
         if body is not None:
             inner = self._calls.setdefault((id(op), id(call)), _Call(op, call))
-            return self._parts(_Place(body.outputs[tensor.value_index], inner))
+            return self._parts(_Node(body.outputs[tensor.value_index], inner))
         if op.type == "Placeholder":
-            source = _source_of(place)
+            source = _source_of(node)
             return [] if source is None else self._parts(source)
         if op.type == "ConcatV2":
-            return [part for each in list(op.inputs)[:-1] for part in self._parts(_Place(each, call))]
+            return [part for each in list(op.inputs)[:-1] for part in self._parts(_Node(each, call))]
         if op.type in ("Identity", "Reshape", "Cast") and op.inputs[0].shape.rank == 1:
-            return self._parts(_Place(op.inputs[0], call))
+            return self._parts(_Node(op.inputs[0], call))
         return []
 
 
-def _source_of(place: _Place) -> _Place | None:
+def _source_of(node: _Node) -> _Node | None:
     """Returns the tensor that an input of a function comes from; None if it is an argument of the step."""
-    tensor, call = place
+    tensor, call = node
     graph = tensor.graph
     if call is not None:
         position = next((i for i, each in enumerate(graph.inputs) if each is tensor), None)
-        return None if position is None else _Place(call.op.inputs[position], call.outer)
+        return None if position is None else _Node(call.op.inputs[position], call.outer)
     outside = next((outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor), None)
-    return None if outside is None else _Place(outside, None)
+    return None if outside is None else _Node(outside, None)
 
 
 def _body_of(op: Any) -> Any:

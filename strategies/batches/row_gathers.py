@@ -58,7 +58,7 @@ def gathered_by_tuples(op: Op) -> Kind:
     return row_wise(op)
 
 
-def places(op: Op) -> Kind:
+def nonzero_indices(op: Op) -> Kind:
     """The kind of the indices of nonzero elements."""
     kind = op.inputs[0]
     return Kind.SOME if kind.has_rows and kind is not Kind.PAIRS else mixing(op)
@@ -140,7 +140,7 @@ def sparse_product(op: Op) -> Kind:
     return mixing(op) if op.inputs[3].has_rows else Kind.ROWS
 
 
-def of_components(op: Op) -> Kind:
+def components(op: Op) -> Kind:
     """The kind of an output computed from the indices and values of a sparse tensor, which correspond one to one."""
     kinds = {kind for kind in op.inputs if not kind.is_fixed}
     return Kind.ROWS if kinds and kinds <= {Kind.ROWS, Kind.SHAPE} else mixing(op)

@@ -167,8 +167,8 @@ class Op:
 
 def are_across(op: Op) -> bool:
     """True if rows of several inputs are along different dimensions, so that each row is combined with every other."""
-    places = {op.axis_from_end(i) for i, kind in enumerate(op.inputs) if kind.has_rows} - {None}
-    return len(places) > 1
+    dims = {op.axis_from_end(i) for i, kind in enumerate(op.inputs) if kind.has_rows} - {None}
+    return len(dims) > 1
 
 
 def row_wise(op: Op, is_linear: bool = False) -> Kind:

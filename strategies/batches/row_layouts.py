@@ -21,7 +21,7 @@ _HAND_ON = (
 def layout_of(op: Op, kind: Kind) -> Layout:
     """Returns the layout of an operation's output of the given kind."""
     if kind.is_fixed:
-        return _of_fixed(op)
+        return _fixed_layout(op)
     if not (kind.has_rows or kind in (Kind.SUM, Kind.COUNT, Kind.SHAPE, Kind.DISTINCT)):
         return ROW_MAJOR
     found = _moved(op, kind)
@@ -32,7 +32,7 @@ def layout_of(op: Op, kind: Kind) -> Layout:
     return dataclasses.replace(found, is_position=is_position and kind.has_rows, may_be_rows=False, may_count=False)
 
 
-def _of_fixed(op: Op) -> Layout:
+def _fixed_layout(op: Op) -> Layout:
     """Returns the layout of an output without rows: it may yet have been made for each of a known number of rows."""
     for_rows = op.first_size in op.num_rows and bool(op.output_rank)
     is_position = any(layout.is_position for layout in op.layouts) or (op.type == "Range" and for_rows)
@@ -78,11 +78,11 @@ def _summed(op: Op) -> tuple[int, ...] | None:
 
 
 def _moved(op: Op, kind: Kind) -> Layout:
-    of = next(iter(i for i in _dependent(op) if op.inputs[i].has_rows), None)
-    if of is None:
-        return _of_count(op, kind)
-    layout = op.layout(of)
-    axis, rank = layout.axis, op.rank(of)
+    source = next(iter(i for i in _dependent(op) if op.inputs[i].has_rows), None)
+    if source is None:
+        return _count_layout(op, kind)
+    layout = op.layout(source)
+    axis, rank = layout.axis, op.rank(source)
     if axis < 0 and op.type not in ("TensorListStack", "TensorListGather"):
         return layout
     if op.type == "Shape":
@@ -104,16 +104,16 @@ def _moved(op: Op, kind: Kind) -> Layout:
         return _at(layout, axis + (dims[0] % (rank + 1) <= axis))
     if op.type == "Squeeze":
         given = [int(each) for each in op.attribute("squeeze_dims") or op.attribute("axis") or ()]
-        shape = op.shape(of)
+        shape = op.shape(source)
         gone = {each % rank for each in given} if given and rank else {i for i, n in enumerate(shape or ()) if n == 1}
         return _at(layout, axis - sum(dim < axis for dim in gone))
     if op.type == "Reshape":
-        place = shapes.reshaped_axis(op)
-        if place is None:
+        reshaped = shapes.reshaped_axis(op)
+        if reshaped is None:
             return Layout(0, None, (), layout.summed)
-        return Layout(place[0], place[1], place[2], layout.summed)
+        return Layout(reshaped[0], reshaped[1], reshaped[2], layout.summed)
     if op.type in ("StridedSlice", "Slice", "Split", "SplitV"):
-        return _of_part(op, of, layout)
+        return _part_layout(op, source, layout)
     if op.type == "Pack":
         dim = int(op.attribute("axis") or 0)
         return _at(layout, axis + (dim % (rank + 1) <= axis if rank is not None else dim <= axis))
@@ -121,30 +121,30 @@ def _moved(op: Op, kind: Kind) -> Layout:
         dim = int(op.attribute("axis") or 0)
         return _at(layout, axis - (dim % rank < axis if rank else dim < axis))
     if op.type == "ConcatV2":
-        return _of_concatenation(op, layout)
+        return _concatenation_layout(op, layout)
     if op.type == "OneHot":
         dim = int(op.attribute("axis") if op.attribute("axis") is not None else -1)
         return _at(layout, axis + (0 <= dim <= axis))
     if op.type in ("GatherV2", "Gather", "GatherNd", "ResourceGather"):
-        return _of_gather(op, of, layout)
+        return _gather_layout(op, source, layout)
     if op.type == "Einsum":
         terms, made = arithmetic.equation(op)
-        label = terms[of][axis : axis + 1] if of < len(terms) and "." not in terms[of] + made else ""
+        label = terms[source][axis : axis + 1] if source < len(terms) and "." not in terms[source] + made else ""
         return _at(layout, made.index(label)) if label and label in made else layout
     if op.type.startswith(("BatchMatMul", "MatMul")):
-        return _of_product(op, of, layout)
+        return _product_layout(op, source, layout)
     if op.type == "TensorListFromTensor":
         return _at(layout, axis - 1)
     if op.type in ("TensorListStack", "TensorListGather"):
         return _at(layout, axis + 1)
     if op.type == "Tile":
         return dataclasses.replace(layout, times=None)
-    return layout if op.type.startswith("TensorList") else _aligned(op, of, layout)
+    return layout if op.type.startswith("TensorList") else _aligned(op, source, layout)
 
 
-def _aligned(op: Op, of: int, layout: Layout) -> Layout:
+def _aligned(op: Op, source: int, layout: Layout) -> Layout:
     """Returns the layout after broadcasting, which aligns dimensions from the last one."""
-    rank, made = op.rank(of), op.output_rank
+    rank, made = op.rank(source), op.output_rank
     if rank is None or made is None or made <= rank or op.output:
         return layout
     return _at(layout, layout.axis + made - rank)
@@ -154,7 +154,7 @@ def _at(layout: Layout, axis: int) -> Layout:
     return layout if axis == layout.axis else dataclasses.replace(layout, axis=axis)
 
 
-def _of_count(op: Op, kind: Kind) -> Layout:
+def _count_layout(op: Op, kind: Kind) -> Layout:
     """Returns the layout of counts and shapes, and of tensors that are made in such shapes."""
     dependent = _dependent(op)
     if not dependent:
@@ -206,14 +206,14 @@ def _size_of_row(op: Op) -> Fraction | None:
     return None if shape is None or layout.times is None else layout.times * size
 
 
-def _of_part(op: Op, of: int, layout: Layout) -> Layout:
+def _part_layout(op: Op, source: int, layout: Layout) -> Layout:
     if op.type == "Slice":
         return layout
     if op.type in ("Split", "SplitV"):
-        along, rank = op.numbers(0 if op.type == "Split" else 2), op.rank(of)
+        along, rank = op.numbers(0 if op.type == "Split" else 2), op.rank(source)
         if along is None or (along[0] % rank if rank else along[0]) != layout.axis:
             return layout
-        return dataclasses.replace(layout, times=shapes.split_times(op, of))
+        return dataclasses.replace(layout, times=shapes.split_times(op, source))
     part = shapes.sliced_rows(op)
     return dataclasses.replace(layout if part is None else dataclasses.replace(layout, times=part), axis=_kept_axis(op))
 
@@ -242,7 +242,7 @@ def _kept_axis(op: Op) -> int:
     return made + axis - dim
 
 
-def _of_concatenation(op: Op, layout: Layout) -> Layout:
+def _concatenation_layout(op: Op, layout: Layout) -> Layout:
     dims, rank = op.numbers(len(op.inputs) - 1), op.output_rank
     if dims is None or (dims[0] % rank if rank else dims[0]) != layout.axis:
         return layout
@@ -251,11 +251,11 @@ def _of_concatenation(op: Op, layout: Layout) -> Layout:
     return dataclasses.replace(layout, times=sum(known, Fraction(0)) if len(known) == len(times) else None)
 
 
-def _of_gather(op: Op, of: int, layout: Layout) -> Layout:
+def _gather_layout(op: Op, source: int, layout: Layout) -> Layout:
     if op.type == "GatherNd":
-        return layout if of == 1 else ROW_MAJOR
+        return layout if source == 1 else ROW_MAJOR
     dim, batch = gathers.gathered_dim(op), int(op.attribute("batch_dims") or 0)
-    if of == 1:
+    if source == 1:
         return _at(layout, layout.axis + (dim if layout.axis >= batch else 0) - (batch if layout.axis >= batch else 0))
     if layout.axis == dim:
         return ROW_MAJOR
@@ -263,11 +263,11 @@ def _of_gather(op: Op, of: int, layout: Layout) -> Layout:
     return layout if layout.axis < dim or width is None else _at(layout, layout.axis - 1 + width - batch)
 
 
-def _of_product(op: Op, of: int, layout: Layout) -> Layout:
-    rank, made = op.rank(of), op.output_rank
+def _product_layout(op: Op, source: int, layout: Layout) -> Layout:
+    rank, made = op.rank(source), op.output_rank
     if rank is None or made is None:
         return layout
-    place = layout.axis - rank
-    if place < -2:
-        return _at(layout, made + place)
-    return _at(layout, made - (2 if of == 0 else 1))
+    from_end = layout.axis - rank
+    if from_end < -2:
+        return _at(layout, made + from_end)
+    return _at(layout, made - (2 if source == 0 else 1))

@@ -16,7 +16,7 @@ def last_dims(number: int) -> Callable[[Op], Kind]:
 
     def rule(op: Op) -> Kind:
         across = any(
-            kind.has_rows and (place := op.axis_from_end(i)) is not None and place >= -number
+            kind.has_rows and (from_end := op.axis_from_end(i)) is not None and from_end >= -number
             for i, kind in enumerate(op.inputs)
         )
         return mixing(op) if across else row_wise(op)

@@ -54,7 +54,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(("OnesLike", "ZerosLike"), shapes.like),
     **dict.fromkeys(("GatherV2", "Gather", "ResourceGather"), gathers.gathered),
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), gathers.gathered_by_tuples),
-    "Where": gathers.places,
+    "Where": gathers.nonzero_indices,
     "ScatterNd": gathers.scattered,
     **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub"), gathers.scattered_into),
     **dict.fromkeys(("TensorScatterUpdate", "TensorScatterMax", "TensorScatterMin"), gathers.overwritten),
@@ -64,7 +64,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"), gathers.distinct),
     **dict.fromkeys(("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum"), gathers.reduced_by_segment),
     "SparseTensorDenseMatMul": gathers.sparse_product,
-    **dict.fromkeys(("SparseFillEmptyRows", "SparseReorder", "SparseReshape"), gathers.of_components),
+    **dict.fromkeys(("SparseFillEmptyRows", "SparseReorder", "SparseReshape"), gathers.components),
     **dict.fromkeys(("Cumprod", "Cumsum", "CumulativeLogsumexp"), order.scan),
     "ReverseV2": order.reverse,
     "Reverse": order.reverse_by_flags,
@@ -116,7 +116,7 @@ def kind_of(op: Op) -> Kind:
     if op.type == "IdentityN":
         return op.inputs[op.output]
     if shards.is_of_shards(op):
-        return shards.of_shards(op, kind_of)
+        return shards.shard_results(op, kind_of)
     if op.type.startswith(("FusedBatchNorm", "_FusedBatchNorm")):
         return _normalised(op)
     if op.type in _RULES:

@@ -167,23 +167,23 @@ def split_by_sizes(op: Op) -> Kind:
     return _split(op, 0, 2)
 
 
-def _split(op: Op, of: int, dim: int) -> Kind:
-    kind, layout, along = op.inputs[of], op.layout(of), op.numbers(dim)
+def _split(op: Op, source: int, dim: int) -> Kind:
+    kind, layout, along = op.inputs[source], op.layout(source), op.numbers(dim)
     if kind is Kind.SHAPE:
         return Kind.COUNT if op.output == 0 else Kind.SAME
     if not kind.has_rows or kind is Kind.PAIRS:
         return kind
-    rank = op.rank(of)
+    rank = op.rank(source)
     if along is None or (along[0] % rank if rank else along[0]) != layout.axis:
         return kind
-    part = split_times(op, of)
+    part = split_times(op, source)
     return kind if part is not None and part.denominator == 1 else mixing(op)
 
 
-def split_times(op: Op, of: int) -> Fraction | None:
+def split_times(op: Op, source: int) -> Fraction | None:
     """The number of items per row in one part of a split along the rows; None if unknown."""
-    times, parts = op.layout(of).times, int(op.attribute("num_split") or 1)
-    if of == 1:
+    times, parts = op.layout(source).times, int(op.attribute("num_split") or 1)
+    if source == 1:
         return None if times is None else times / parts
     sizes, rows = op.numbers(1), next(iter(op.num_rows), None)
     if sizes is None or rows is None:
@@ -250,9 +250,9 @@ def reshaped_axis(op: Op) -> tuple[int, Fraction | None, tuple[int | None, ...]]
             return axis, _times(times, before[axis + 1 :], after[axis + 1 :]), ()
         # The dimensions before that of the rows were reshaped among themselves.
         number = _product(before[:axis])
-        for place in range(len(after)):
-            if number is not None and _product(after[:place]) == number:
-                return place, _times(times, before[axis + 1 :], after[place + 1 :]), ()
+        for position in range(len(after)):
+            if number is not None and _product(after[:position]) == number:
+                return position, _times(times, before[axis + 1 :], after[position + 1 :]), ()
         return 0, None, tuple(before[:axis])
     first, leading = after[0], layout.leading
     if leading and len(after) > len(leading) and all(map(_may_equal, leading, after)):
@@ -261,8 +261,8 @@ def reshaped_axis(op: Op) -> tuple[int, Fraction | None, tuple[int | None, ...]]
     if first is not None and first == rows:
         return 0, _times(times, before[1:], after[1:]), ()
     if first == 1 and size != 1:
-        place = next((i for i, each in enumerate(after) if each != 1), 0)
-        return place, _times(times, before[1:], after[place + 1 :]), ()
+        position = next((i for i, each in enumerate(after) if each != 1), 0)
+        return position, _times(times, before[1:], after[position + 1 :]), ()
     whole = times is not None and times.denominator == 1 and times > 1
     if whole and times is not None and first == times and len(after) > 1 and first != rows:
         return 1, _times(Fraction(1), before[1:], after[2:]), ()

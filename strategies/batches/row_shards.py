@@ -30,7 +30,7 @@ def is_of_shards(op: Op) -> bool:
     return any(kind in _OF_SHARDS for kind in op.inputs)
 
 
-def of_shards(op: Op, otherwise: Callable[[Op], Kind]) -> Kind:
+def shard_results(op: Op, otherwise: Callable[[Op], Kind]) -> Kind:
     """Returns the kind of a result that is computed from gradients of shards.
 
     Args:

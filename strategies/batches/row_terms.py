@@ -92,14 +92,14 @@ class Terms:
         """Returns the number, recomputed from the totals of the terms instead of the replica's own terms."""
         known: dict[int, tf.Tensor] = dict(zip(self._terms, totals, strict=True))
 
-        def made_of(tensor: tf.Tensor) -> tf.Tensor:
+        def computed(tensor: tf.Tensor) -> tf.Tensor:
             key = id(tensor)
             if key not in known:
                 made = self._made.get(key)
-                known[key] = tensor if made is None else made.repeat([made_of(each) for each in made.inputs])
+                known[key] = tensor if made is None else made.repeat([computed(each) for each in made.inputs])
             return known[key]
 
-        return made_of(self._value)
+        return computed(self._value)
 
     def _visit(self, tensor: tf.Tensor, depth: int = 0) -> None:
         key = id(tensor)

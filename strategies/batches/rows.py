@@ -84,10 +84,10 @@ def take_rows(value: Any, begin: int | tf.Tensor, end: int | tf.Tensor) -> Any:
     return tf.sparse.slice(value, start, size)
 
 
-def lend_rows(structure: Any, num_replicas: int) -> Any:
+def add_dummy_rows(structure: Any, num_replicas: int) -> Any:
     """Gives every empty batch in ``structure`` a dummy row, replica 0's first; returns the rest uncopied."""
 
-    def lend(leaf: Any) -> Any:
+    def filled(leaf: Any) -> Any:
         # A portion got its dummy rows when the batch was split.
         if not isinstance(leaf, PerReplica) or isinstance(leaf, Portion) or len(leaf.values) != num_replicas:
             return leaf
@@ -103,4 +103,4 @@ def lend_rows(structure: Any, num_replicas: int) -> Any:
                 values[r] = tf.cond(tf.greater(rows, 0), lambda own=own: own, lambda: take_rows(values[0], 0, 1))
         return PerReplica(tuple(values))
 
-    return tf.nest.map_structure(lend, structure)
+    return tf.nest.map_structure(filled, structure)

@@ -57,10 +57,10 @@ def distribute(dataset: Any, agreement: Agreement, num_local: int) -> Any:
     num_positions = agreement.num_positions
     if policy in (_Policy.FILE, _Policy.HINT):
         per_process = LegacyRebatchDataset(dataset, num_positions)
-        _say(agreement, f"{policy.name}, each of {num_positions} processes reads its own shard")
+        _log_plan(agreement, f"{policy.name}, each of {num_positions} processes reads its own shard")
         return _own(AutoShardDataset(per_process, num_positions, agreement.position), agreement, num_local)
     if policy == _Policy.OFF:
-        _say(agreement, "OFF, each process reads all of the dataset that it was given, as its part of every batch")
+        _log_plan(agreement, "OFF, each process reads all of the dataset that it was given, as its part of every batch")
         return _own(dataset, agreement, num_local)
 
     first, num_replicas = agreement.position * num_local, num_positions * num_local
@@ -98,10 +98,10 @@ def ending_together(dataset: tf.data.Dataset, agreement: Agreement, plan: str, c
     lengths = _lengths(dataset, agreement)
     if tf.data.UNKNOWN_CARDINALITY in lengths:
         plan += (
-            "; its length is unknown, so that processes ask each other at every step whether they go on. Tell it with "
+            "; its length is unknown, so that processes exchange at every step whether they continue. Set it with "
             "dataset.apply(tf.data.experimental.assert_cardinality(number_of_batches))"
         )
-    _say(agreement, plan)
+    _log_plan(agreement, plan)
     if len(set(lengths)) == 1 and lengths[0] != tf.data.UNKNOWN_CARDINALITY:
         return dataset if checked is None else ComparedDataset(dataset, checked, agreement)
     if tf.data.UNKNOWN_CARDINALITY not in lengths:
@@ -111,7 +111,7 @@ def ending_together(dataset: tf.data.Dataset, agreement: Agreement, plan: str, c
 
 def distribute_own(dataset: tf.data.Dataset, agreement: Agreement, num_local: int) -> AgreedDataset:
     """Joins datasets that each process made for itself, whose elements are batches of one replica each."""
-    _say(agreement, "each process reads the dataset that its function made")
+    _log_plan(agreement, "each process reads the dataset that its function made")
     return _own(dataset, agreement, num_local, batch_per_replica=True)
 
 
@@ -127,8 +127,8 @@ def _own(
 
 def _lengths(dataset: tf.data.Dataset, agreement: Agreement) -> list[int]:
     """Returns the number of batches at each position of the data axis, as in ``tf.data``."""
-    told = agreement.told("batches, as tf.data counts them", int(dataset.cardinality()))
-    return [length for [length] in told]
+    by_position = agreement.exchange("batches, as tf.data counts them", int(dataset.cardinality()))
+    return [length for [length] in by_position]
 
 
 def _known(choose: Callable[[list[int]], int], lengths: list[int]) -> int | None:
@@ -136,7 +136,7 @@ def _known(choose: Callable[[list[int]], int], lengths: list[int]) -> int | None
     return None if min(lengths) < 0 else choose(lengths)
 
 
-def _say(agreement: Agreement, plan: str) -> None:
+def _log_plan(agreement: Agreement, plan: str) -> None:
     if agreement.job.rank == 0:
         _logger.info("Sharing the dataset out: %s.", plan)
 
@@ -238,9 +238,9 @@ class AgreedIterator:
         parts = [self._draw() for _ in range(self._num_together)]
         have_more = any(part is not None for part in parts)
         mine = 0 if self._ends == "first" else sum(_num_own(part) for part in parts if part is not None)
-        told, first = self._told(have_more, mine)
-        num_having = sum(having for having, _ in told)
-        if num_having == 0 or (self._ends == "first" and num_having < len(told)):
+        by_position, first = self._exchange_state(have_more, mine)
+        num_having = sum(having for having, _ in by_position)
+        if num_having == 0 or (self._ends == "first" and num_having < len(by_position)):
             if have_more:
                 _logger.warning(
                     "Process %d has batches left: another process' dataset ended.", self._agreement.job.rank
@@ -251,13 +251,13 @@ class AgreedIterator:
         if self._ends == "first":
             return parts[0]
         parts = [_nothing(self._like()) if part is None else part for part in parts]
-        return _merged(parts, tf.constant(sum(rows for _, rows in told)), self.element_spec)
+        return _merged(parts, tf.constant(sum(rows for _, rows in by_position)), self.element_spec)
 
-    def _told(self, have_more: bool, mine: int) -> tuple[list[list[int]], Any]:
+    def _exchange_state(self, have_more: bool, mine: int) -> tuple[list[list[int]], Any]:
         """Returns the numbers at each position; for a first batch to compare, also all messages by rank, else None."""
         what, numbers = "1 for a batch or 0 for the end, and its rows if they are counted", [int(have_more), mine]
         if self._checked is None or not self._is_first:
-            return self._agreement.told(what, *numbers), None
+            return self._agreement.exchange(what, *numbers), None
         self._is_first = False
         checksums = self._checked.message(self._checksums, are_arrays=self._are_arrays)
         by_rank = self._agreement.gathered(what, *numbers, *checksums)

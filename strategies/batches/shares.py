@@ -102,7 +102,7 @@ class Share:
         """True if the replica is known beforehand to have rows of its own."""
         return self.has_rows is True and not self.in_inner_function
 
-    def weight_here(self) -> float | tf.Tensor:
+    def local_weight(self) -> float | tf.Tensor:
         """Returns the weight, for use inside the replica's function."""
         if self.graph is None or not self.in_inner_function:
             return self.weight
@@ -111,14 +111,14 @@ class Share:
     def keep(self, value: Any, otherwise: Any) -> Any:
         """Returns ``value`` if this replica has rows of its own, else ``otherwise`` (same shape and dtype)."""
         if self.in_inner_function:
-            return tf.where(tf.greater(self.weight_here(), 0.0), value, otherwise)
+            return tf.where(tf.greater(self.local_weight(), 0.0), value, otherwise)
         if isinstance(self.has_rows, bool):
             return value if self.has_rows else otherwise
         return tf.where(self.has_rows, value, otherwise)
 
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value * weight``, in the dtype of ``value``."""
-        return value * tf.cast(self.weight_here(), value.dtype)
+        return value * tf.cast(self.local_weight(), value.dtype)
 
     def as_mean(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value``; a sum or count over rows is divided by the weight, so that weighting it gives the sum."""
@@ -130,7 +130,7 @@ class Share:
 
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value / weight``, and 0 where the weight is 0."""
-        return tf.math.divide_no_nan(value, tf.cast(self.weight_here(), value.dtype))
+        return tf.math.divide_no_nan(value, tf.cast(self.local_weight(), value.dtype))
 
 
 def attach(share: Share) -> None:
@@ -163,13 +163,13 @@ def current() -> Share | None:
     return getattr(tf.distribute.get_replica_context(), _ATTRIBUTE, None)
 
 
-def dependence_here() -> RowDependence:
+def current_dependence() -> RowDependence:
     """Returns the current :class:`RowDependence`: inside :func:`in_microbatches`, that on the micro-batches' rows."""
     return known_dependence() or RowDependence()
 
 
 def known_dependence() -> RowDependence | None:
-    """Returns the same as :func:`dependence_here`; None outside steps, micro-batches and :func:`judged_by`."""
+    """Returns the same as :func:`current_dependence`; None outside steps, micro-batches and :func:`judged_by`."""
     share = current()
     return _judge.get() or _of_microbatches.get() or (None if share is None else share.dependence)
 
@@ -277,7 +277,9 @@ def divide(
             combination,
             functools.partial(read_weight, r),
             own[r],
-            RowDependence(own[r], is_marked=num_replicas > 1, num_all=_of_all(rows, own[r], num_local, num_replicas)),
+            RowDependence(
+                own[r], is_marked=num_replicas > 1, num_all=_global_counts(rows, own[r], num_local, num_replicas)
+            ),
             num_all=num_all,
             find_first_row=functools.partial(_first_row, rows, num_all, r, first_replica + r, num_replicas),
         )
@@ -292,7 +294,7 @@ def _seen(number: int | tf.Tensor) -> Collection[int]:
     return ()
 
 
-def _of_all(rows: Rows | None, own: Collection[int], num_local: int, num_replicas: int) -> Collection[int]:
+def _global_counts(rows: Rows | None, own: Collection[int], num_local: int, num_replicas: int) -> Collection[int]:
     """Returns the number of rows of all replicas, if known now; assumes equal numbers if only this replica's is."""
     if rows is None or num_replicas == 1:
         return ()

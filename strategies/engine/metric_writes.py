@@ -30,7 +30,7 @@ def term(share: Share, name: str, value: Any, dtype: tf.DType, aggregation: tf.V
         dtype: the variable's dtype.
         aggregation: how the variable's components are combined when it is read.
     """
-    dependence = shares.dependence_here()
+    dependence = shares.current_dependence()
     kind = dependence.kind(value)
     if aggregation == _SUM:
         try:

@@ -40,7 +40,7 @@ def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> An
     if combination == "mean":
         return of_whole_batch(outputs, shares, layout) if layout.num_replicas > 1 else outputs
     if not all(share.has_rows is True and share.is_even for share in shares):
-        outputs = tf.nest.map_structure(lambda leaf: _without_borrowed_rows(leaf, shares), outputs)
+        outputs = tf.nest.map_structure(lambda leaf: _without_dummy_rows(leaf, shares), outputs)
     if combination == "concat" and layout.process_group is not None:
         return tf.nest.map_structure(lambda leaf: _rows_of_all_processes(leaf, layout), outputs)
     return outputs
@@ -61,7 +61,7 @@ def _rows_of_all_processes(value: Any, layout: ReplicaLayout) -> Any:
     return layout.process_group.gather(tf.concat(local, 0) if len(local) > 1 else local[0])
 
 
-def _without_borrowed_rows(leaf: Any, shares: Sequence[Share]) -> Any:
+def _without_dummy_rows(leaf: Any, shares: Sequence[Share]) -> Any:
     local = local_values(leaf)
     if len(local) != len(shares) or (len(shares) > 1 and not isinstance(leaf, PerReplica)):
         return leaf

@@ -272,7 +272,7 @@ def _sums_across(
     totals: list[Any] = [None if i in lookups else sum_in_order(local_values(value)) for i, value in enumerate(values)]
     if as_gradients and process_group.combines_means and shares:
         # The weight of the rows of all local replicas.
-        weight = tf.add_n([tf.convert_to_tensor(share.weight_here(), tf.float32) for share in shares])
+        weight = tf.add_n([tf.convert_to_tensor(share.local_weight(), tf.float32) for share in shares])
         for i, own in lookups.items():
             totals[i] = tf.convert_to_tensor(own.joined())
         totals = [tf.math.divide_no_nan(total, tf.cast(weight, total.dtype)) for total in totals]

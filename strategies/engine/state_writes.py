@@ -98,7 +98,7 @@ def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_
         dtype: the variable's dtype.
         is_increment: True if the value is added to the variable.
     """
-    dependence = shares.dependence_here()
+    dependence = shares.current_dependence()
     if shares.is_in_microbatches():
         return _of_microbatch(share, name, value, dtype, is_increment=is_increment)
     kind = dependence.kind(value)
@@ -160,7 +160,7 @@ def _is_other_branch(graph: Any) -> bool:
 
 def mean(share: Share, value: tf.Tensor) -> tf.Tensor:
     """Returns the mean over replicas, weighted by rows. All replicas call it at the same time."""
-    weighed = tf.math.multiply_no_nan(value, tf.cast(share.weight_here(), value.dtype))
+    weighed = tf.math.multiply_no_nan(value, tf.cast(share.local_weight(), value.dtype))
     total: tf.Tensor = tf.distribute.get_replica_context().all_reduce("SUM", weighed)
     return total
 
@@ -180,7 +180,7 @@ def check_in_scope(name: str, value: Any) -> None:
 
 def is_same(slices: tf.IndexedSlices) -> bool:
     """True if slices are the same on all replicas."""
-    dependence = shares.dependence_here()
+    dependence = shares.current_dependence()
     return all(dependence.kind(each) is Kind.SAME for each in (slices.values, slices.indices))
 
 
@@ -196,7 +196,7 @@ def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
 
 def of_first_replica(share: Share, value: Any, dtype: tf.DType) -> Write | None:
     """Returns the first replica's write, on all replicas; None where replicas cannot synchronize."""
-    if shares.dependence_here().kind(value) is Kind.SAME:
+    if shares.current_dependence().kind(value) is Kind.SAME:
         return Write(value, differs=False)
     if not can_meet(share):
         return None
@@ -226,7 +226,7 @@ def _addend(share: Share, term: Term) -> tf.Tensor:
     if term.how == "sum":
         return share.keep(tensor, tf.zeros_like(tensor))
     if term.how == "mean":
-        return tf.math.multiply_no_nan(tensor, tf.cast(share.weight_here(), tensor.dtype))
+        return tf.math.multiply_no_nan(tensor, tf.cast(share.local_weight(), tensor.dtype))
     limits = (tensor.dtype.min, tensor.dtype.max)
     neutral = tf.fill(tf.shape(tensor), tf.constant(limits[0] if term.how == "max" else limits[1], tensor.dtype))
     row = share.keep(tensor, neutral)[tf.newaxis]
@@ -255,7 +255,7 @@ def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: 
 
 def _of_microbatch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
     """Returns the write for one micro-batch: sums over rows add up to the batch's; any other value is warned of."""
-    dependence = shares.dependence_here()
+    dependence = shares.current_dependence()
     try:
         if share.num_replicas > 1 and not dtype.is_floating:
             raise NoTermsError

@@ -33,7 +33,7 @@ from strategies._tf_internals import (
 )
 from strategies.batches import inputs, shares
 from strategies.batches.row_marks import marking
-from strategies.batches.rows import lend_rows, rows_of
+from strategies.batches.rows import add_dummy_rows, rows_of
 from strategies.collectives import step_dependency
 from strategies.engine.context import StepContext, trainer_call
 from strategies.engine.explained import meetings_explained
@@ -142,7 +142,7 @@ class Steps:
             self._row_weights.set(local_shares)
             if any(share.has_rows is not True for share in local_shares):
                 with tf.device("CPU:0"):  # batches are on the CPU; without a device, all would pass through GPU 0
-                    args, kwargs = lend_rows((args, kwargs), layout.num_local)
+                    args, kwargs = add_dummy_rows((args, kwargs), layout.num_local)
             outputs = self._run_replicas(fn, args, kwargs)
             agree(self._writes.of(self.context), local_shares, layout.process_group)
             return combined(outputs, local_shares, layout)

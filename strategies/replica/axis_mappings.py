@@ -178,7 +178,7 @@ def like_in_rows(value: tf.Tensor, mapped: tf.Tensor) -> tf.Tensor:
     """Returns ``mapped``, marked with the row kind of its source ``value``, which its ops do not reveal."""
     share = shares.current()
     if shares.is_in_microbatches() or (share is not None and share.num_replicas > 1):
-        mark(mapped, shares.dependence_here().kind(value))
+        mark(mapped, shares.current_dependence().kind(value))
     return mapped
 
 

@@ -327,7 +327,7 @@ class ReplicaParts:
             loss: the added loss; a sum over rows is divided by the micro-batch's share of the rows.
             rows_share: the micro-batch's share of this replica's rows; float or float scalar.
         """
-        kind = shares.dependence_here().kind(loss)
+        kind = shares.current_dependence().kind(loss)
         warn_of(kind, "A loss that a layer adds")
         if kind is not Kind.SUM:
             return mark(tf.identity(loss), Kind.MEAN)

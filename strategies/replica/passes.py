@@ -131,7 +131,7 @@ class Passes:
             del after
             found = gradients_of(upstream)
             number = len(inputs)
-            dependence = shares.dependence_here()
+            dependence = shares.current_dependence()
             return found[:number], [
                 maximum([total, own]) if is_overwritten(variable) else accumulated(total, own, dependence)
                 for variable, total, own in zip(self._variables, totals, found[number:], strict=True)
@@ -174,7 +174,7 @@ class Passes:
             _differentiates.reset(token)
         of_inputs = [next(found) if is_floating(value) else None for value in inputs]
         of_variables = list(found)
-        dependence = shares.dependence_here()
+        dependence = shares.current_dependence()
         for place, variable in enumerate(self._variables) if self._sums else ():
             warn_if_summed(of_variables[place], variable, dependence)
             of_variables[place] = unrounded(of_variables[place], variable, dependence)

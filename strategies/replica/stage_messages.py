@@ -54,7 +54,7 @@ class Description(NamedTuple):
     @classmethod
     def of(cls, tensor: Any, multiples: Sequence[int | None] = ()) -> Description:
         """Returns the description of a tensor; slices of rows are described as the dense tensor they represent."""
-        kind = Kind.ROWS if isinstance(tensor, tf.IndexedSlices) else shares.dependence_here().kind(tensor)
+        kind = Kind.ROWS if isinstance(tensor, tf.IndexedSlices) else shares.current_dependence().kind(tensor)
         return cls(tuple(tensor.shape.as_list()), tensor.dtype.name, kind.name, tuple(multiples))
 
     @classmethod
@@ -85,7 +85,7 @@ class GradientParcel(NamedTuple):
             return cls(())
         if not isinstance(gradient, tf.IndexedSlices):
             return cls((gradient,))
-        lookups = Lookups.of(gradient, shares.dependence_here())
+        lookups = Lookups.of(gradient, shares.current_dependence())
         return cls(
             tuple(
                 each for own in (*lookups.shared, *lookups.own, *lookups.unique) for each in (own.values, own.indices)

@@ -138,7 +138,7 @@ class TracedPasses:
             gradient if dense or gradient is None else _slices(variable, *gradient)
             for variable, gradient, dense in zip(self._variables, gradients[len(inputs) :], is_dense, strict=True)
         ]
-        dependence = shares.dependence_here()
+        dependence = shares.current_dependence()
         return gradients[: len(inputs)], [
             gradient if dense else accumulated(total, gradient, dependence)
             for total, gradient, dense in zip(totals, new, is_dense, strict=True)
@@ -229,7 +229,7 @@ def _from_outside(graph: Any) -> dict[int, Any]:
 
 def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], ...]:
     """Returns values and indices of slices, by the groups of ``Lookups``, which are known only while tracing."""
-    found = Lookups.of(gradient, shares.dependence_here())
+    found = Lookups.of(gradient, shares.current_dependence())
     return tuple([(each.values, each.indices) for each in some] for some in (found.shared, found.own, found.unique))
 
 

@@ -66,10 +66,10 @@ def _run(job: ProcessGroup, variables: Sequence[Any], function: Callable[[], _Re
             result = function()
     except BaseException as error:
         # The others wait for a message in any case.
-        _say(job, _FAILED)
+        _broadcast_request(job, _FAILED)
         broadcast_text(f"{type(error).__name__}: {error}", job)
         raise
-    _say(job, _END)
+    _broadcast_request(job, _END)
     return result
 
 
@@ -93,7 +93,7 @@ class _Rank0:
     def slices(self, component: Any) -> Iterator[tf.Tensor]:
         """Yields that value in flat slices. The other processes send all of them, whether they are taken or not."""
         index = self._index(component)
-        _say(self._job, _READ, index)
+        _broadcast_request(self._job, _READ, index)
         root = holders_of(self._variables[index])[0]
         sent = slices(self._job, root, component.shape, component.dtype, lambda: None)
         try:
@@ -105,14 +105,14 @@ class _Rank0:
     def assign(self, component: Any, value: Any) -> None:
         """Sets the variable on all processes that own it, to a tensor or a ``StoredArray``."""
         index = self._index(component)
-        _say(self._job, _ASSIGN, index)
+        _broadcast_request(self._job, _ASSIGN, index)
         drop(slices(self._job, 0, component.shape, component.dtype, lambda: value))
 
     def _index(self, component: Any) -> int:
         index = self._indices.get(id(component))
         if index is None:
             raise ValueError(
-                f"{component.name!r} is held by rank {component.owner}, and is none of the model's variables, nor of "
+                f"{component.name!r} is owned by rank {component.owner}, and is none of the model's variables, nor of "
                 "its optimizer's: rank 0 cannot write or read it in a file."
             )
         return index
@@ -121,11 +121,11 @@ class _Rank0:
 def _serve(job: ProcessGroup, variables: Sequence[Any]) -> None:
     """Takes part in rank 0's reads and assignments until it ends."""
     while True:
-        kind, index = _say(job)
+        kind, index = _broadcast_request(job)
         if kind == _END:
             return
         if kind == _FAILED:
-            raise ValueError(f"Rank 0 failed in what all processes take part in. {broadcast_text('', job)}")
+            raise ValueError(f"Rank 0 failed in an operation of all processes. {broadcast_text('', job)}")
         variable = variables[index]
         shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
         if kind == _READ:
@@ -134,7 +134,7 @@ def _serve(job: ProcessGroup, variables: Sequence[Any]) -> None:
             give_to_all(variable, job)
 
 
-def _say(job: ProcessGroup, kind: int = 0, index: int = 0) -> tuple[int, int]:
+def _broadcast_request(job: ProcessGroup, kind: int = 0, index: int = 0) -> tuple[int, int]:
     """Broadcasts rank 0's request, and returns it on all processes; the arguments of the others are ignored."""
     kind, index = job.broadcast(tf.constant([kind, index])).numpy().tolist()
     return kind, index

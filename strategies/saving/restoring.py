@@ -107,7 +107,7 @@ def _load_and_send(engine: Any, process_group: ProcessGroup, load: Callable[[], 
     if error is not None:
         raise error
     if failed:
-        raise ValueError(f"Rank 0 could not load what all processes go on from. {text}")
+        raise ValueError(f"Rank 0 could not load the state for all processes. {text}")
     for variable, value in zip(variables, values, strict=True):
         if isinstance(value, PartialSumVariable):
             value.is_spread.assign(False)

@@ -99,7 +99,7 @@ def test_names_the_contender_that_fails(run: Run, timeout_seconds: float, reason
 
 def test_refuses_two_contenders_of_one_name() -> None:
     twice = Contender("twice", fail_at_once)
-    with pytest.raises(ValueError, match="names of their own"):
+    with pytest.raises(ValueError, match="unique names"):
         measure_in_turn([twice, twice], 1, timeout_seconds=1)
 
 

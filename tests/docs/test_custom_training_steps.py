@@ -37,7 +37,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "`tape.gradient(loss, inputs)`": ("fast gradient sign", "gradients of rows, clipped"),
     "`optimizer.apply_gradients(...)`": (
         "gradient without a tape",
-        f"{_HOOKS}/test_gradients.py::test_a_gradient_of_the_replica_alone_is_said",
+        f"{_HOOKS}/test_gradients.py::test_a_gradient_of_the_replica_alone_is_reported",
     ),
     "`tf.cond(...": (
         "gradients gathered by hand, tf.cond around apply_gradients",
@@ -60,11 +60,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "such a loss in a pipeline": (
         f"{_HOOKS}/test_gathered_functions.py::test_in_pipelines_that_have_all_rows_before_the_backward_pass",
-        f"{_HOOKS}/test_gathered_functions.py::test_in_micro_batches_the_way_out_is_said",
+        f"{_HOOKS}/test_gathered_functions.py::test_in_micro_batches_the_way_out_is_reported",
     ),
     "`metric.update_state(value)`": ("trackers of means, sums and rows",),
     "a log that is a mean": ("logs of each kind",),
-    "a log that is a root": (f"{_HOOKS}/test_kinds.py::test_what_cannot_be_put_together_is_said",),
+    "a log that is a root": (f"{_HOOKS}/test_kinds.py::test_what_cannot_be_put_together_is_reported",),
     "`variable.assign(...)`": ("state of each kind that a layer keeps", "VQ-VAE, codebook of moving averages"),
     "a variable made with": ("state of each kind that a layer keeps",),
     "a variable that is set to rows": (
@@ -90,8 +90,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "BatchNormalization(synchronized=True)",
         f"{_HOOKS}/test_synchronized_norms.py::test_micro_batches_of_a_synchronized_layer_are_warned_of_once_at_the_line_of_the_program",
     ),
-    "`context.all_reduce": (f"{_HOOKS}/test_gradients.py::test_a_sum_of_what_is_global_is_said",),
-    "a norm of the gradient of one weight": (f"{_HOOKS}/test_gradients.py::test_a_norm_of_a_shard_is_said",),
+    "`context.all_reduce": (f"{_HOOKS}/test_gradients.py::test_a_sum_of_what_is_global_is_reported",),
+    "a norm of the gradient of one weight": (f"{_HOOKS}/test_gradients.py::test_a_norm_of_a_shard_is_reported",),
 }
 
 

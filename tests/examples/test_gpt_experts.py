@@ -124,7 +124,10 @@ def test_the_load_is_that_of_all_choices() -> None:
     ("change", "reason"),
     [
         ({"top_k": 5}, "--top_k=5 must be at most --num_experts=4"),
-        ({"backbone": "GPT2Backbone"}, "--num_experts=4 is for the own decoder. Leave out --backbone=GPT2Backbone"),
+        (
+            {"backbone": "GPT2Backbone"},
+            "--num_experts=4 is for the built-in decoder. Leave out --backbone=GPT2Backbone",
+        ),
     ],
 )
 def test_refuses_options(change: dict[str, Any], reason: str) -> None:
@@ -132,7 +135,7 @@ def test_refuses_options(change: dict[str, Any], reason: str) -> None:
         check(replace(EXPERTS, **change))
 
 
-def test_refuses_experts_that_cannot_be_dealt_out(tmp_path: Path) -> None:
+def test_refuses_experts_that_cannot_be_sharded(tmp_path: Path) -> None:
     options = replace(EXPERTS, num_experts=3, mesh="expert=2", run_dir=str(tmp_path))
     with pytest.raises(OptionError, match="--num_experts=3 must be a multiple of 2, the size of the mesh axis expert"):
         train.run(options, Text((TEXT,), "test"))

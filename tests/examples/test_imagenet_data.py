@@ -165,7 +165,7 @@ def test_records_before_the_damage_are_used(
 ) -> None:
     damaged_set(tmp_path, damage)
     assert data.open_split(tmp_path, "train").num_rows == num_rows
-    assert f"train-00001-of-00002: damaged behind record {num_rows - 300}" in caplog.text
+    assert f"train-00001-of-00002: damaged after record {num_rows - 300}" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["no records", "empty"])

@@ -306,7 +306,7 @@ def test_records_and_files_give_the_same_batches(folder: Path, tmp_path: Path) -
     assert_equal(training(files), training(records))
 
 
-def test_a_map_that_is_planned_anew_decodes_the_same(folder: Path) -> None:
+def test_a_map_that_is_planned_again_decodes_the_same(folder: Path) -> None:
     """Decodes every other row only, like one of two processes, with the parts of the pipeline."""
     split = data.open_split(folder, "train")
     decode = decoding.Decoder(split, 16, lambda row: [row, tf.constant(False)], crops.central_box, Skipped())

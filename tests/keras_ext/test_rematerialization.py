@@ -214,7 +214,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"no blocks\. Put the layers .* or name layers\. Received: .*\['only'\]"):
         keras_ext.rematerialize(flat)
     rnn = keras.Sequential([keras.Input((4, 6), batch_size=3), L.LSTM(3, stateful=True, name="goes_on")], name="part")
-    with pytest.raises(ValueError, match=r"stateful=True goes on .*Received: 'goes_on' in 'goes_on'"):
+    with pytest.raises(ValueError, match=r"stateful=True continues .*Received: 'goes_on' in 'goes_on'"):
         keras_ext.rematerialize(rnn, ["goes_on"])
     with pytest.raises(ValueError, match=r"It has \['only'\]\. Received: \['other'\]"):
         keras_ext.rematerialize(flat, ["only", "other"])

@@ -135,7 +135,7 @@ def test_what_another_run_left_does_not_come_first(tmp_path: Path) -> None:
     assert keras_ext.Checkpoints(tmp_path, _STEPS).restore(_model()) == keras_ext.TrainingPosition(1)
 
 
-def test_when_none_can_be_read_nothing_begins_anew(tmp_path: Path) -> None:
+def test_when_none_can_be_read_nothing_starts_over(tmp_path: Path) -> None:
     (tmp_path / "step-000000004.json").write_text("{")
     with pytest.raises(ValueError, match="None of the 1 checkpoints in"):
         keras_ext.Checkpoints(tmp_path, _STEPS).restore(_model())

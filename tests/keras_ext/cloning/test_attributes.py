@@ -32,7 +32,7 @@ class Odd:
 
 
 def copied(model: Any) -> Any:
-    made = Copies().of(model)
+    made = Copies().get(model)
     copy_state(model, made)
     return made
 

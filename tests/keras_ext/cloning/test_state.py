@@ -75,7 +75,7 @@ def test_a_copy_has_the_form_of_its_model(form: str) -> None:
     FORMS[form](model)
     for weight in model.trainable_weights[::2]:
         weight.trainable = False
-    copies = [Copies().of(model)]
+    copies = [Copies().get(model)]
     copy_state(model, copies[0])
     copies += [staged(model)] if form in ("lora", "int8") else []
     for copy in copies:

@@ -144,7 +144,7 @@ def test_what_cannot_be_copied_is_made_of_its_config_or_named(copied: Any) -> No
     model = keras.Sequential([keras.Input((6,)), Told(6), L.Identity()])
     assert_like(copied(model), model, vectors())
     model = keras.Sequential([keras.Input((6,)), Untold(np.array([6])), L.Identity()])
-    message = r"(?s)'untold.*cannot be made of it: implement get_config\(\) of Untold .*NotImplementedError"
+    message = r"(?s)'untold.*cannot be created from it: implement get_config\(\) of Untold .*NotImplementedError"
     with pytest.raises(ValueError, match=message):
         copied(model)
 

@@ -99,7 +99,7 @@ def test_refusals() -> None:
         with keras.RematScope("full"):
             again = keras.Sequential([inputs, keras_ext.MixtureOfExperts(4, 4)])
         again.compile("adam", "mse")
-    with pytest.raises(ValueError, match=r"replicas meet cannot be computed again.*outside of the RematScope"):
+    with pytest.raises(ValueError, match=r"over replicas cannot be recomputed.*outside of the RematScope"):
         again.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
     with pytest.raises(ValueError, match=r"Lamb looks at whole weights.*experts"):
         model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)

@@ -29,7 +29,7 @@ class TestTraffic:
     taken = (("x",), ("a",), ("a", "b"), ("a", "c", "x"))
 
     def traffic(self, process_of: tuple[int, ...], outputs_to: set[int]) -> Traffic:
-        return Traffic.of(self.made, self.taken, ("early", "late"), process_of, outputs_to)
+        return Traffic.create(self.made, self.taken, ("early", "late"), process_of, outputs_to)
 
     def test_each_value_goes_once_to_each_process_that_takes_it(self) -> None:
         traffic = self.traffic((0, 1, 0, 1), {1})

@@ -22,9 +22,12 @@ def changed(schedule: Schedule, device: int, actions: list[Action]) -> Schedule:
 FAULTS: dict[str, tuple[Callable[[list[Action]], list[Action]], str]] = {
     "waits for": (lambda actions: [actions[1], actions[0], *actions[2:]], r">1B0<"),
     "1B2 is missing": (lambda actions: actions[:-1], r"1F2 ><"),
-    "there twice": (lambda actions: [*actions, actions[0]], r">1F0<"),
+    "occurs twice": (lambda actions: [*actions, actions[0]], r">1F0<"),
     "belongs on device 0": (lambda actions: [Action(0, Kind.FORWARD, 0), *actions], r">0F0<"),
-    "no stage or micro-batch": (lambda actions: [*actions, Action(1, Kind.FORWARD, 3)], r">1F3<"),
+    "names a stage or micro-batch that does not exist": (
+        lambda actions: [*actions, Action(1, Kind.FORWARD, 3)],
+        r">1F3<",
+    ),
 }
 
 

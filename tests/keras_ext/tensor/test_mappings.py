@@ -55,14 +55,14 @@ def test_copy_and_reduce_are_each_others_gradient() -> None:
 
 @pytest.mark.parametrize("length", [4, 5, 1], ids="length={}".format)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_deal_and_gather_are_each_others_gradient(length: int, known: bool) -> None:
+def test_split_evenly_and_gather_are_each_others_gradient(length: int, known: bool) -> None:
     shards = shards_over(2)
     x = tf.constant(RNG.normal(size=(2, length, 3)), tf.float32)
     cut = -(-length // 2)
     upstream = [x[:, :cut] * 2, x[:, cut:] * 3]
 
     def run(x: tf.Tensor) -> Any:
-        return gradients(lambda inputs: shards.deal(inputs[0], 1), [x], upstream)
+        return gradients(lambda inputs: shards.split_evenly(inputs[0], 1), [x], upstream)
 
     pieces, [gradient] = run(x) if known else tf.function(run, input_signature=[tf.TensorSpec((2, None, 3))])(x)
     assert_equal(pieces, [x[:, :cut], x[:, cut:]])
@@ -104,5 +104,10 @@ def test_all_gather_and_reduce_scatter_are_each_others_gradient(length: int, kno
 def test_one_shard_takes_no_copies() -> None:
     shards = Shards.present()
     [x] = values((2, 3))
-    for found in (shards.reduce([x]), shards.gather([x], 0), *shards.deal(x, 1), *shards.reduce_scatter([x], 1)):
+    for found in (
+        shards.reduce([x]),
+        shards.gather([x], 0),
+        *shards.split_evenly(x, 1),
+        *shards.reduce_scatter([x], 1),
+    ):
         assert found is x

@@ -223,7 +223,7 @@ def test_large_weights_of_any_layer_are_cut_or_it_is_said_why_not() -> None:
     assert plan["heads"].kind == "column"
     assert plan["conv"].kind == plan["table"].kind == "gathered"
     assert plan.whole == {
-        "three_heads": "its heads cannot be dealt out evenly (num_heads=3)",
+        "three_heads": "its heads cannot be split evenly (num_heads=3)",
         "table": "three: no dim has 4 numbers or more",
         "writing": "Writing writes files in its own way (save_own_variables)",
         "lstm": "LSTM holds layers that are not looked into",

@@ -163,7 +163,7 @@ def test_restores_after_an_interruption(tmp_path: pathlib.Path) -> None:
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 
-def test_a_backup_within_an_epoch_is_said_to_repeat_steps(
+def test_a_backup_within_an_epoch_is_reported_to_repeat_steps(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():

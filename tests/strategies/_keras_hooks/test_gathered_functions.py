@@ -111,7 +111,7 @@ def test_in_pipelines_that_have_all_rows_before_the_backward_pass(replicas: int,
             np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE, err_msg=str(losses))
 
 
-def test_in_micro_batches_the_way_out_is_said() -> None:
+def test_in_micro_batches_the_way_out_is_reported() -> None:
     with strategies.MirroredStrategy(mesh={"data": 4, "pipe": 2}).scope():
         layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(2)]
         model = keras.Sequential([keras.Input((3,)), *layers])

@@ -61,7 +61,7 @@ def said(model: Any) -> list[str]:
     return [str(each.message) for each in caught if each.category is strategies.DifferenceWarning]
 
 
-def test_a_gradient_of_the_replica_alone_is_said() -> None:
+def test_a_gradient_of_the_replica_alone_is_reported() -> None:
     def step(model: Any, x: Any, y: Any) -> Any:
         inner = tf.function(lambda x, y: tf.clip_by_global_norm(taken(model, x, y)[1], 0.1)[0], autograph=False)
         model.optimizer.apply_gradients(zip(inner(x, y), model.trainable_variables, strict=True))
@@ -82,7 +82,7 @@ def test_strict_turns_it_into_an_error() -> None:
             made(step, mirrored()).fit(X, Y, **OPTIONS)
 
 
-def test_a_sum_of_what_is_global_is_said() -> None:
+def test_a_sum_of_what_is_global_is_reported() -> None:
     def step(model: Any, x: Any, y: Any) -> Any:
         context = tf.distribute.get_replica_context()
         total = context.all_reduce("SUM", tf.reduce_sum(x))
@@ -101,7 +101,7 @@ def test_a_sum_of_what_is_global_is_said() -> None:
     np.testing.assert_allclose([logs["total"][0], logs["mean"][0]], [X[:9].sum(), Y[:9].mean()], rtol=1e-5)
 
 
-def test_a_norm_of_a_shard_is_said() -> None:
+def test_a_norm_of_a_shard_is_reported() -> None:
     strategy = mirrored(4, mesh={"data": 2, "tensor": 2})
     by_weight = made(applying(lambda g: [tf.clip_by_norm(each, 0.1) for each in g]), strategy, split=True)
     assert any("gradient of a shard" in each for each in said(by_weight))

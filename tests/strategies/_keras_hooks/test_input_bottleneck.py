@@ -55,7 +55,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "bottleneck" in record.getMessage()]
 
 
-def test_slow_input_is_told_once_per_fit(
+def test_slow_input_is_reported_once_per_fit(
     model: keras.Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hooked, "SlowInputWarning", functools.partial(SlowInputWarning, seconds=0.1, steps=3))

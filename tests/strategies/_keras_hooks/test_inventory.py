@@ -94,7 +94,7 @@ def test_a_changed_signature_is_named_with_ours(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_name_that_is_gone_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(BaseOptimizer, "_clip_gradients")
-    with pytest.raises(RuntimeError, match=r"BaseOptimizer\._clip_gradients is not there.*norms\._clip hooks into"):
+    with pytest.raises(RuntimeError, match=r"BaseOptimizer\._clip_gradients does not exist.*norms\._clip hooks into"):
         norms.install()
 
 
@@ -119,7 +119,7 @@ def test_names_that_are_imported_from_tensorflow() -> None:
     assert not lines, "\n".join(lines)
 
 
-def test_changes_are_told_apart() -> None:
+def test_changes_are_distinguished() -> None:
     assert changes({"a": "(x)", "b": "()", "c": "()"}, {"a": "(x, y)", "c": "()", "d": "()"}, {"a": "ours"}) == [
         "b is gone",
         "d() is not in inventory.toml",

@@ -155,7 +155,7 @@ def root_of(x: Any) -> Any:
     ],
     ids=["root", "median", "drawn", "tracked", "summed"],
 )
-def test_what_cannot_be_put_together_is_said(look: Any, trackers: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_put_together_is_reported(look: Any, trackers: dict[str, Any], said: str) -> None:
     assert_said(
         lambda: Logging(lambda x, y: look(x), {name: metric(name=name) for name, metric in trackers.items()}), said
     )
@@ -218,7 +218,7 @@ class MixUp(keras.Model):
         return super().train_step((0.7 * x + 0.3 * tf.gather(x, order), y))
 
 
-def test_a_step_that_mixes_rows_is_said() -> None:
+def test_a_step_that_mixes_rows_is_reported() -> None:
     assert_said(MixUp, "looks at several rows of the batch")
 
 

@@ -70,7 +70,7 @@ def _parts(*layers: keras.layers.Layer) -> list[Any]:
     ],
     ids=["own train_step", "synchronized", "Python", "chosen rows", "split", "pipeline"],
 )
-def test_what_is_not_compiled_is_said_once(
+def test_what_is_not_compiled_is_reported_once(
     make: Callable[[], keras.Model], mesh: dict[str, int] | None, reason: str, said: Any
 ) -> None:
     weights = []

@@ -112,7 +112,7 @@ COUNTED_BY_PYTHON = ("mean times number",)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_in_graphs_and_behind_functions(name: str) -> None:
+def test_in_graphs_and_inside_functions(name: str) -> None:
     program, expected = PROGRAMS[name]
     found = []
 

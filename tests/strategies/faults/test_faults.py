@@ -173,7 +173,7 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
     seconds = end - max(happened, default=begin)
     # horovodrun has an exit code of its own.
     assert code == case.code or (code != 0 and (is_horovod or case.code is None)), output
-    says = case.says or r"Asked to end: saved after (step|epoch)"
+    says = case.says or r"Preempted: saved after (step|epoch)"
     words = next((line for line in _reasons(output) if re.search(says, line, re.IGNORECASE)), "")
     assert words, output
     if not case.says:
@@ -223,7 +223,7 @@ def _reasons(output: str) -> list[str]:
     """Returns the lines with the reason: the launcher's last ones, or for `horovodrun`, which has none, the ranks'."""
     told = [line for line in output.splitlines() if line.startswith("strategies.launch: ")][-2:]
     told = [line.removeprefix("strategies.launch: ").removeprefix("the reason: ") for line in reversed(told)]
-    told += re.findall(r"(Asked to end: .*)", output)
+    told += re.findall(r"(Preempted: .*)", output)
     told = told or re.findall(
         r"(?:DistributedError: |JoinError: |ValueError: |strategies: (?=rank \d was ended))(.*)", output
     )

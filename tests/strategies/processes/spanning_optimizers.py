@@ -236,7 +236,7 @@ class TestDifferences:
         with on("pipe").scope():
             model = stages(0, 1)
             model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match=r"other values of '.*stem/kernel'.*set_random_seed.*all ranks"):
+        with pytest.raises(ValueError, match=r"different values of '.*stem/kernel'.*set_random_seed.*all ranks"):
             model.fit(X, Y, verbose=0)
 
 

@@ -81,7 +81,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 
 def cut(value: Any, dim: int = 1) -> list[Any]:
-    return list(in_one_process().deal(value, dim))
+    return list(in_one_process().split_evenly(value, dim))
 
 
 #: For each mapping: the mapping, its inputs, whether there is one input for each shard, and the same for its outputs.
@@ -89,7 +89,7 @@ def cut(value: Any, dim: int = 1) -> list[Any]:
 MAPPINGS: Mapping[str, tuple[Callable[[Shards, Any, Any], Any], Callable[[Any], Any], bool, bool]] = {
     "copy": (lambda s, x, whole: s.copy(x), lambda x: x, False, True),
     "reduce": (lambda s, xs, whole: s.reduce(xs), lambda x: [x * (i + 1) for i in range(COUNT)], True, False),
-    "deal": (lambda s, x, whole: s.deal(x, 1), lambda x: x, False, True),
+    "split_evenly": (lambda s, x, whole: s.split_evenly(x, 1), lambda x: x, False, True),
     "gather": (lambda s, xs, whole: s.gather(xs, 1, tf.shape(whole)[1]), cut, True, False),
     "all_gather": (lambda s, xs, whole: s.all_gather(xs, 1, tf.shape(whole)[1]), cut, True, True),
     "reduce_scatter": (
@@ -145,7 +145,7 @@ def test_mappings_of_dtypes(dtype: str) -> None:
 
     @tf.function(autograph=False)
     def joined() -> Any:
-        pieces = shards.deal(x, 1)
+        pieces = shards.split_evenly(x, 1)
         return shards.copy(x), shards.gather(pieces, 1, size), shards.all_gather(pieces, 1, size)
 
     copies, whole, wholes = joined()
@@ -171,7 +171,7 @@ def test_gradients_of_gradients() -> None:
 def test_what_every_shard_has() -> None:
     shards = here()
     values = [[numbers(2, seed=i), numbers(2, seed=-1 - i + 100)] for i in shards.owned]
-    found = shards.all_of(values)
+    found = shards.gather_all(values)
     assert len(found) == COUNT
     for i, own in enumerate(found):
         np.testing.assert_array_equal(own, [numbers(2, seed=i), numbers(2, seed=-1 - i + 100)])
@@ -184,7 +184,7 @@ def test_shapes_are_found_out_without_messages() -> None:
 
         class Mapped(keras.Layer):
             def call(self, x: Any) -> Any:
-                pieces = shards.deal(x, 1)
+                pieces = shards.split_evenly(x, 1)
                 summed = shards.reduce_scatter(shards.copy(x), 1)
                 size = shards.size_along(x, 1)
                 return shards.gather(pieces, 1, size), shards.reduce(shards.all_gather(summed, 1, size))
@@ -199,7 +199,7 @@ def test_shapes_are_found_out_without_messages() -> None:
 def test_pieces_have_the_shape_of_the_whole() -> None:
     shards = here()
     x = numbers(2, 2 * COUNT + 1, 3)
-    tensor = SplitTensor(shards.deal(x, 1), 1, shards, shards.size_along(x, 1))
+    tensor = SplitTensor(shards.split_evenly(x, 1), 1, shards, shards.size_along(x, 1))
     assert tensor.shape == (2, 2 * COUNT + 1, 3)
     np.testing.assert_array_equal(tf.convert_to_tensor(tensor), x)
 

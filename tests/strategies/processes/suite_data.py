@@ -105,7 +105,7 @@ class TestDatasets:
         assert logs["seen"] == [8.0]
         assert "[4, 2]" in caplog.text
 
-    def test_the_plan_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_plan_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "strategies"):
             fit(numbers(8).batch(4))
         said = [record for record in caplog.records if "Sharing the dataset out" in record.message]

@@ -178,7 +178,7 @@ def test_other_weights() -> None:
     made = model()
     if is_other():
         made.layers[0].bias.assign([1.0, 2.0])
-    with pytest.raises(ValueError, match=r"hold other values of '.*bias'.* values on ranks 1 that differ"):
+    with pytest.raises(ValueError, match=r"have different values of '.*bias'.* values on ranks 1 that differ"):
         fitted(made)
 
 

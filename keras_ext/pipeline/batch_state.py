@@ -10,7 +10,7 @@ from keras_ext.pipeline.schedule import Action
 
 
 @dataclass
-class Ledger:
+class BatchState:
     """The values and gradients of the micro-batches of one batch that this process has.
 
     Attributes:
@@ -45,7 +45,7 @@ class Ledger:
             self.upstream.setdefault(key, []).append(gradient)
 
 
-class Gates:
+class ControlDependencies:
     """The outputs of the actions of each device, used as control dependencies of later actions.
 
     Args:
@@ -53,7 +53,7 @@ class Gates:
     """
 
     def __init__(self, actions: Iterable[Sequence[Action]]) -> None:
-        self._places = {action: place for own in actions for place, action in enumerate(own)}
+        self._positions = {action: position for own in actions for position, action in enumerate(own)}
         self._noted: dict[int, list[list[Any]]] = {}
 
     def note(self, part: int, outputs: Sequence[Any]) -> None:
@@ -64,12 +64,12 @@ class Gates:
         """Returns the outputs of the last recorded action of a device; empty before the first."""
         return self._noted[part][-1] if part in self._noted else []
 
-    def of_receive(self, part: int, action: Action) -> list[Any]:
+    def before_receive(self, part: int, action: Action) -> list[Any]:
         """Returns the tensors that must be ready before memory is allocated for a message that an action uses.
 
         They are the outputs of the action two positions earlier on the device, or of the last recorded action if the
         sender is far ahead.
         """
         noted = self._noted.get(part, [])
-        place = min(self._places[action] - 2, len(noted) - 1)
-        return noted[place] if place >= 0 else []
+        position = min(self._positions[action] - 2, len(noted) - 1)
+        return noted[position] if position >= 0 else []

@@ -25,11 +25,11 @@ from strategies.replica.weight_slices import WeightSlice
 def install() -> None:
     """Wraps the check for overflow, and the methods that loop over all variables of a model."""
     wrap(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite)
-    wrap(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _for_held)
-    wrap(keras_tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _for_held)
+    wrap(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _for_owned)
+    wrap(keras_tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _for_owned)
 
 
-def apply_held(
+def apply_owned(
     optimizer: keras.Optimizer,
     apply: Callable[[Sequence[Any], Sequence[Any] | None], Any],
     gradients: Sequence[Any],
@@ -42,7 +42,7 @@ def apply_held(
     if (spanning_parts() is None and sharded_updates() is None) or not gradients:
         return apply(gradients, variables)
     known = optimizer._trainable_variables if variables is None else variables
-    pairs = [(g, v) for g, v in zip(gradients, known, strict=True) if _is_held(v)]
+    pairs = [(g, v) for g, v in zip(gradients, known, strict=True) if _is_owned(v)]
     if any(gradient is not None for gradient, _ in pairs):
         return apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
     return _apply_nothing(optimizer)
@@ -68,7 +68,7 @@ def _clip_nothing(optimizer: keras.Optimizer) -> None:
 def _check_finite(
     original: Callable[..., tf.Tensor], optimizer: keras.Optimizer, grads: Sequence[Any]
 ) -> tf.Tensor | bool:
-    total = sum_over_holders()
+    total = sum_over_owners()
     if total is None:
         return original(optimizer, grads)
     own = [gradient for gradient in grads if gradient is not None]
@@ -76,11 +76,11 @@ def _check_finite(
     return tf.equal(total(tf.cast(overflow, tf.int32)), 0)
 
 
-def _is_held(variable: Any) -> bool:
+def _is_owned(variable: Any) -> bool:
     return variable.is_held if isinstance(variable, WeightSlice) else is_held(variable)
 
 
-def sum_over_holders() -> Callable[[tf.Tensor], tf.Tensor] | None:
+def sum_over_owners() -> Callable[[tf.Tensor], tf.Tensor] | None:
     """Returns a function that sums over the processes that own parts of what is updated; None if this one owns all."""
     parts, sharded = spanning_parts(), sharded_updates()
     group = None if sharded is None else sharded.process_group
@@ -106,7 +106,7 @@ class _Seen:
         return getattr(self._optimizer, name)
 
 
-def _for_held(original: Callable[..., None], optimizer: keras.Optimizer, trainable_variables: Sequence[Any]) -> None:
+def _for_owned(original: Callable[..., None], optimizer: keras.Optimizer, trainable_variables: Sequence[Any]) -> None:
     """Calls the original with only the variables that this process owns, and their averages; split weights by shard."""
     if not optimizer.use_ema or (spanning_parts() is None and sharded_updates() is None):
         return original(optimizer, trainable_variables)
@@ -115,6 +115,6 @@ def _for_held(original: Callable[..., None], optimizer: keras.Optimizer, trainab
         for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True)
         if average is not None
         for shard, own in zip(shards_of(variable), shards_of(average), strict=True)
-        if _is_held(shard)
+        if _is_owned(shard)
     ]
     return original(_Seen(optimizer, [own for _, own in pairs]), [shard for shard, _ in pairs])
