@@ -61,7 +61,7 @@ def on_one_device(name: str) -> list[Any]:
     return trained(model, inputs, backbones.targets_of(model, inputs))
 
 
-@pytest.mark.parametrize("axes", [{"data": 2}, {"expert": 2}], ids=str)
+@pytest.mark.parametrize("axes", [pytest.param({"data": 2}, marks=pytest.mark.parity_all), {"expert": 2}], ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_two_replicas_and_experts_on_them_equal_one_device(name: str, axes: dict[str, int]) -> None:
     with strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh=axes).scope():

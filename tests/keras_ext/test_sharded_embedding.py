@@ -57,10 +57,10 @@ def strategy(shard: Any = "optimizer", size: int | None = None, **mesh: int) -> 
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
-        ("adam", {}),
+        pytest.param("adam", {}, marks=pytest.mark.parity_all),
         ("adagrad", {"size": 2}),
         ("accumulation", {"shard": "weights"}),
-        ("adagrad", {"shard": None, "data": 2, "expert": 2}),
+        pytest.param("adagrad", {"shard": None, "data": 2, "expert": 2}, marks=pytest.mark.parity_all),
     ],
 )
 def test_the_numbers_of_the_plain_layer(optimizer: str, options: dict[str, Any], tmp_path: Any) -> None:

@@ -124,7 +124,6 @@ READERS: Mapping[str, Reader] = {
 
 #: The readers that `make test` runs over two processes.
 SAMPLE = (
-    "tf.data, interleaved",
     "tf.data, of unknown length",
     "PyDataset, threads",
     "PyDataset, shuffled",

@@ -69,7 +69,9 @@ FORMS: dict[str, Callable[[Any], None]] = {
 
 # Keras warns of each layer that cannot be quantized.
 @pytest.mark.filterwarnings("ignore:.*`quantize`:UserWarning", "ignore:Invalid quantization mode:UserWarning")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(each, marks=pytest.mark.parity_all) if each == "int8" else each for each in FORMS]
+)
 def test_a_copy_has_the_form_of_its_model(form: str) -> None:
     model = layered()
     FORMS[form](model)

@@ -25,7 +25,7 @@ def spread(axes: Mapping[str, int], **options: Any) -> strategies.MirroredStrate
     ("axes", "optimizer", "options"),
     [
         ({"expert": 2}, "accumulation", {}),
-        ({"data": 2, "expert": 2}, "adam", {}),
+        pytest.param({"data": 2, "expert": 2}, "adam", {}, marks=pytest.mark.parity_all),
         ({"expert": 2, "pipe": 2}, "adam", {}),
         pytest.param({"expert": 2, "pipe": 2}, "adam, micro-batches", {}, marks=pytest.mark.parity_all),
         pytest.param({"expert": 4}, "adam", {}, marks=pytest.mark.parity_all),

@@ -46,7 +46,7 @@ def banks_of(model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("axes", "optimizer", "options"),
     [
-        ({"tensor": 2}, "accumulation", {}),
+        pytest.param({"tensor": 2}, "accumulation", {}, marks=pytest.mark.parity_all),
         ({"data": 2, "tensor": 2}, "adam", {}),
         ({"expert": 2, "tensor": 2}, "adam", {}),
         pytest.param({"data": 2, "tensor": 2}, "adagrad", {"shard": "optimizer"}, marks=pytest.mark.parity_all),

@@ -70,9 +70,9 @@ def trained_once(model: str, in_stages: bool) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("model", "schedule", "remat", "bytes_of_unit"),
     [
-        ("cast, draws", "gpipe", None, TOGETHER),
+        pytest.param("cast, draws", "gpipe", None, TOGETHER, marks=pytest.mark.parity_all),
         ("cast, draws", "1f1b", "all", ALONE),
-        ("plain", "1f1b", None, ALONE),
+        pytest.param("plain", "1f1b", None, ALONE, marks=pytest.mark.parity_all),
         ("plain", "interleaved_1f1b", "all", TOGETHER),
         pytest.param("cast, draws", "gpipe", "all", ALONE, marks=pytest.mark.parity_all),
         pytest.param("cast, draws", "1f1b", "all", TOGETHER, marks=pytest.mark.parity_all),

@@ -112,7 +112,7 @@ BOTH = {"data": 2, "tensor": 2}
     ("make", "axes", "how"),
     [
         (sequences, BOTH, {"after": True}),
-        (sequences, TWO, {"sequence_parallel": True}),
+        pytest.param(sequences, TWO, {"sequence_parallel": True}, marks=pytest.mark.parity_all),
         (images, TWO, {}),
         (tied, TWO, {}),
         pytest.param(untied, TWO, {"after": True}, marks=pytest.mark.parity_all),

@@ -98,7 +98,9 @@ def test_they_are_those_of_one_device(case: str, caplog: pytest.LogCaptureFixtur
     assert not any("plain" in text or "mae" in text for text in said)
 
 
-@pytest.mark.parametrize(("replicas", "number"), [(1, 3), (3, 1), (3, 3)])
+@pytest.mark.parametrize(
+    ("replicas", "number"), [(3, 3), *(pytest.param(*each, marks=pytest.mark.parity_all) for each in ((1, 3), (3, 1)))]
+)
 def test_in_pipelines_that_have_all_rows_before_the_backward_pass(replicas: int, number: int) -> None:
     beside = {"one": keras.losses.MeanSquaredError(reduction="sum"), "two": contrastive}
     masked = {"one": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), "two": balanced}

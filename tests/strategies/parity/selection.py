@@ -69,6 +69,8 @@ _LIKE_OTHERS = {
     *(case.name for case in SECTIONS["Optimizers"] if case.name not in _OPTIMIZERS),
     EVERY_OPTIMIZER,
     "class_weight",
+    # Its neighbour accumulates and clips, too.
+    "float8, int8 with LoRA, int4",
     "tf.data",
     "validation_data",
     "list of inputs",
@@ -148,7 +150,6 @@ BETWEEN_TWO_PROCESSES = (
     "custom train_step with a loss per row",
     "loss with reduction='mean_with_sample_weight'",
     "custom loop, loss over the global batch",
-    "jit_compile=True, global_clipnorm, validation_data",
     "clip_by_global_norm in train_step, gradient_accumulation_steps",
     "sharpness-aware minimization",
     "gradient through a step of descent",

@@ -19,8 +19,8 @@ ALWAYS = (
     "batches of 1 row",
     "custom loop, loss over the global batch",
     "table looked up by positions and by rows, Adam",
-    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam"),
-    *("RMSprop", "ScheduleFreeAdamW", "SGD"),
+    # Others use each element of a gradient and of a slot alone, as Adam does.
+    *("Adafactor", "Adam", "Lamb", "Muon", "ScheduleFreeAdamW"),
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "SGD, gradients left in accumulation",
     "MultiOptimizer",

@@ -56,7 +56,6 @@ WEIGHTS_IN_ONE_PROCESS = (
     "optimizer that overrides apply_gradients",
     "weights of 1, 5 and 7 numbers, excluded from weight decay",
     "whole weights saved, loaded, gone on",
-    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
 #: Cases that cross processes: sums of parts, norms, overflows, sparse gradients, averages, files.
 BETWEEN_PROCESSES = (
@@ -91,10 +90,6 @@ WEIGHTS_IN_GROUPS = (
     "LossScaleOptimizer, clipnorm",
     "whole weights saved, loaded, gone on",
 )
-IN_GROUPS_OF_PROCESSES = (
-    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "saved, loaded, gone on",
-)
 #: The model in parts that contains the features of all others.
 ONE_PART = ("a transformer in parts, norms, averages and overflows of all",)
 
@@ -123,17 +118,17 @@ SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("MirroredStrategy", 1, 3)): IN_ONE_PROCESS,
     Sharding(("MirroredStrategy", 1, 4), 2): IN_GROUPS,
     Sharding(("MultiWorkerMirroredStrategy", 2, 2)): BETWEEN_PROCESSES,
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2): IN_GROUPS_OF_PROCESSES,
-    Sharding(("HorovodStrategy", 3, 1)): OVER_HOROVOD,
     Sharding(("MirroredStrategy", 1, 3), shard="weights"): WEIGHTS_IN_ONE_PROCESS,
     Sharding(("MirroredStrategy", 1, 4), 2, shard="weights"): WEIGHTS_IN_GROUPS,
     Sharding(("MultiWorkerMirroredStrategy", 2, 2), shard="weights"): WEIGHTS_BETWEEN_PROCESSES,
     Sharding(("HorovodStrategy", 2, 1), shard="weights"): OVER_HOROVOD,
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): tuple(PARTS),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2", "weights"): ONE_PART,
     Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2", "weights"): ONE_PART,
 }
 SELDOM = (
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2),
+    Sharding(("HorovodStrategy", 3, 1)),
+    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2", "weights"),
     Sharding(("MultiWorkerMirroredStrategy", 2, 2), 2),
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2"),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2"),
