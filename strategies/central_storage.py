@@ -63,7 +63,7 @@ class CentralStorageStrategy(KerasStrategy, tf.distribute.experimental.CentralSt
         _keras_hooks.install()
         extended = ReplicatedExtended(
             self,
-            ReplicaParts.of_process(self._mesh, found),
+            ReplicaParts.from_process(self._mesh, found),
             default_reduction(found),
             parameter_device=self.parameter_device,
         )

@@ -158,10 +158,10 @@ class HorovodStrategy(KerasStrategy):
                 ),
                 num_sharing(sharding),
             )
-        parts = ReplicaParts.of_process(grid, devices, rank, groups)
+        parts = ReplicaParts.from_process(grid, devices, rank, groups)
         extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
         super().__init__(extended)
-        self._say_what_crosses(nodes)
+        self._log_crossings(nodes)
         #: The implementation of reductions between processes: "NCCL", "MPI" or "Gloo".
         self.communication = horovod.implementation(devices[0])
 

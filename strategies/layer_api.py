@@ -20,11 +20,11 @@ from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
-from strategies.replica.holders import agree_on
-from strategies.replica.inputs_only import of_inputs_only
+from strategies.replica.inputs_only import compute_from_inputs
 from strategies.replica.joinable import NeedsAllMicrobatchesError, joinable_microbatches
 from strategies.replica.joined_weights import joined_weight
 from strategies.replica.memory import gathered_bytes_per_device
+from strategies.replica.owners import agree_on
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
@@ -111,6 +111,7 @@ __all__ = [
     "as_rows",
     "clock_offset",
     "compare_weights",
+    "compute_from_inputs",
     "copy_value",
     "drawn_for_now",
     "for_optimizer",
@@ -127,7 +128,6 @@ __all__ = [
     "may_recompute",
     "note_copy",
     "num_replicas",
-    "of_inputs_only",
     "recomputed",
     "refuse_gradients",
     "replica_parts",

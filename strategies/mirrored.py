@@ -80,5 +80,5 @@ class MirroredStrategy(KerasStrategy, tf.distribute.MirroredStrategy):
         self._collective_key_base = next_collective_key_base()
         _keras_hooks.install()
         reduction = cross_device_ops or default_reduction(found)
-        extended = ReplicatedExtended(self, ReplicaParts.of_process(grid, found), reduction, sharding=sharding)
+        extended = ReplicatedExtended(self, ReplicaParts.from_process(grid, found), reduction, sharding=sharding)
         tf.distribute.Strategy.__init__(self, extended)

@@ -114,11 +114,11 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         groups = None
         if cluster.world_size > 1:
             groups = _join(cluster, grid, communication_options, num_sharing(sharding))
-        parts = ReplicaParts.of_process(grid, devices, cluster.rank, groups)
+        parts = ReplicaParts.from_process(grid, devices, cluster.rank, groups)
         extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
-        self._say_what_crosses(nodes)
+        self._log_crossings(nodes)
         asked = communication_options.implementation.value if communication_options else "AUTO"
         #: The implementation of reductions between processes: "NCCL", or TensorFlow's own "ring" through the hosts.
         self.communication = "NCCL" if is_gpu(devices[0]) and asked != "RING" else "ring"

@@ -123,10 +123,12 @@ class Exchange:
 
         def describe() -> list[Any]:
             made = self._made(k, action.microbatch).items()
-            return [[*item, *layer_api.Description.of(each, self._multiples(k, item, each))] for item, each in made]
+            return [
+                [*item, *layer_api.Description.from_tensor(each, self._multiples(k, item, each))] for item, each in made
+            ]
 
         agreed = self._agreed(self._key(action), self._traffic.process_of[k], describe)
-        return {(name, n): layer_api.Description.said(each) for name, n, *each in agreed}
+        return {(name, n): layer_api.Description.from_json(each) for name, n, *each in agreed}
 
     def _multiples(self, k: int, item: _Item, value: Any) -> Multiples:
         """Returns each dimension's multiple of the number of rows; empty if it is not needed or unknown."""
@@ -215,12 +217,12 @@ class Exchange:
 
         def describe() -> list[Any]:
             return [
-                [process, [None if each is None else layer_api.Description.of(each) for each in gradients]]
+                [process, [None if each is None else layer_api.Description.from_tensor(each) for each in gradients]]
                 for process, gradients in found.items()
             ]
 
         agreed = {
-            process: [None if each is None else layer_api.Description.said(each) for each in described]
+            process: [None if each is None else layer_api.Description.from_json(each) for each in described]
             for process, described in self._agreed(key, source, describe)
         }
         for process, values in sorted(returned.items()):
@@ -264,7 +266,8 @@ class Exchange:
         for source in sorted({*self._traffic.process_of} - {last}):
             found = {k: self._state.penalties.get(k, []) for k in self._stages_of(source)}
             agreed = self._messages.agreed(
-                source, [[k, *layer_api.Description.of(each)] for k, values in found.items() for each in values]
+                source,
+                [[k, *layer_api.Description.from_tensor(each)] for k, values in found.items() for each in values],
             )
             self._penalties[source] = [
                 ("penalty", k, sum(other == k for other, *_ in agreed[:index])) for index, (k, *_) in enumerate(agreed)
@@ -276,7 +279,7 @@ class Exchange:
                     self._part(min(found)), last, [each for values in found.values() for each in values]
                 )
             elif own == last:
-                described = [layer_api.Description.said(each) for _, *each in agreed]
+                described = [layer_api.Description.from_json(each) for _, *each in agreed]
                 received = self._messages.receive(self._part(len(self._stages) - 1), source, described)
                 for (_, k, _), value in zip(self._penalties[source], received, strict=True):
                     self._state.penalties.setdefault(k, []).append(value)

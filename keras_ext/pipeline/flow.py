@@ -158,7 +158,7 @@ def masks_across(
             return metadata_of(computed(flat, False), MASK)
 
     # Nearly always, masks follow from the inputs without any weights.
-    found = layer_api.of_inputs_only(masks, flat)
+    found = layer_api.compute_from_inputs(masks, flat)
     if found is None:
         cut_up, pieces = _cut(inputs, flat, num_microbatches)
         with keras.StatelessScope():

@@ -70,15 +70,15 @@ def _exchanged(
             for variable in own:
                 terms = found[id(variable)]
                 sums[id(variable), source] = placed.parts.added(first[id(variable)], terms)
-        parcels = [layer_api.GradientParcel.of(sums.get((id(variable), source))) for variable in own]
-        agreed = messages.agreed(source, [parcel.said for parcel in parcels])
+        parcels = [layer_api.GradientParcel.from_gradient(sums.get((id(variable), source))) for variable in own]
+        agreed = messages.agreed(source, [parcel.descriptions for parcel in parcels])
         for target in sorted({process for variable in own for process in owners[id(variable)]} - {source}):
             wanted = [index for index, variable in enumerate(own) if target in owners[id(variable)]]
             if messages.position == source:
                 tensors = [tensor for index in wanted for tensor in parcels[index].tensors]
                 messages.send(first[id(own[wanted[0]])], target, tensors)
             elif messages.position == target:
-                described = [layer_api.Description.said(each) for index in wanted for each in agreed[index] or ()]
+                described = [layer_api.Description.from_json(each) for index in wanted for each in agreed[index] or ()]
                 part = first[id(own[wanted[0]])]
                 received = iter(messages.receive(part, source, described))
                 for index in wanted:

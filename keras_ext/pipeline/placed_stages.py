@@ -32,8 +32,10 @@ class PlacedStages:
     @functools.cached_property
     def devices(self) -> tuple[int | None, ...]:
         """The part of each stage; None for a stage that another process computes."""
-        coordinates = self.parts.here
-        return tuple(self.parts.home({**coordinates, "pipe": frozenset([position])}) for position in self.positions)
+        coordinates = self.parts.coordinates
+        return tuple(
+            self.parts.local_part({**coordinates, "pipe": frozenset([position])}) for position in self.positions
+        )
 
     @functools.cached_property
     def process_of(self) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class PipelineStage(keras.Sequential):
         self._parts = layer_api.replica_parts()
         self._position = stage % self._parts.mesh.axis_size("pipe")
         along = self._parts.along("pipe")
-        part = self._parts.home({**self._parts.here, "pipe": frozenset([self._position])})
+        part = self._parts.local_part({**self._parts.coordinates, "pipe": frozenset([self._position])})
         self._part = along[self._position] if part is None else part
         self.stage = stage
         with self._parts.at(pipe=self._position):

@@ -50,7 +50,7 @@ class Shards:
         """Returns the shards of a layer made in the current scope: one in each part along the mesh axis "tensor"."""
         parts = layer_api.replica_parts()
         # A layer without a position on another axis has a copy at each position: this process computes with its own.
-        local_part = parts.home()
+        local_part = parts.local_part()
         members = parts.along("tensor") if local_part is None else parts.mesh.group(local_part, "tensor")
         owned = tuple(index for index, part in enumerate(members) if part in parts.owned)
         if not owned:

@@ -20,7 +20,7 @@ from keras.src.utils import file_utils
 from strategies._keras_hooks.legacy_files import plain_form
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
-from strategies.engine.exported_weights import holds_all
+from strategies.engine.exported_weights import owns_all
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import accumulators_of, check_known
 from strategies.saving.driving import drive
@@ -113,7 +113,7 @@ def _export(
 ) -> Result | None:
     def export(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
         # No process can run the graph of a model with weights that only other processes own.
-        is_whole = all(holds_all(variable.value) for variable in model.variables)
+        is_whole = all(owns_all(variable.value) for variable in model.variables)
         exported = model if is_whole else plain_form(model)
         # Some formats require a model that was called.
         exported._called = model._called

@@ -18,7 +18,7 @@ from strategies._keras_hooks.owned_variables import sum_over_owners
 from strategies._keras_hooks.sharded_optimizers import sharded_updates
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
 from strategies.collectives.process_group import ProcessGroup
-from strategies.replica.holders import is_first_holder
+from strategies.replica.owners import is_first_owner
 from strategies.replica.splitting import SplitWeight, joined, whole_of
 from strategies.replica.weight_slices import WeightSlice
 
@@ -54,7 +54,7 @@ def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, g
     known = len(variables) == len(grads)
     if total is not None and known and optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
         pairs = zip(grads, variables, strict=True)
-        own = grads if parts is None else [g for g, variable in pairs if is_first_holder(parts, _weight(variable))]
+        own = grads if parts is None else [g for g, variable in pairs if is_first_owner(parts, _weight(variable))]
         return _clipped_together(optimizer, grads, own, total)
     clipped = original(optimizer, grads)
     if not optimizer.clipnorm or optimizer.clipnorm < 0 or not known:
@@ -66,7 +66,7 @@ def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, g
         own = [i for i, other in enumerate(weights) if other is weight]
         counted = own
         if parts is not None:
-            counted = [i for i in own if is_first_holder(parts, _weight(variables[i]), ("tensor",))]
+            counted = [i for i in own if is_first_owner(parts, _weight(variables[i]), ("tensor",))]
         squares[weight] = _sum_of_squares([grads[i] for i in counted], _dtype(optimizer))
     groups = [_processes_with_slices(), None if parts is None else parts.groups.model.get("tensor")]
     for group in groups:

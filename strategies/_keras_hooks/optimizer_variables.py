@@ -55,14 +55,14 @@ def _build(original: Callable[..., None], optimizer: keras.Optimizer, variables:
 
 def taken(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any]:
     """Returns the variables that an optimizer is built with in place of the model's."""
-    dealt = sharded_optimizers.sliced(optimizer, variables)
-    if dealt is not None:
-        return dealt
+    slices = sharded_optimizers.sliced(optimizer, variables)
+    if slices is not None:
+        return slices
     return joined(variables) if needs_whole(optimizer) else variables
 
 
 def _finalize(original: Callable[..., None], optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
-    if sharded_optimizers.dealt_of(optimizer) is None:
+    if sharded_optimizers.partition_of(optimizer) is None:
         original(optimizer, joined(variables) if needs_whole(optimizer) else variables)
     elif isinstance(optimizer, WRAPPING_OPTIMIZERS):
         # Each optimizer that it wraps finalizes its own slices.

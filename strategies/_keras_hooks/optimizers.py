@@ -139,7 +139,7 @@ def _add_variable(
     engine = engine_of(tf.distribute.get_strategy())
     is_sum = name == "gradient_accumulator" and not _wrapped.get() and not is_overwritten(reference_variable)
     gathers = is_sum and engine is not None and engine.central is None
-    made = engine.accumulators.of(optimizer) if engine is not None and gathers else contextlib.nullcontext()
+    made = engine.accumulators.creating(optimizer) if engine is not None and gathers else contextlib.nullcontext()
     with made, named_as_shard(reference_variable):
         slot = original(optimizer, reference_variable, *args, **kwargs)
     weights.note_slot(optimizer, reference_variable, slot)

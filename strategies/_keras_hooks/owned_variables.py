@@ -18,7 +18,7 @@ from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 from strategies._keras_hooks.sharded_optimizers import sharded_updates
 from strategies._keras_hooks.whole_updates import shards_of
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
-from strategies.replica.holders import is_held
+from strategies.replica.owners import is_owned
 from strategies.replica.weight_slices import WeightSlice
 
 
@@ -77,7 +77,7 @@ def _check_finite(
 
 
 def _is_owned(variable: Any) -> bool:
-    return variable.is_held if isinstance(variable, WeightSlice) else is_held(variable)
+    return variable.is_owned if isinstance(variable, WeightSlice) else is_owned(variable)
 
 
 def sum_over_owners() -> Callable[[tf.Tensor], tf.Tensor] | None:

@@ -22,7 +22,7 @@ from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import get_update_replica_id
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.replica.row_views import RowView
-from strategies.replica.weight_slices import StoredSlice
+from strategies.replica.weight_slices import WeightShard
 
 
 def install() -> None:
@@ -34,7 +34,7 @@ def _update_step(
     original: Callable[..., None], optimizer: keras.optimizers.Adagrad, gradient: Any, variable: Any, learning_rate: Any
 ) -> None:
     # With accumulator and epsilon both zero, Keras divides by zero also in rows without gradients: kept as it is.
-    by_row = isinstance(gradient, tf.IndexedSlices) and isinstance(variable, StoredSlice) and optimizer.epsilon > 0
+    by_row = isinstance(gradient, tf.IndexedSlices) and isinstance(variable, WeightShard) and optimizer.epsilon > 0
     if not by_row or not is_row_sharded(variable.variable):
         original(optimizer, gradient, variable, learning_rate)
         return

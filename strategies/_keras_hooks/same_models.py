@@ -24,7 +24,7 @@ from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.sharded_variables import ShardedVariable
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
-from strategies.replica.holders import place_of
+from strategies.replica.owners import coordinates_of
 
 # `_compared`: models that were compared since their last `compile`. `_known`: models that were ever compared.
 _compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -68,7 +68,7 @@ def _description(model: keras.Model) -> Iterator[str]:
             chosen = [getattr(layer, name, None) for name in ("num_microbatches", "_schedule_name")]
             yield f"pipeline with stages that begin at {starts}, micro-batches and schedule {chosen}"
     for variable in model.variables:
-        coordinates = {axis: sorted(at) for axis, at in sorted(place_of(variable).items())}
+        coordinates = {axis: sorted(at) for axis, at in sorted(coordinates_of(variable).items())}
         yield f"variable {_plain(variable.path)} {tuple(variable.shape)} {variable.dtype} at {coordinates}"
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:

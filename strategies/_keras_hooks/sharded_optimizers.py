@@ -18,11 +18,11 @@ from strategies._keras_hooks.whole_updates import needs_whole, overrides_gradien
 from strategies._keras_hooks.wrapping import engine_of, wrap
 from strategies._tf_internals import UpdateContext
 from strategies.collectives.descriptions import listed
-from strategies.engine.dealt_weights import DealtWeights
+from strategies.engine.partition import Partition
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.engine.sharded_updates import ShardedUpdates
-from strategies.engine.slice_slots import Announced, making_slot_of
+from strategies.engine.slice_slots import Announced, creating_slot
 from strategies.replica.splitting import weight_of
 from strategies.replica.weight_identity import is_plain, keys_of, variable_name
 from strategies.replica.weight_slices import WeightSlice
@@ -70,7 +70,7 @@ def sliced(optimizer: keras.Optimizer, variables: Sequence[Any]) -> Sequence[Any
             "replica has some rows. Use an optimizer that updates number by number, such as Adam, or plain layers on a "
             f"mesh without 'expert'. Received: {listed(rows)}."
         )
-    return Announced(updates.deal(variables, whole=whole).slices)
+    return Announced(updates.partition(variables, whole=whole).slices)
 
 
 def some_need_whole(optimizer: keras.Optimizer) -> bool:
@@ -82,10 +82,10 @@ def some_need_whole(optimizer: keras.Optimizer) -> bool:
     return isinstance(optimizer, WRAPPING_OPTIMIZERS) or needs_whole(optimizer) or overrides_gradients(optimizer)
 
 
-def dealt_of(optimizer: keras.Optimizer) -> DealtWeights | None:
+def partition_of(optimizer: keras.Optimizer) -> Partition | None:
     """Returns the partitioned weights that an optimizer was built with; None if it was not built with slices."""
     known = optimizer._trainable_variables
-    return known[0].dealt if known and isinstance(known[0], WeightSlice) else None
+    return known[0].partition if known and isinstance(known[0], WeightSlice) else None
 
 
 def apply(
@@ -100,15 +100,15 @@ def apply(
     Raises:
         ValueError: the optimizer was not built with a variable, or was built under another strategy.
     """
-    updates, dealt = engine.sharded_updates, dealt_of(optimizer)
-    if updates is None or dealt is None:
+    updates, partition = engine.sharded_updates, partition_of(optimizer)
+    if updates is None or partition is None:
         raise ValueError(
             "The optimizer's updates are sharded over devices (shard='optimizer'), but it was built under another "
             "strategy. Make it, and compile the model, inside `with strategy.scope():`."
         )
-    positions = {_key(variable): i for i, variable in enumerate(dealt.variables)}
+    positions = {_key(variable): i for i, variable in enumerate(partition.variables)}
     found: list[Any] = [None] * len(positions)
-    for gradient, variable in zip(gradients, dealt.variables if variables is None else variables, strict=True):
+    for gradient, variable in zip(gradients, partition.variables if variables is None else variables, strict=True):
         position = positions.get(_key(variable))
         if position is None:
             raise ValueError(
@@ -121,7 +121,7 @@ def apply(
     engine.finish_update()
     skips = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     counter = optimizer.inner_optimizer._iterations if skips else None
-    result = updates.run(dealt, found, update, gathers_at=_gathers_at(optimizer), counter=counter)
+    result = updates.run(partition, found, update, gathers_at=_gathers_at(optimizer), counter=counter)
     # The update changed the optimizer's counter and learning rate for one replica of each group only.
     engine.layout.mirror(optimizer.variables)
     return result
@@ -145,24 +145,24 @@ def _gathers_at(optimizer: keras.Optimizer) -> tf.Tensor | None:
 def make_slot(optimizer: keras.Optimizer, each: WeightSlice, *args: Any, **kwargs: Any) -> Any:
     """Makes a slot of a slice: a variable of the slice's shape on the owner's device."""
     # Not Keras' method for TensorFlow, which reads the devices of a distributed variable: a slice is none.
-    with making_slot_of(each):
+    with creating_slot(each):
         return base_optimizer.BaseOptimizer.add_variable_from_reference(optimizer, each, *args, **kwargs)
 
 
 def finalize(original: Callable[..., None], optimizer: keras.Optimizer) -> None:
     """Sets weights to their moving averages at the end of training; each owner sets its slices."""
-    dealt = dealt_of(optimizer)
-    if not optimizer.use_ema or dealt is None:
+    partition = partition_of(optimizer)
+    if not optimizer.use_ema or partition is None:
         return
     # Training ends outside of the strategy's scope.
-    with dealt.variables[0].value.distribute_strategy.scope():
+    with partition.variables[0].value.distribute_strategy.scope():
         updates = sharded_updates()
         if updates is None:
             return
         for group in updates.local_groups:
             with UpdateContext(group):
                 original(optimizer, optimizer._trainable_variables)
-        updates.gather(dealt)
+        updates.gather(partition)
 
 
 class _Asked:

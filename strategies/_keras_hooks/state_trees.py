@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._keras_hooks.wrapping import wrap
-from strategies.replica.holders import spans_processes
+from strategies.replica.owners import spans_processes
 from strategies.replica.splitting import SplitWeight, joined, value_of
 
 

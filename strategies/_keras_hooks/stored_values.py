@@ -21,7 +21,7 @@ from strategies.engine import state_writes
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import take
-from strategies.replica.holders import spans_processes
+from strategies.replica.owners import spans_processes
 from strategies.replica.splitting import SplitWeight, sharded_weight
 from strategies.replica.stored_array import StoredArray
 from strategies.saving import ranges

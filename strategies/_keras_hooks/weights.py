@@ -14,7 +14,7 @@ from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks.whole_updates import needs_whole
 from strategies._keras_hooks.wrapping import wrap
-from strategies.replica.holders import spans_processes
+from strategies.replica.owners import spans_processes
 from strategies.replica.splitting import Slots, joined, value_of, weight_of
 
 _slots: weakref.WeakKeyDictionary[keras.Optimizer, Slots] = weakref.WeakKeyDictionary()

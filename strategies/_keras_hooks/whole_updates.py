@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.wrapping import spanning_parts
-from strategies.replica.holders import is_first_holder
+from strategies.replica.owners import is_first_owner
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight, joined, weight_of
 
@@ -77,7 +77,7 @@ def _whole_gradient(gradients: list[Any], variable: Any) -> Any:
     parts = spanning_parts()
     found = list(zip(gradients, variable.shards, strict=True))
     if parts is not None:
-        found = [(gradient, shard) for gradient, shard in found if is_first_holder(parts, shard, ("tensor",))]
+        found = [(gradient, shard) for gradient, shard in found if is_first_owner(parts, shard, ("tensor",))]
     dense = [
         tf.zeros(shard.shape, shard.dtype) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, shard in found

@@ -22,7 +22,7 @@ class Bucket:
 
 
 def make_buckets(
-    sizes_bytes: Sequence[int], dtypes: Sequence[str], bucket_bytes: int, num_riders: int = 0
+    sizes_bytes: Sequence[int], dtypes: Sequence[str], bucket_bytes: int, num_fused: int = 0
 ) -> tuple[Bucket, ...]:
     """Groups gradients into buckets of at most `bucket_bytes`, in the order in which they become complete.
 
@@ -34,14 +34,14 @@ def make_buckets(
         sizes_bytes: size of each gradient in bytes, in creation order of the variables; 0 is allowed.
         dtypes: dtype name of each gradient.
         bucket_bytes: the maximum size of a bucket; a larger gradient has a bucket of its own.
-        num_riders: the number of fused small reductions at the end of the lists. They are ready before the last
+        num_fused: the number of fused small reductions at the end of the lists. They are ready before the last
             gradient is, and are appended to the last bucket of their dtype, whatever its size.
 
     Returns:
         Buckets in which each index occurs exactly once. Empty for no gradients.
 
     Raises:
-        ValueError: `bucket_bytes` below 1, a negative size, lists of different lengths, or `num_riders` outside 0 to
+        ValueError: `bucket_bytes` below 1, a negative size, lists of different lengths, or `num_fused` outside 0 to
             the number of tensors.
 
     Source: the order is that of gradient bucketing in PyTorch DDP (Li et al., arXiv:2006.15704, sec. 3.2).
@@ -56,9 +56,9 @@ def make_buckets(
         if size < 0:
             raise ValueError(f"A gradient's size in bytes cannot be negative. Received: {size} at index {index}.")
 
-    if not 0 <= num_riders <= len(sizes_bytes):
-        raise ValueError(f"Expected 0 to {len(sizes_bytes)} riders, as many as tensors. Received: {num_riders}.")
-    num_gradients = len(sizes_bytes) - num_riders
+    if not 0 <= num_fused <= len(sizes_bytes):
+        raise ValueError(f"num_fused must be 0 to {len(sizes_bytes)}, the number of tensors. Received: {num_fused}.")
+    num_gradients = len(sizes_bytes) - num_fused
 
     done: list[Bucket] = []
     # One open bucket per dtype: otherwise layers with alternating dtypes would never fill a bucket.

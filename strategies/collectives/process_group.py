@@ -76,26 +76,24 @@ class ProcessGroup:
             self.sum_gradients([tf.zeros([1])])
 
     def sum_gradients(
-        self, values: Sequence[tf.Tensor], present: Any = True, riders: Sequence[tf.Tensor] = ()
+        self, values: Sequence[tf.Tensor], present: Any = True, fused: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
-        """Returns sums as :meth:`sum` does, with the compression and reduction of gradients; `riders` have none."""
+        """Returns sums as :meth:`sum` does, with the compression and reduction of gradients; `fused` have none."""
         if self._gradient_options:
-            return [*self._sum(values, present, self._gradient_options), *self.sum(riders)]
-        return self._sum(values, present, {}, riders)
+            return [*self._sum(values, present, self._gradient_options), *self.sum(fused)]
+        return self._sum(values, present, {}, fused)
 
-    def sum(
-        self, values: Sequence[tf.Tensor], present: Any = True, riders: Sequence[tf.Tensor] = ()
-    ) -> list[tf.Tensor]:
-        """Returns the sums over the processes of `values`, then of `riders`, with their shapes and dtypes.
+    def sum(self, values: Sequence[tf.Tensor], present: Any = True, fused: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """Returns the sums over the processes of `values`, then of `fused`, with their shapes and dtypes.
 
         Args:
             values: this process' terms, in the order in which variables were created: the last are assumed to be
                 ready first, like gradients.
             present: bool or bool scalar; if false, this process' terms count as zeros.
-            riders: terms of fused small reductions of the same step, ready before the last of `values`. They join the
+            fused: terms of fused small reductions of the same step, ready before the last of `values`. They join the
                 last bucket of their dtype instead of a bucket of their own. They count whatever `present` is.
         """
-        return self._sum(values, present, {}, riders)
+        return self._sum(values, present, {}, fused)
 
     def maximum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the elementwise maxima of small values over the processes, by one all-reduce for each dtype."""
@@ -121,29 +119,29 @@ class ProcessGroup:
         return () if joined is None else tuple(joined.mesh.devices[index] for index in joined.local_indices)
 
     def sum_of_devices(
-        self, values: Sequence[Sequence[tf.Tensor]], riders: Sequence[Sequence[tf.Tensor]] = ()
+        self, values: Sequence[Sequence[tf.Tensor]], fused: Sequence[Sequence[tf.Tensor]] = ()
     ) -> list[list[tf.Tensor]]:
         """Returns the sums over all devices of all processes; each is a list with one copy per local device.
 
         Args:
             values: for each sum the terms of the local devices, each on its device.
-            riders: fused small reductions, in the layout of `values`; see :meth:`sum`.
+            fused: fused small reductions, in the layout of `values`; see :meth:`sum`.
         """
         if self._between_devices is None:
             raise RuntimeError("This group joins processes, not their devices.")
-        return self._sums(self._between_devices, [*values, *riders], len(riders))
+        return self._sums(self._between_devices, [*values, *fused], len(fused))
 
     def _sum(
-        self, values: Sequence[tf.Tensor], present: Any, options: dict[str, Any], riders: Sequence[tf.Tensor] = ()
+        self, values: Sequence[tf.Tensor], present: Any, options: dict[str, Any], fused: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
-        terms = [[term] for term in (*values, *riders)]
-        return [total for [total] in self._sums(self._collectives, terms, len(riders), present, options)]
+        terms = [[term] for term in (*values, *fused)]
+        return [total for [total] in self._sums(self._collectives, terms, len(fused), present, options)]
 
     def _sums(
         self,
         collectives: Collectives,
         values: Sequence[Sequence[tf.Tensor]],
-        num_riders: int,
+        num_fused: int,
         present: Any = True,
         options: Mapping[str, Any] | None = None,
     ) -> list[list[tf.Tensor]]:
@@ -152,9 +150,9 @@ class ProcessGroup:
         sizes = [(own[0].shape.num_elements() or 0) * own[0].dtype.size for own in terms]
         names = [own[0].dtype.name for own in terms]
         results: list[list[tf.Tensor]] = [[] for _ in terms]
-        for bucket in make_buckets(sizes, names, self.bucket_bytes, num_riders):
+        for bucket in make_buckets(sizes, names, self.bucket_bytes, num_fused):
             # Fused small reductions are last in their bucket.
-            num_own = sum(i < len(terms) - num_riders for i in bucket.indices)
+            num_own = sum(i < len(terms) - num_fused for i in bucket.indices)
             sent = []
             for parts in zip(*(terms[i] for i in bucket.indices), strict=True):
                 own = if_present(present, list(parts[:num_own])) if num_own else []

@@ -22,7 +22,7 @@ class Accumulators:
         self._makes_flag = False
 
     @contextlib.contextmanager
-    def of(self, optimizer: Any) -> Iterator[None]:
+    def creating(self, optimizer: Any) -> Iterator[None]:
         """Context manager: new variables are accumulators of ``optimizer``, with one partial sum per replica."""
         if optimizer not in self._are_spread:
             self._makes_flag = True
@@ -44,11 +44,11 @@ class Accumulators:
 
     @property
     def makes_accumulators(self) -> bool:
-        """True inside :meth:`of`."""
+        """True inside :meth:`creating`."""
         return self._optimizer is not None
 
     def create(self, create: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Returns an accumulator made by ``create``; None outside :meth:`of`."""
+        """Returns an accumulator made by ``create``; None outside :meth:`creating`."""
         if self._optimizer is None:
             return None
         made = create(

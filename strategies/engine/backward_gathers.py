@@ -17,12 +17,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.replica.stand_ins import CHEAP
+from strategies.replica.placeholders import CHEAP
 
 #: The number of units in memory at a time: the one in use and the next.
 _NUM_KEPT = 2
 #: Ops that read only the shape, no elements.
-_OF_SHAPE = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+_SHAPE_OPS = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 
 
 class BackwardGathers:
@@ -64,21 +64,21 @@ class BackwardGathers:
         done = [[op for op, *_ in self._uses(tensors)] for _, tensors in kept]
         used = [unit for unit, _ in kept]
         for unit, tensors in reversed(units[:-_NUM_KEPT]):
-            behind = list(next((ops for ops in reversed(done[:-1]) if ops), []))
+            after = list(next((ops for ops in reversed(done[:-1]) if ops), []))
             if self._reduce is not None:
-                behind += self._reduce(used[-2])
+                after += self._reduce(used[-2])
             used.append(unit)
             if self._only is not None:
                 if id(unit) not in self._only:
                     continue
-                behind = [tensor.op for tensor in self._only[id(unit)] if tensor is not None]
-            self._mark(behind)
+                after = [tensor.op for tensor in self._only[id(unit)] if tensor is not None]
+            self._mark(after)
             uses = [use for use in self._uses(tensors) if use[0] not in self._before]
             if uses:
-                with tf.control_dependencies(behind):
-                    again = self.made[id(unit)] = self._gather(unit)
-                pairs = [(old, new) for old, new in zip(tensors, again, strict=True) if old is not None]
-                self._lead(uses, {old.ref(): new for old, new in pairs})
+                with tf.control_dependencies(after):
+                    regathered = self.made[id(unit)] = self._gather(unit)
+                pairs = [(old, new) for old, new in zip(tensors, regathered, strict=True) if old is not None]
+                self._rewire(uses, {old.ref(): new for old, new in pairs})
             done.append([op for op, *_ in uses])
 
     def _uses(self, tensors: Iterable[tf.Tensor]) -> list[tuple[tf.Operation, int, tf.Tensor]]:
@@ -89,7 +89,7 @@ class BackwardGathers:
             tensor = waiting.pop()
             for op in consumers([tensor]):
                 if op.name not in self._forward:
-                    if op.type not in _OF_SHAPE:
+                    if op.type not in _SHAPE_OPS:
                         found += [(op, i, tensor) for i, each in enumerate(op.inputs) if each is tensor]
                 elif op.type in CHEAP and op.inputs[0] is tensor:
                     waiting.append(op.outputs[0])
@@ -105,20 +105,20 @@ class BackwardGathers:
                 needed = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
                 waiting += [each for each in needed if each.name not in self._forward and each not in self._before]
 
-    def _lead(self, uses: Sequence[tuple[tf.Operation, int, tf.Tensor]], again: dict[Any, tf.Tensor]) -> None:
+    def _rewire(self, uses: Sequence[tuple[tf.Operation, int, tf.Tensor]], regathered: dict[Any, tf.Tensor]) -> None:
         for op, index, tensor in uses:
-            op._update_input(index, self._made_again(tensor, again))
+            op._update_input(index, self._recomputed(tensor, regathered))
 
-    def _made_again(self, tensor: tf.Tensor, again: dict[Any, tf.Tensor]) -> tf.Tensor:
-        if tensor.ref() not in again:
+    def _recomputed(self, tensor: tf.Tensor, regathered: dict[Any, tf.Tensor]) -> tf.Tensor:
+        if tensor.ref() not in regathered:
             op = tensor.op
-            inputs = [self._made_again(op.inputs[0], again), *op.inputs[1:]]
+            inputs = [self._recomputed(op.inputs[0], regathered), *op.inputs[1:]]
             with tf.device(op.device):
                 made = op.graph.create_op(
-                    op.type, inputs, [tensor.dtype], attrs=op.node_def.attr, name=f"{op.name}_again"
+                    op.type, inputs, [tensor.dtype], attrs=op.node_def.attr, name=f"{op.name}_recomputed"
                 )
-            again[tensor.ref()] = made.outputs[0]
-        return again[tensor.ref()]
+            regathered[tensor.ref()] = made.outputs[0]
+        return regathered[tensor.ref()]
 
 
 def consumers(tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:

@@ -179,9 +179,9 @@ class CentralStorage:
         values = with_maxima(self._layout, self._layout.per_replica(gradients), targets, shares)
         dtypes = [rounding_of(local_values(value)[0]) for value in values]
         values = self._reductions.counted(values, shares)
-        here = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
-        sums = self._reductions.to_device(self.device, [values[i] for i in here], shares)
-        for i, total in zip(here, sums, strict=True):
+        local = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
+        sums = self._reductions.to_device(self.device, [values[i] for i in local], shares)
+        for i, total in zip(local, sums, strict=True):
             values[i] = total
         with tf.device(self.device):
             # A `Mirrored` value is a sum that all replicas have already.

@@ -37,18 +37,18 @@ class GatheredWeights:
         units: by local replica, the units that were gathered, in the order of their use, with the tensors of each.
         forward: by local replica, the names of the ops that existed when its first gradient was taken; None if more
             forward passes follow it.
-        anew: by local replica, (weights, tensors) pairs that were gathered for single passes of a pipeline, in order.
+        for_passes: by local replica, (weights, tensors) pairs that were gathered for passes of a pipeline, in order.
     """
 
     tensors: dict[tuple[int, int], Any] = field(default_factory=dict)
     assigned: dict[tuple[int, int | None], Any] = field(default_factory=dict)
     units: dict[int, list[tuple[Any, list[Any]]]] = field(default_factory=dict)
     forward: dict[int, frozenset[str] | None] = field(default_factory=dict)
-    anew: dict[int, list[tuple[list[Any], list[Any]]]] = field(default_factory=dict)
+    for_passes: dict[int, list[tuple[list[Any], list[Any]]]] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Forgets the gathered weights, because the weights have changed: later reads gather again."""
-        for collected in (self.tensors, self.assigned, self.units, self.forward, self.anew):
+        for collected in (self.tensors, self.assigned, self.units, self.forward, self.for_passes):
             collected.clear()
 
 

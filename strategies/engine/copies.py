@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 from strategies.engine.layout import local_values
-from strategies.replica.holders import place_of
+from strategies.replica.owners import coordinates_of
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.stage_messages import Description, StageMessages
 
@@ -37,19 +37,19 @@ def with_same_bits(parts: ReplicaParts, num_replicas: int, gradients: list[Any],
     found = list(gradients)
     messages: StageMessages | None = None
     for i, (gradient, target) in enumerate(zip(gradients, targets, strict=True)):
-        place = place_of(target)
-        holders = sorted({parts.process_at("pipe", position) for position in place.get("pipe", ())})
-        part = parts.home(place)
+        coordinates = coordinates_of(target)
+        owners = sorted({parts.process_at("pipe", position) for position in coordinates.get("pipe", ())})
+        part = parts.local_part(coordinates)
         # No process has two replicas if one spans processes.
         [value] = local_values(gradient)
-        if len(holders) < 2 or part is None or not isinstance(value, tf.Tensor):
+        if len(owners) < 2 or part is None or not isinstance(value, tf.Tensor):
             continue
         messages = messages or StageMessages(parts)
-        first, *others = holders
+        first, *others = owners
         if messages.position == first:
             for other in others:
                 messages.send(part, other, [value])
         else:
-            described = [Description.of(tf.ensure_shape(value, target.shape))]
+            described = [Description.from_tensor(tf.ensure_shape(value, target.shape))]
             found[i] = PerReplica(tuple(messages.receive(part, first, described)))
     return found

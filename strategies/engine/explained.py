@@ -19,7 +19,7 @@ from strategies.topology.rank_end import leave_traceback
 _logger = logging.getLogger(__name__)
 
 # Errors that no other process causes.
-_OF_THIS_PROCESS = (
+_LOCAL_ERRORS = (
     tf.errors.InvalidArgumentError,
     tf.errors.NotFoundError,
     tf.errors.OutOfRangeError,
@@ -50,7 +50,7 @@ def explained(member: Member, what: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def meetings_explained() -> Iterator[None]:
+def merge_errors_explained() -> Iterator[None]:
     """Context manager: explains the error of replicas that synchronize in a tf.cond, tf.while_loop or tf.function.
 
     Raises:
@@ -63,16 +63,16 @@ def meetings_explained() -> Iterator[None]:
             raise
         raise ValueError(
             "A step needs all replicas of this process inside of a tf.cond, a tf.while_loop or a tf.function of its "
-            "own, where they cannot meet: it applies gradients there, reads a metric's result, sums over replicas or "
-            "gathers rows. To apply the gradients of several steps at once, leave that to Keras, as by "
+            "own, where they cannot synchronize: it applies gradients there, reads a metric's result, sums over "
+            "replicas or gathers rows. To apply the gradients of several steps at once, leave that to Keras, as by "
             "optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), in place of a tf.cond around "
-            "apply_gradients. Else do it in every step, outside, and choose by tf.where: of gradients that are zero, "
-            "of what is logged; and leave @tf.function to compile and fit."
+            "apply_gradients. Else do it in every step, outside, and choose by tf.where: of gradients that are "
+            "zero, of what is logged; and leave @tf.function to compile and fit."
         ) from error
 
 
 def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
-    if isinstance(error, _OF_THIS_PROCESS) or not member.has_store:
+    if isinstance(error, _LOCAL_ERRORS) or not member.has_store:
         return None
     if what and "Mismatched" in str(error):
         # The error comes from Horovod, which compares sizes itself.

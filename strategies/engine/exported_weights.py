@@ -100,7 +100,7 @@ def captured_shards(variable: Any) -> dict[int, CapturedShard]:
     return found
 
 
-def holds_all(variable: Any) -> bool:
+def owns_all(variable: Any) -> bool:
     """True if this process holds all elements of a TensorFlow variable.
 
     Each process may hold some shards of a sharded weight; where a replica spans processes, each has its own variables.
@@ -112,11 +112,11 @@ def holds_all(variable: Any) -> bool:
 
 def check_exported(variable: Any) -> None:
     """Raises a ``ValueError`` if other processes hold elements of a variable that is to be in a SavedModel."""
-    if not holds_all(variable):
+    if not owns_all(variable):
         raise ValueError(
-            f"Other processes hold {variable.name!r}, or shards of it: one process cannot write it to a file of "
-            "TensorFlow. Call model.export(path) on all ranks, which writes the whole model; or save it, and go on in "
-            "a process of its own, without a strategy: model.save('model.keras') on all ranks, then "
+            f"Other processes own {variable.name!r}, or shards of it: one process cannot write it to a file of "
+            "TensorFlow. Call model.export(path) on all ranks, which writes the whole model; or save it, and "
+            "continue in a separate process, without a strategy: model.save('model.keras') on all ranks, then "
             "keras.saving.load_model('model.keras')."
         )
 

@@ -17,7 +17,7 @@ from strategies._tf_internals import Mirrored, PerReplica, select_replica
 from strategies.batches.shares import Share
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.maxima import with_maxima
-from strategies.engine.reductions import Reductions, Rider
+from strategies.engine.reductions import FusedReduction, Reductions
 from strategies.engine.waiting import Waits
 from strategies.replica.overwritten import is_overwritten
 from strategies.replica.rounding import rounded, rounding_of
@@ -30,7 +30,8 @@ class Accumulation:
     """Gradients that an optimizer accumulates over several steps before it applies them.
 
     Attributes:
-        accumulators: for each gradient the variable, made under ``Accumulators.of``, with this replica's partial sum.
+        accumulators: for each gradient the variable, made under ``Accumulators.creating``, with the replica's
+            partial sum.
         is_due: bool scalar, True if this step's gradients complete a sum.
     """
 
@@ -58,9 +59,9 @@ class GradientSync:
         targets: Sequence[Any] | None,
         shares: Sequence[Share],
         accumulation: Accumulation | None = None,
-        riders: Sequence[Rider] = (),
+        fused: Sequence[FusedReduction] = (),
     ) -> tuple[list[Any], list[tf.Tensor]]:
-        """Returns for each gradient the value that its update needs, on each local replica, and the sums of `riders`.
+        """Returns for each gradient the value that its update needs, on each local replica, and the sums of `fused`.
 
         Args:
             gradients: for each variable a per-replica tensor or ``IndexedSlices``, a plain one that all replicas share
@@ -72,7 +73,7 @@ class GradientSync:
                 gets the sum over replicas of gradients and accumulators, and the accumulators are reset to zero. A
                 gradient that replaces its variable is the maximum over replicas in each step; the optimizer accumulates
                 it.
-            riders: small sums over all replicas, fused with the gradients' reduction; only between processes, and not
+            fused: small sums over all replicas, fused with the gradients' reduction; only between processes, and not
                 with `accumulation`, where most steps have no reduction.
         """
         results = with_maxima(self._layout, self._layout.per_replica(gradients), targets, shares)
@@ -87,13 +88,13 @@ class GradientSync:
         where = local if targets is None else [targets[i] for i in mine]
         totals: list[tf.Tensor] = []
         if accumulation is None:
-            sums = self._sum(local, where, shares, riders)
+            sums = self._sum(local, where, shares, fused)
             found, totals = sums[: len(mine)], sums[len(mine) :]
-        elif riders:
-            raise ValueError(f"Gathered gradients take no riders. Received: {len(riders)} of them.")
+        elif fused:
+            raise ValueError(f"Accumulated gradients take no fused reductions. Received: {len(fused)} of them.")
         else:
-            held = [accumulation.accumulators[i] for i in mine]
-            found = self._accumulated(local, where, shares, held, accumulation.is_due)
+            accumulators = [accumulation.accumulators[i] for i in mine]
+            found = self._accumulated(local, where, shares, accumulators, accumulation.is_due)
         for i, value in zip(mine, found, strict=True):
             results[i] = value
         if accumulation is None:
@@ -117,7 +118,7 @@ class GradientSync:
         return [_rounded(value, dtype) for value, dtype in zip(results, dtypes, strict=True)]
 
     def _sum(
-        self, local: list[Any], where: Sequence[Any], shares: Sequence[Share], riders: Sequence[Rider]
+        self, local: list[Any], where: Sequence[Any], shares: Sequence[Share], fused: Sequence[FusedReduction]
     ) -> list[Any]:
         present: bool | tf.Tensor = True
         if self._layout.process_group is not None and self._layout.num_local == 1:
@@ -125,7 +126,7 @@ class GradientSync:
             present = shares[0].has_rows if shares else True
         else:
             local = self._reductions.counted(local, shares)
-        return self._measured(local, where, shares, present, riders)
+        return self._measured(local, where, shares, present, fused)
 
     def _terms(self, gradients: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
         """Returns each replica's term to accumulate; a sum that all replicas have already is divided equally."""
@@ -139,11 +140,11 @@ class GradientSync:
         where: Sequence[Any],
         shares: Sequence[Share],
         present: bool | tf.Tensor = True,
-        riders: Sequence[Rider] = (),
+        fused: Sequence[FusedReduction] = (),
     ) -> list[Any]:
         is_measured = bool(self._waits.measures_communication and local)
         begin = self._waits.moment_after(local) if is_measured else None
-        sums = self._reductions.to_groups(_SUM, local, where, shares, present=present, as_gradients=True, riders=riders)
+        sums = self._reductions.to_groups(_SUM, local, where, shares, present=present, as_gradients=True, fused=fused)
         if begin is not None:
             self._waits.add_communication(begin, self._waits.moment_after(sums[: len(local)]))
         return sums
@@ -158,7 +159,7 @@ class GradientSync:
     ) -> list[Any]:
         num_local = self._layout.num_local
         parts = local
-        held = [accumulator.values for accumulator in accumulators]
+        partial_sums = [accumulator.values for accumulator in accumulators]
         # All accumulators of an optimizer share one flag.
         flags = {flag.ref(): flag for each in accumulators if (flag := getattr(each, "is_spread", None)) is not None}
 
@@ -169,19 +170,19 @@ class GradientSync:
         def own() -> list[list[tf.Tensor]]:
             note(True)
             return [
-                [_dense(part.values[r], holder[r].device) for part, holder in zip(parts, held, strict=True)]
+                [_dense(part.values[r], sums[r].device) for part, sums in zip(parts, partial_sums, strict=True)]
                 for r in range(num_local)
             ]
 
         def summed() -> list[list[tf.Tensor]]:
             note(False)
             totals = []
-            for part, holders in zip(parts, held, strict=True):
+            for part, sums in zip(parts, partial_sums, strict=True):
                 components = []
-                for value, holder in zip(part.values, holders, strict=True):
-                    with tf.device(holder.device):
-                        components.append(holder + tf.convert_to_tensor(value))
-                        holder.assign(tf.zeros_like(holder))
+                for value, partial_sum in zip(part.values, sums, strict=True):
+                    with tf.device(partial_sum.device):
+                        components.append(partial_sum + tf.convert_to_tensor(value))
+                        partial_sum.assign(tf.zeros_like(partial_sum))
                 totals.append(PerReplica(tuple(components)))
             reduced = self._measured(totals, where, shares)
             return [[select_replica(r, total) for total in reduced] for r in range(num_local)]

@@ -29,7 +29,7 @@ _FIX = (
 _TOTALS = (Kind.SUM, Kind.COUNT)
 
 
-def of_whole_batch(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
+def combine_logs(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
     """Returns the replicas' outputs of a step of Keras' trainer, combined into numbers of the whole batch.
 
     Args:
@@ -45,14 +45,14 @@ def of_whole_batch(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout)
                 continue
             local = local_values(leaf)
             if isinstance(local[0], int):
-                _say_if_counted(name, local[0], shares)
+                _warn_if_counted(name, local[0], shares)
             if len(local) != len(shares) or not all(isinstance(value, tf.Tensor) for value in local):
                 continue
             kinds = {share.dependence.kind(value) for share, value in zip(shares, local, strict=True)}
             if kinds == {Kind.SAME}:
                 number = tf.get_static_value(local[0])
                 if number is not None and number.ndim == 0 and _is_number(local[0].dtype):
-                    _say_if_counted(name, number.item(), shares)
+                    _warn_if_counted(name, number.item(), shares)
                 if not local[0].dtype.is_floating:
                     continue
             if _are_rows(kinds, local, shares):
@@ -89,7 +89,7 @@ def _part_of_batch(
     if kinds <= set(_TOTALS) and not dtype.is_bool and _is_number(dtype):
         return sum_in_order([s.keep(value, tf.zeros_like(value)) for s, value in zip(shares, local, strict=True)])
     if not (dtype.is_floating and kinds <= {Kind.MEAN, Kind.SAME}):
-        _say(name, local[0], kinds, shares[0].dependence)
+        _warn_uncombined(name, local[0], kinds, shares[0].dependence)
     if not dtype.is_floating:
         return None
     if all(share.is_even for share in shares):
@@ -102,7 +102,7 @@ def _part_of_batch(
     return sum_in_order(weighed)
 
 
-def _say(name: str, value: tf.Tensor, kinds: set[Kind], dependence: RowDependence) -> None:
+def _warn_uncombined(name: str, value: tf.Tensor, kinds: set[Kind], dependence: RowDependence) -> None:
     faults = [kind for kind in kinds if is_fault(kind)]
     what = f"is {description(faults[0])}" if faults else "is made by each replica for itself"
     origin = dependence.origin(value, is_fault) if faults else value
@@ -116,7 +116,7 @@ def _say(name: str, value: tf.Tensor, kinds: set[Kind], dependence: RowDependenc
     )
 
 
-def _say_if_counted(name: str, value: float, shares: Sequence[Share]) -> None:
+def _warn_if_counted(name: str, value: float, shares: Sequence[Share]) -> None:
     """Warns if a constant may be the number of rows of one replica."""
     if not isinstance(value, bool) and value in shares[0].num_rows and value != 1:
         warn(

@@ -13,7 +13,7 @@ from strategies.batches.row_warnings import warn_of_mixed_rows
 from strategies.batches.rows import is_batch, is_tensor, take_rows
 from strategies.batches.shares import Share
 from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.logs import of_whole_batch
+from strategies.engine.logs import combine_logs
 
 
 def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
@@ -38,7 +38,7 @@ def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> An
         share = shares[0]
         warn_of_mixed_rows(tf.nest.map_structure(_first, outputs), share.dependence, "What a model predicts for a row")
     if combination == "mean":
-        return of_whole_batch(outputs, shares, layout) if layout.num_replicas > 1 else outputs
+        return combine_logs(outputs, shares, layout) if layout.num_replicas > 1 else outputs
     if not all(share.has_rows is True and share.is_even for share in shares):
         outputs = tf.nest.map_structure(lambda leaf: _without_dummy_rows(leaf, shares), outputs)
     if combination == "concat" and layout.process_group is not None:

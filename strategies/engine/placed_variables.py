@@ -34,18 +34,18 @@ def asking_for(shape: Sequence[int], dtype: str) -> Iterator[None]:
         _asked.reset(token)
 
 
-def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any], *, may_defer: bool = True) -> Any:
+def without_value(parts: ReplicaParts, part: int | None, kwargs: dict[str, Any], *, may_defer: bool = True) -> Any:
     """Returns the component of a variable that is not initialized now; None for one that TensorFlow is to create.
 
     Args:
         parts: the parts of a replica that spans processes.
-        home: the owned part that holds the variable; None if this process owns no part at its coordinates.
+        part: the owned part that holds the variable; None if this process owns no part at its coordinates.
         kwargs: the arguments of the variable's creation.
         may_defer: True if its initialization can wait until it is needed.
     """
     reference = kwargs.get("colocate_with")
     initial_value = kwargs.get("initial_value")
-    is_elsewhere = home is None if reference is None else is_remote(reference)
+    is_elsewhere = part is None if reference is None else is_remote(reference)
     on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
     if not is_elsewhere and (not may_defer or not callable(initial_value) or on_read):
         return None
@@ -53,8 +53,8 @@ def without_value(parts: ReplicaParts, home: int | None, kwargs: dict[str, Any],
     if not is_elsewhere and not own["dtype"].is_floating:
         return None
     if is_elsewhere:
-        return remote(reference.values[0].owner if reference is not None else owner_here(parts), kwargs)
-    device = parts.column(home or 0)[0] if reference is None else _device_of(reference)
+        return remote(reference.values[0].owner if reference is not None else current_owner(parts), kwargs)
+    device = parts.part_devices(part or 0)[0] if reference is None else _device_of(reference)
     with tf.device(device):
         return DeferredVariable(initial_value if callable(initial_value) else lambda: initial_value, **own)
 
@@ -71,9 +71,9 @@ def form_of(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"shape": shape, "dtype": dtype} | {name: kwargs.get(name) for name in ("name", "trainable", "aggregation")}
 
 
-def owner_here(parts: ReplicaParts) -> int:
+def current_owner(parts: ReplicaParts) -> int:
     """Returns the rank of the first process of this replica that owns a part at the current coordinates."""
-    return next(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, parts.here))
+    return next(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, parts.coordinates))
 
 
 def _device_of(reference: Any) -> str:

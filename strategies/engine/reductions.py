@@ -23,7 +23,7 @@ from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup, if_present
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.slices_across import slices_across
-from strategies.replica.slices import Lookups, of_batch
+from strategies.replica.slices import Lookups, combine_lookups
 from strategies.topology.devices import is_gpu
 
 #: The size of a bucket of gradients that the GPUs of one process sum by NCCL, which is fastest with large messages.
@@ -37,7 +37,7 @@ LocalReduction = Callable[[Any, list[tuple[Any, Any]], tuple[str, ...], Any], li
 
 
 @dataclass(frozen=True)
-class Rider:
+class FusedReduction:
     """A fused small reduction: a small sum over all replicas that is sent with the gradients of its step.
 
     Attributes:
@@ -49,7 +49,7 @@ class Rider:
     group: int = 0
 
     @classmethod
-    def of_variable(cls, variable: Any, group: int) -> Rider:
+    def from_variable(cls, variable: Any, group: int) -> FusedReduction:
         """Returns the fused reduction of a variable's local components, each read on its own device."""
         values = []
         for component in variable.values:
@@ -80,9 +80,9 @@ class Reductions:
         present: bool | tf.Tensor = True,
         as_gradients: bool = False,
         options: Any = None,
-        riders: Sequence[Rider] = (),
+        fused: Sequence[FusedReduction] = (),
     ) -> list[Any]:
-        """Returns each value's reduction, on all local devices of the group of its destination, then the riders' sums.
+        """Returns each value's reduction, on all local devices of the group of its destination, then the fused sums.
 
         Args:
             reduce_op: sum or mean.
@@ -93,7 +93,7 @@ class Reductions:
                 count must pass zeros.
             as_gradients: True to apply the compression and the reduction op of gradients.
             options: options for TensorFlow's reductions.
-            riders: fused small reductions, only between processes. Their sums are as in :meth:`across`.
+            fused: fused small reductions, only between processes. Their sums are as in :meth:`across`.
         """
         groups = [self._layout.group_of(each) for each in where]
         if self._layout.process_group is not None:
@@ -105,22 +105,22 @@ class Reductions:
                 as_gradients=as_gradients,
                 on_all_devices=True,
                 groups=groups,
-                riders=riders,
+                fused=fused,
             )
             copied = [
                 total if isinstance(total, PerReplica) else self._layout.copied_to(k, total)
                 for total, k in zip(totals, groups, strict=False)
             ]
             return [*copied, *totals[len(copied) :]]
-        if riders:
+        if fused:
             raise RuntimeError("There are no other processes.")
         found: list[Any] = [None] * len(values)
         dense: dict[tuple[str, ...], list[int]] = {}
-        for i, (value, place) in enumerate(zip(values, where, strict=True)):
+        for i, (value, destination) in enumerate(zip(values, where, strict=True)):
             if reduce_op == _SUM and _is_sparse(value):
                 found[i] = self._joined(value, shares, groups[i])
             else:
-                dense.setdefault(tuple(getattr(place, "_devices", ())), []).append(i)
+                dense.setdefault(tuple(getattr(destination, "_devices", ())), []).append(i)
         options = options or tf.distribute.experimental.CommunicationOptions()
         for devices, indices in dense.items():
             for packed in _packs(values, indices, devices) if as_gradients else [indices]:
@@ -169,31 +169,31 @@ class Reductions:
         as_gradients: bool = False,
         on_all_devices: bool = False,
         groups: Sequence[int] | None = None,
-        riders: Sequence[Rider] = (),
+        fused: Sequence[FusedReduction] = (),
     ) -> list[Any]:
-        """Returns the reduction of each value over all replicas of all processes, then the sum of each of `riders`.
+        """Returns the reduction of each value over all replicas of all processes, then the sum of each of `fused`.
 
         Each result is on the first local device of its group: `groups` has one group per value; None means group 0.
         With `on_all_devices`, dense results are per replica where the process group joins the devices. The other
         arguments are those of :meth:`to_groups`.
         """
         wanted = [0] * len(values) if groups is None else list(groups)
-        wanted += [rider.group for rider in riders]
+        wanted += [reduction.group for reduction in fused]
         totals: list[Any] = [None] * len(wanted)
         # Sorted: all processes must run the groups' collectives in the same order.
         for k in sorted(set(wanted)):
             mine = [i for i, group in enumerate(wanted) if group == k]
             own = [i for i in mine if i < len(values)]
-            ridden = [riders[i - len(values)] for i in mine if i >= len(values)]
+            fused_terms = [fused[i - len(values)] for i in mine if i >= len(values)]
             with tf.device(self._layout.groups[k].devices[0]):
                 process_group = self._layout.groups[k].process_group
                 if process_group is None:
                     raise RuntimeError("There are no other processes.")
                 local = [values[i] for i in own]
                 if on_all_devices and process_group.joins_devices:
-                    made, also = _sums_of_devices(process_group, local, shares, ridden)
+                    made, also = _sums_of_devices(process_group, local, shares, fused_terms)
                 else:
-                    made, also = _sums_across(process_group, local, shares, present, as_gradients, ridden)
+                    made, also = _sums_across(process_group, local, shares, present, as_gradients, fused_terms)
                 if reduce_op == _MEAN:
                     n = self._layout.num_replicas
                     made = [_divided(total, n) for total in made]
@@ -210,12 +210,12 @@ class Reductions:
         per_replica = []
         for r, (share, first) in enumerate(zip(shares, self._layout.devices, strict=True)):
             own = {group.devices[r] for group in self._layout.groups}
-            places: dict[str, list[int]] = {}
+            by_device: dict[str, list[int]] = {}
             for i in mine:
                 device = getattr(values[i].values[r], "device", first)
-                places.setdefault(device if device in own else first, []).append(i)
+                by_device.setdefault(device if device in own else first, []).append(i)
             kept: dict[int, Any] = {}
-            for device, indices in places.items():
+            for device, indices in by_device.items():
                 # Without a device, the conditional would copy all values to the first device.
                 with tf.device(device):
                     present = if_present(share.has_rows, [values[i].values[r] for i in indices])
@@ -255,7 +255,7 @@ def _lookups(value: Any, shares: Sequence[Share]) -> Lookups:
     local = local_values(value)
     if len(local) != len(shares):
         return Lookups((), tuple(local))
-    return of_batch([Lookups.of(each, s.dependence) for each, s in zip(local, shares, strict=True)])
+    return combine_lookups([Lookups.from_gradient(each, s.dependence) for each, s in zip(local, shares, strict=True)])
 
 
 def _sums_across(
@@ -264,9 +264,9 @@ def _sums_across(
     shares: Sequence[Share],
     present: bool | tf.Tensor,
     as_gradients: bool,
-    riders: Sequence[Rider],
+    fused: Sequence[FusedReduction],
 ) -> tuple[list[Any], list[tf.Tensor]]:
-    """Returns the sums of the values, and the sums of the riders."""
+    """Returns the sums of the values, and the sums of `fused`."""
     sum_dense = process_group.sum_gradients if as_gradients else process_group.sum
     lookups = {i: _lookups(value, shares) for i, value in enumerate(values) if _is_sparse(value)}
     totals: list[Any] = [None if i in lookups else sum_in_order(local_values(value)) for i, value in enumerate(values)]
@@ -278,8 +278,8 @@ def _sums_across(
         totals = [tf.math.divide_no_nan(total, tf.cast(weight, total.dtype)) for total in totals]
         lookups = {}
     dense = [i for i in range(len(totals)) if i not in lookups]
-    ridden = [sum_in_order(rider.values) for rider in riders]
-    sums = sum_dense([totals[i] for i in dense], present, ridden)
+    fused_terms = [sum_in_order(reduction.values) for reduction in fused]
+    sums = sum_dense([totals[i] for i in dense], present, fused_terms)
     for i, total in zip(dense, sums, strict=False):
         totals[i] = total
     for i, own in lookups.items():
@@ -288,13 +288,13 @@ def _sums_across(
 
 
 def _sums_of_devices(
-    process_group: ProcessGroup, values: Sequence[Any], shares: Sequence[Share], riders: Sequence[Rider]
+    process_group: ProcessGroup, values: Sequence[Any], shares: Sequence[Share], fused: Sequence[FusedReduction]
 ) -> tuple[list[Any], list[tf.Tensor]]:
     """Like `_sums_across`, but dense values are reduced between all devices, with per-replica results."""
     dense = [i for i, value in enumerate(values) if not _is_sparse(value)]
     terms = [_spread(local_values(values[i]), process_group.devices) for i in dense]
-    ridden = [_spread(rider.values, process_group.devices) for rider in riders]
-    sums = process_group.sum_of_devices(terms, ridden)
+    fused_terms = [_spread(reduction.values, process_group.devices) for reduction in fused]
+    sums = process_group.sum_of_devices(terms, fused_terms)
     totals: list[Any] = [None] * len(values)
     for i, total in zip(dense, sums, strict=False):
         totals[i] = PerReplica(tuple(total))

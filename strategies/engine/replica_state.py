@@ -37,7 +37,7 @@ class ReplicaWrites:
             alive = [each for each in self._in_functions if each() is not None]
             self._in_functions = [*alive, weakref.ref(variable)]
 
-    def of(self, context: StepContext) -> list[ReplicaStateVariable]:
+    def list_written(self, context: StepContext) -> list[ReplicaStateVariable]:
         """Returns the variables written in the step, also by functions called in it, and not synchronized since."""
         inside = self._written_inside()
         if inside and not tf.executing_eagerly():
@@ -45,8 +45,8 @@ class ReplicaWrites:
             inside = [variable for variable in inside if variable.values[0].handle.ref() in used]
         found = {variable.ref(): variable for variable in inside} | context.written
         # A function that was traced earlier writes at an unknown time: synchronizing once more does no harm.
-        again = {variable.ref() for variable in inside}
-        return [variable for ref, variable in found.items() if ref in again or ref not in context.agreed]
+        in_functions = {variable.ref() for variable in inside}
+        return [variable for ref, variable in found.items() if ref in in_functions or ref not in context.agreed]
 
     def _written_inside(self) -> list[ReplicaStateVariable]:
         return [variable for each in self._in_functions if (variable := each()) is not None]

@@ -32,7 +32,6 @@ from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.engine.accumulators import Accumulators
-from strategies.engine.arrivals import Savings
 from strategies.engine.central import CentralStorage
 from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
 from strategies.engine.explained import explained
@@ -40,12 +39,13 @@ from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
 from strategies.engine.legacy_keras import refuse_caller, refuse_step
 from strategies.engine.placed_variables import remote, without_value
-from strategies.engine.reductions import Reductions, Rider
+from strategies.engine.reductions import FusedReduction, Reductions
 from strategies.engine.same_batches import SameBatches
+from strategies.engine.save_counter import SaveCounter
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.sharded_updates import ShardedUpdates
 from strategies.engine.sharded_weights import ShardedWeights
-from strategies.engine.slice_slots import slice_in_need_of_slot
+from strategies.engine.slice_slots import current_slice
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
 from strategies.engine.variables import (
@@ -57,7 +57,7 @@ from strategies.engine.variables import (
 )
 from strategies.engine.waiting import Waits
 from strategies.replica import graph_lifetimes
-from strategies.replica.holders import note_holder, note_place
+from strategies.replica.owners import set_coordinates, set_owner
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import RowExchange
 from strategies.replica.splitting import SplitWeight
@@ -88,7 +88,7 @@ class ReplicatedExtended(MirroredExtended):
 
     _cross_device_ops: Any
     #: Counts the saves of this process, those left to rank 0 included. Set only if there are other processes.
-    savings: Savings
+    save_counter: SaveCounter
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ReplicatedExtended(MirroredExtended):
         self.member = member or Member(0, 1)
         #: The devices over which a replica is spread.
         self.parts = parts
-        devices = [parts.column(part) for part in parts.owned]
+        devices = [parts.part_devices(part) for part in parts.owned]
         joined: Sequence[ProcessGroup | None] = parts.groups.data or [None] * len(devices)
         #: All replicas of the job, and those of this process.
         self.layout = ReplicaLayout(tuple(starmap(DataParallelGroup, zip(devices, joined, strict=True))))
@@ -140,8 +140,8 @@ class ReplicatedExtended(MirroredExtended):
             self.sharded_weights = ShardedWeights(self.layout, self._steps, sharding, parts)
             gathers = self.sharded_weights.gathers
             self.sharded_updates = ShardedUpdates(self.layout, self._reductions, self._steps, sharding, parts, gathers)
-            joined_here = parts.groups.sharding[0].inside if parts.groups.sharding else None
-            self.row_exchange = RowExchange(sharding, self.layout.devices, joined_here)
+            sharding_group = parts.groups.sharding[0].inside if parts.groups.sharding else None
+            self.row_exchange = RowExchange(sharding, self.layout.devices, sharding_group)
         #: Holds variables on the parameter device; None if each replica holds them.
         self.central: CentralStorage | None = None
         if parameter_device is not None and self.layout.devices != (parameter_device,):
@@ -149,7 +149,7 @@ class ReplicatedExtended(MirroredExtended):
         if self.process_group is not None:
             with carrying("numbers of devices"):
                 job = _check_alike(self.process_group, self.layout.num_local, len(devices))
-            self.savings = Savings(self.process_group.rank, job)
+            self.save_counter = SaveCounter(self.process_group.rank, job)
             agree_on_seed(self.process_group)
             if parts.spans_processes:
                 agree_on_random_state(self.process_group)
@@ -164,7 +164,7 @@ class ReplicatedExtended(MirroredExtended):
         return self.parts.groups.job
 
     @property
-    def holds_a_part(self) -> bool:
+    def owns_only_part(self) -> bool:
         """True if other processes hold variables of a model or its optimizer that this process does not hold."""
         sharded = self.sharded_updates
         return self.parts.spans_processes or (sharded is not None and sharded.process_group is not None)
@@ -256,9 +256,9 @@ class ReplicatedExtended(MirroredExtended):
         ]
         return self._updates.synchronized(gradients, where)[0]
 
-    def finish_update(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
+    def finish_update(self, fused: Sequence[FusedReduction] = ()) -> list[tf.Tensor] | None:
         """Runs the deferred update, if there is one; see :meth:`Updates.finish`. Call it in cross-replica context."""
-        return self._updates.finish(riders)
+        return self._updates.finish(fused)
 
     def _use_merge_call(self) -> bool:
         # While one replica's components are updated, no other replica runs to merge with: Keras then calls directly.
@@ -292,15 +292,15 @@ class ReplicatedExtended(MirroredExtended):
         reference = kwargs.get("colocate_with")
         made = self._make_variable(next_creator, kwargs)
         if self.parts.spans_processes and isinstance(made, tf.distribute.DistributedValues):
-            note_place(made, self.parts, reference)
+            set_coordinates(made, self.parts, reference)
         return made
 
     def _make_variable(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         if self.accumulators.makes_flag:
             return next_creator(**kwargs)
-        if (owner := slice_in_need_of_slot()) is not None:
+        if (owner := current_slice()) is not None:
             return self._create_slot(next_creator, owner, kwargs)
-        if self.sharded_weights is not None and self.sharded_weights.takes(kwargs):
+        if self.sharded_weights is not None and self.sharded_weights.shards(kwargs):
             whole = self._get_variable_creator_initial_value(0, self.layout.devices[0], None, **kwargs)
             return self.sharded_weights.create(self._container_strategy(), next_creator, whole, kwargs)
         if self.central is not None:
@@ -308,30 +308,30 @@ class ReplicatedExtended(MirroredExtended):
             if made is not None:
                 return made
         if not self.parts.spans_processes:
-            return self._create_here(next_creator, self.parts.home(), kwargs)
-        home = self.parts.home()
-        component = without_value(self.parts, home, kwargs, may_defer=not self.accumulators.makes_accumulators)
+            return self._create_local(next_creator, self.parts.local_part(), kwargs)
+        part = self.parts.local_part()
+        component = without_value(self.parts, part, kwargs, may_defer=not self.accumulators.makes_accumulators)
         if component is None:
-            return self._create_here(next_creator, home, kwargs)
+            return self._create_local(next_creator, part, kwargs)
         return ReplicaStateVariable(self._container_strategy(), [component], component.aggregation)
 
     def _create_slot(self, next_creator: Callable[..., Any], owner: WeightSlice, kwargs: dict[str, Any]) -> Any:
         """Creates a slot of a weight slice, on the device of the slice's owner in each group only."""
-        if owner.is_held:
+        if owner.is_owned:
             components = []
             for replica in owner.replicas:
-                with tf.device(owner.on(replica).device):
+                with tf.device(owner.on_replica(replica).device):
                     components.append(next_creator(**kwargs))
         else:
             components = [remote(owner.rank, kwargs)]
         made = ReplicaStateVariable(self._container_strategy(), components, components[0].aggregation)
         if self.sharded_updates is not None and self.sharded_updates.process_group is not None:
-            note_holder(made, owner.rank)
+            set_owner(made, owner.rank)
         return made
 
-    def _create_here(self, next_creator: Callable[..., Any], home: int | None, kwargs: dict[str, Any]) -> Any:
-        if home is not None and home != self.parts.owned[0] and kwargs.get("colocate_with") is None:
-            kwargs["colocate_with"] = _Colocation(self.parts.column(home))
+    def _create_local(self, next_creator: Callable[..., Any], part: int | None, kwargs: dict[str, Any]) -> Any:
+        if part is not None and part != self.parts.owned[0] and kwargs.get("colocate_with") is None:
+            kwargs["colocate_with"] = _Colocation(self.parts.part_devices(part))
         create = functools.partial(super()._create_variable, next_creator)
         accumulator = self.accumulators.create(create, kwargs)
         return aware(create(**kwargs)) if accumulator is None else accumulator
@@ -413,15 +413,15 @@ class ReplicatedExtended(MirroredExtended):
             yield
             return
         chosen = [v for v in variables if v.aggregation == tf.VariableAggregation.SUM]
-        own = [Rider.of_variable(v, self.layout.group_of(v)) for v in chosen]
+        own = [FusedReduction.from_variable(v, self.layout.group_of(v)) for v in chosen]
         totals = self.finish_update(own)
         if totals is None and self.layout.process_group is None:
-            totals = [sum_in_order(rider.values) for rider in own]
+            totals = [sum_in_order(reduction.values) for reduction in own]
         elif totals is None:
             with carrying("metrics"):
-                totals = self._reductions.across(tf.distribute.ReduceOp.SUM, [], riders=own)
+                totals = self._reductions.across(tf.distribute.ReduceOp.SUM, [], fused=own)
         shown = [i for i, v in enumerate(chosen) if not isinstance(v, PartialSumVariable)]
-        for i, total in zip(shown, self.parts.of_last_stage([totals[i] for i in shown]), strict=True):
+        for i, total in zip(shown, self.parts.broadcast_last_stage([totals[i] for i in shown]), strict=True):
             totals[i] = total
         with reading_totals(zip(chosen, totals, strict=True)):
             yield
@@ -493,10 +493,11 @@ def _check_alike(process_group: ProcessGroup, num_replicas: int, num_parts: int)
     """
     mine = tf.constant([[num_replicas, num_parts, secrets.randbelow(2**31)]], tf.int32)
     gathered = process_group.gather(mine).numpy().tolist()
-    held = [tuple(each[:2]) for each in gathered]
-    if len(set(held)) > 1:
+    counts = [tuple(each[:2]) for each in gathered]
+    if len(set(counts)) > 1:
         raise ValueError(
-            "All processes must have as many devices. Hide some of them (CUDA_VISIBLE_DEVICES), or start the processes "
-            f"otherwise. Received, by rank: {[replicas * parts for replicas, parts in held]} devices."
+            "All processes must have the same number of devices. Hide some of them (CUDA_VISIBLE_DEVICES), or start "
+            "other numbers of processes per host. Received, by rank: "
+            f"{[replicas * parts for replicas, parts in counts]} devices."
         )
     return int(gathered[0][2])

@@ -65,13 +65,13 @@ def gather_rows(x: _Nest) -> _Nest:
         return x
     if share.num_replicas == 1 or in_shapes_only():
         return x
-    _check_place(share)
+    _check_call(share)
     tensors = {i: tf.convert_to_tensor(leaf) for i, leaf in enumerate(leaves) if leaf is not None}
     own = [_own_rows(tensor, share) for tensor in tensors.values()]
     sizes = [num_rows(tensor) for tensor in own]
-    in_processes = _meet(_sizes_of_processes, *(tf.convert_to_tensor(size, tf.int32) for size in sizes))
-    for i, tensor, size, of_each in zip(tensors, own, sizes, in_processes, strict=True):
-        gathered = _Exchange(share, size, of_each).gathered(tensor)
+    in_processes = _merge_call(_sizes_of_processes, *(tf.convert_to_tensor(size, tf.int32) for size in sizes))
+    for i, tensor, size, counts in zip(tensors, own, sizes, in_processes, strict=True):
+        gathered = _Exchange(share, size, counts).gathered(tensor)
         leaves[i] = mark(gathered, Kind.SAME)
     packed: _Nest = tf.nest.pack_sequence_as(x, leaves)
     return packed
@@ -109,8 +109,8 @@ def global_rows(x: Any = None) -> int | tf.Tensor:
         return number if isinstance(number, int) else mark(tf.identity(number), Kind.SAME)
     if x is None:
         raise ValueError(
-            "strategies.global_rows() counts the rows of a step's batch, and there is none here. Pass a tensor that "
-            "has the batch's rows, as in strategies.global_rows(x). Received: x=None."
+            "strategies.global_rows() counts the rows of a step's batch, and no step with a batch is running. Pass "
+            "a tensor that has the batch's rows, as in strategies.global_rows(x). Received: x=None."
         )
     rows = num_rows(x)
     if rows is None:
@@ -157,7 +157,7 @@ class _Exchange:
         # stop_gradient on both sides: TensorFlow searches the input graph of a custom gradient for variables, through
         # all that the other replicas have computed so far.
         size = tf.convert_to_tensor(self._size, tf.int32)
-        [made] = _meet(exchange, tf.stop_gradient(value), size, self._in_processes)
+        [made] = _merge_call(exchange, tf.stop_gradient(value), size, self._in_processes)
         # In one process TensorFlow infers the sizes from the tensors; between processes it does not.
         known = _static(self._size) if exchange is _scattered else self._size_of_all(value.shape[0])
         made = tf.ensure_shape(tf.stop_gradient(made), [known, *value.shape[1:]])
@@ -186,7 +186,7 @@ def _static(size: int | tf.Tensor) -> int | None:
 # ---- all local replicas together
 
 
-def _meet(function: Callable[..., Any], *own: tf.Tensor) -> Sequence[tf.Tensor]:
+def _merge_call(function: Callable[..., Any], *own: tf.Tensor) -> Sequence[tf.Tensor]:
     """Returns this replica's results of a function of all local replicas' values (a ``merge_call``)."""
     found: Sequence[tf.Tensor] = tf.distribute.get_replica_context().merge_call(function, args=own)
     return found
@@ -201,12 +201,12 @@ def _sizes_of_processes(strategy: Any, *sizes: Any) -> list[Any]:
     """
     layout: ReplicaLayout = strategy.extended.layout
     with tf.device(layout.devices[0]):
-        here = tf.stack([tf.add_n(local_values(each)) for each in sizes])
+        local = tf.stack([tf.add_n(local_values(each)) for each in sizes])
         if layout.process_group is not None:
             with carrying("numbers of gathered rows"):
-                here = layout.process_group.gather(here[None], equal_sizes=True)
+                local = layout.process_group.gather(local[None], equal_sizes=True)
         # Not copied to the other devices: it is small, and every use reads it from the host.
-        return list(tf.unstack(here, num=len(sizes), axis=-1))
+        return list(tf.unstack(local, num=len(sizes), axis=-1))
 
 
 def _gathered(strategy: Any, values: Any, _: Any, in_processes: Any) -> list[Any]:
@@ -215,20 +215,20 @@ def _gathered(strategy: Any, values: Any, _: Any, in_processes: Any) -> list[Any
     k = layout.group_of(values)
     group, own = layout.groups[k], local_values(values)
     with tf.device(group.devices[0]):
-        here = tf.concat(own, 0) if len(own) > 1 else own[0]
+        local = tf.concat(own, 0) if len(own) > 1 else own[0]
         if group.process_group is not None:
-            if here.dtype == tf.string:
+            if local.dtype == tf.string:
                 raise ValueError(
-                    "strategies.gather_rows sends no strings to other processes. Gather the numbers that stand for "
-                    f"them, as a StringLookup layer gives. Received: {here}"
+                    "strategies.gather_rows sends no strings to other processes. Gather the numbers that represent "
+                    f"them, as a StringLookup layer gives. Received: {local}"
                 )
             counts = local_values(in_processes)[0]
             most, n = tf.reduce_max(counts), group.process_group.num_processes
             with carrying("gathered rows"):
-                every = group.process_group.gather(_padded(here, most), equal_sizes=True)
+                every = group.process_group.gather(_padded(local, most), equal_sizes=True)
             parts = tf.split(every, n)
-            here = tf.concat([part[: counts[i]] for i, part in enumerate(parts)], 0)
-    return [layout.copied_to(k, here)]
+            local = tf.concat([part[: counts[i]] for i, part in enumerate(parts)], 0)
+    return [layout.copied_to(k, local)]
 
 
 def _scattered(strategy: Any, values: Any, sizes: Any, in_processes: Any) -> list[Any]:
@@ -292,7 +292,7 @@ def _check_strategy() -> None:
         )
 
 
-def _check_place(share: shares.Share) -> None:
+def _check_call(share: shares.Share) -> None:
     """Refuses calls in functions that serve other steps or do not run on all replicas, and calls for micro-batches."""
     _check_graph(share, "gather_rows")
     if shares.num_microbatches() > 1:
@@ -310,7 +310,7 @@ def _check_graph(share: shares.Share, what: str) -> None:
     graph = tf.compat.v1.get_default_graph()
     raise ValueError(
         f"{what} is called in a tf.function, a tf.cond or a tf.while_loop inside of the step, where the replicas "
-        "cannot meet. Call it outside of that, in the step itself, and hand the result in; a tf.function whose call "
-        f"is the whole step can be passed to strategy.run. Received: a call in {getattr(graph, 'name', 'a graph')!r}, "
-        f"from one of {share.num_replicas} replicas."
+        "cannot synchronize. Call it outside of that, in the step itself, and pass the result in; a tf.function "
+        "whose call is the whole step can be passed to strategy.run. Received: a call in "
+        f"{getattr(graph, 'name', 'a graph')!r}, from one of {share.num_replicas} replicas."
     )

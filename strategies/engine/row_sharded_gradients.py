@@ -14,8 +14,8 @@ import tensorflow as tf
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.process_groups import ShardingProcessGroups
-from strategies.engine.dealt_weights import DealtWeights
 from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.partition import Partition
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.engine.slices_across import slices_across
 from strategies.replica.slices import Lookups, side_by_side
@@ -42,15 +42,15 @@ class RowShardedGradients:
         self._processes = processes
         self._part_of = part_of
 
-    def sums(self, dealt: DealtWeights, values: Sequence[Any]) -> dict[int, Any]:
+    def sums(self, partition: Partition, values: Sequence[Any]) -> dict[int, Any]:
         """Returns, by slice id, the sum over all groups for each slice that this process owns.
 
         Args:
-            dealt: all weights, the row-sharded ones and others.
+            partition: all weights, the row-sharded ones and others.
             values: the weights' gradients; see `ShardedUpdates.run`.
         """
         found: dict[int, dict[int, Any]] = {}
-        for part, each, total in self._sums_here(dealt, values):
+        for part, each, total in self._local_sums(partition, values):
             found.setdefault(part, {})[id(each)] = total
         for part, own in found.items():
             between = self._between(part)
@@ -59,11 +59,11 @@ class RowShardedGradients:
                     own |= _summed(between, own)
         return {key: total for own in found.values() for key, total in own.items()}
 
-    def _sums_here(self, dealt: DealtWeights, values: Sequence[Any]) -> Iterator[tuple[int, WeightSlice, Any]]:
+    def _local_sums(self, partition: Partition, values: Sequence[Any]) -> Iterator[tuple[int, WeightSlice, Any]]:
         """Yields (part, slice, sum over this process' groups)."""
-        for each, position in zip(dealt.slices, dealt.positions, strict=True):
-            variable, value = dealt.variables[position], values[position]
-            if value is not None and each.is_held and is_row_sharded(variable):
+        for each, position in zip(partition.slices, partition.positions, strict=True):
+            variable, value = partition.variables[position], values[position]
+            if value is not None and each.is_owned and is_row_sharded(variable):
                 with tf.device(each.device):
                     terms = [local_values(value)[replica] for replica in each.replicas]
                     are_slices = all(isinstance(term, tf.IndexedSlices) for term in terms)

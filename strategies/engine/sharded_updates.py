@@ -26,19 +26,19 @@ from strategies.collectives.bucket_slices import Slice, slice_buckets
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup, if_present
-from strategies.engine.dealt_weights import DealtBucket, DealtWeights, all_laid_out, laid_out, taken_apart
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.maxima import with_maxima
+from strategies.engine.partition import Partition, PartitionedBucket, all_laid_out, laid_out, taken_apart
 from strategies.engine.reductions import Reductions
 from strategies.engine.row_sharded_gradients import RowShardedGradients
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.engine.sharded_variables import ShardedVariable, own_range
 from strategies.engine.step import Steps
 from strategies.engine.weight_gathers import WeightGathers, bucket_of
-from strategies.replica.holders import first_holder, is_held, place_of
+from strategies.replica.owners import coordinates_of, first_owner, is_owned
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.rounding import rounded, rounding_of
-from strategies.replica.weight_slices import MasterSlice, StoredSlice, WeightSlice, beside_weights
+from strategies.replica.weight_slices import WeightShard, WeightSlice, WholeOnOwner, beside_weights
 from strategies.topology.sharding import ShardingGroups
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -86,7 +86,7 @@ class ShardedUpdates:
         """The local groups of replicas; in a group's :class:`UpdateContext`, a slice is the group's own component."""
         return range(self._groups.num_local_groups)
 
-    def deal(self, variables: Sequence[Any], *, whole: bool) -> DealtWeights:
+    def partition(self, variables: Sequence[Any], *, whole: bool) -> Partition:
         """Partitions variables into slices, each with an owner.
 
         Args:
@@ -94,13 +94,13 @@ class ShardedUpdates:
             whole: True if each variable has one owner.
         """
         # All processes that hold weights at the same coordinates hold all of these, and partition them equally.
-        places: dict[Any, list[int]] = {}
+        by_coordinates: dict[Any, list[int]] = {}
         for i, variable in enumerate(variables):
-            place = frozenset(place_of(variable).items())
-            places.setdefault((self._part_of(variable), place), []).append(i)
-        buckets: list[DealtBucket] = []
+            coordinates = frozenset(coordinates_of(variable).items())
+            by_coordinates.setdefault((self._part_of(variable), coordinates), []).append(i)
+        buckets: list[PartitionedBucket] = []
         slices: dict[Slice, WeightSlice] = {}
-        for (group, _), members in places.items():
+        for (group, _), members in by_coordinates.items():
             own = members if whole else [i for i in members if not _is_sharded(variables[i])]
             if len(own) < len(members):
                 units: dict[int, list[int]] = {}
@@ -110,7 +110,7 @@ class ShardedUpdates:
                 for unit in units.values():
                     bucket = bucket_of([variables[i].value for i in unit], self._groups.size, unit)
                     if group is not None:
-                        buckets.append(DealtBucket(group, bucket))
+                        buckets.append(PartitionedBucket(group, bucket))
                     slices |= {plan: self._slice(variables[plan.variable], plan) for plan in bucket.slices}
             shapes = [tuple(variables[i].shape) for i in own]
             dtypes = [tf.as_dtype(variables[i].dtype) for i in own]
@@ -118,37 +118,37 @@ class ShardedUpdates:
             for bucket in slice_buckets(shapes, named, self._groups.size, self._bucket_bytes, whole=whole):
                 plans = [dataclasses.replace(plan, variable=own[plan.variable]) for plan in bucket.slices]
                 if group is not None:
-                    buckets.append(DealtBucket(group, dataclasses.replace(bucket, slices=tuple(plans))))
+                    buckets.append(PartitionedBucket(group, dataclasses.replace(bucket, slices=tuple(plans))))
                 slices |= {plan: self._slice(variables[plan.variable], plan) for plan in plans}
-        dealt = DealtWeights(variables, buckets, slices)
+        partition = Partition(variables, buckets, slices)
         with tf.init_scope():
-            self._fill_masters(dealt)
-        return dealt
+            self._gather_on_owners(partition)
+        return partition
 
-    def _fill_masters(self, dealt: DealtWeights) -> None:
+    def _gather_on_owners(self, partition: Partition) -> None:
         """Gathers each sharded weight onto the owner of its whole copy."""
-        masters = [each for each in dealt.slices if each.is_master]
-        for each in masters:
-            if not is_held(each.variable):
+        wholes = [each for each in partition.slices if each.is_whole_on_owner]
+        for each in wholes:
+            if not is_owned(each.variable):
                 continue
-            [whole] = self.weights.now([each.variable.value], 0)
-            for group in self.local_groups if each.is_held else ():
+            [whole] = self.weights.gather([each.variable.value], 0)
+            for group in self.local_groups if each.is_owned else ():
                 with UpdateContext(group):
                     each.assign(whole)
 
     def _slice(self, variable: Any, plan: Slice) -> WeightSlice:
         process, replicas = self._groups.owner(plan.owner)
-        is_here = self.process_group is None or process == self.process_group.rank
+        is_own = self.process_group is None or process == self.process_group.rank
         # The processes of one replica have consecutive ranks.
-        rank = process * len(self._parts.owners) + first_holder(self._parts, place_of(variable))
-        held = replicas if is_here and is_held(variable) else ()
+        rank = process * len(self._parts.owners) + first_owner(self._parts, coordinates_of(variable))
+        owned = replicas if is_own and is_owned(variable) else ()
         if not _is_sharded(variable):
-            return WeightSlice(variable, plan.begin, plan.end, rank, held)
+            return WeightSlice(variable, plan.begin, plan.end, rank, owned)
         if (plan.begin, plan.end) == variable.value.bounds[plan.owner]:
-            return StoredSlice(variable, plan.begin, plan.end, rank, held)
-        return MasterSlice(variable, rank, held, [self._master(variable.value, replica) for replica in held])
+            return WeightShard(variable, plan.begin, plan.end, rank, owned)
+        return WholeOnOwner(variable, rank, owned, [self._create_whole(variable.value, replica) for replica in owned])
 
-    def _master(self, variable: ShardedVariable, replica: int) -> tf.Variable:
+    def _create_whole(self, variable: ShardedVariable, replica: int) -> tf.Variable:
         """Returns an uninitialized variable that holds a whole weight while its owner updates it."""
         with tf.init_scope(), tf.device(variable.values[replica].device):
             return UninitializedVariable(
@@ -159,8 +159,8 @@ class ShardedUpdates:
         """Returns the number of the owned part of a replica that holds a variable; None if other processes hold it."""
         if not self._parts.spans_processes:
             return self._layout.group_of(variable.value)
-        home = self._parts.home(place_of(variable))
-        return None if home is None else self._parts.owned.index(home)
+        part = self._parts.local_part(coordinates_of(variable))
+        return None if part is None else self._parts.owned.index(part)
 
     @property
     def _bucket_bytes(self) -> int:
@@ -170,7 +170,7 @@ class ShardedUpdates:
 
     def run(
         self,
-        dealt: DealtWeights,
+        partition: Partition,
         gradients: Sequence[Any],
         update: Callable[[Sequence[Any], Sequence[WeightSlice]], Any],
         *,
@@ -180,8 +180,8 @@ class ShardedUpdates:
         """Updates all weights. Call it in cross-replica context.
 
         Args:
-            dealt: the weights.
-            gradients: for each variable of ``dealt`` a per-replica tensor or ``IndexedSlices`` of the variable's shape,
+            partition: the weights.
+            gradients: for each variable a per-replica tensor or ``IndexedSlices`` of the variable's shape,
                 a plain one that all replicas share and that is the sum already, or None.
             update: takes the sums of the slices' gradients, None for slices that other processes own, and all slices.
                 Called once for each local group.
@@ -191,29 +191,29 @@ class ShardedUpdates:
         Returns:
             The result of ``update`` for the first group.
         """
-        names = [str(variable.name) for variable in dealt.variables]
+        names = [str(variable.name) for variable in partition.variables]
         with carrying(f"gradients of {listed(names)}"):
-            sums = self._scattered(dealt, gradients)
-        self._fill_masters(dealt)
+            sums = self._scattered(partition, gradients)
+        self._gather_on_owners(partition)
         updated = [gradient is not None for gradient in gradients]
-        constrained = [v for v, is_new in zip(dealt.variables, updated, strict=True) if is_new and v.constraint]
+        constrained = [v for v, is_new in zip(partition.variables, updated, strict=True) if is_new and v.constraint]
         before = None
         if constrained and counter is not None:
             before = tf.identity(local_values(counter.value)[0].read_value())
         results = []
-        slices = dealt.slices_of(updated)
+        slices = partition.slices_of(updated)
         # After an update that always happens, all weights are set from their slices.
         with beside_weights(slices if gathers_at is None else []):
             for group in self.local_groups:
                 with tf.device(self._layout.devices[group]), UpdateContext(group), tf.name_scope("update"):
-                    own = list(map(_on_device, dealt.slices, sums)) if group else sums
+                    own = list(map(_on_device, partition.slices, sums)) if group else sums
                     # As in Keras, variables without a gradient, such as those of frozen layers, are left out.
-                    pairs = zip(own, dealt.positions, strict=True)
+                    pairs = zip(own, partition.positions, strict=True)
                     results.append(update([g for g, i in pairs if updated[i]], slices))
             if gathers_at is None:
-                self.gather(dealt, updated)
+                self.gather(partition, updated)
         if gathers_at is not None:
-            tf.cond(gathers_at, functools.partial(self.gather, dealt, updated), lambda: None)
+            tf.cond(gathers_at, functools.partial(self.gather, partition, updated), lambda: None)
         if before is None:
             self._constrain(constrained)
         else:
@@ -224,24 +224,24 @@ class ShardedUpdates:
         self._steps.context.weights.forget()
         return results[0]
 
-    def _scattered(self, dealt: DealtWeights, gradients: Sequence[Any]) -> list[Any]:
+    def _scattered(self, partition: Partition, gradients: Sequence[Any]) -> list[Any]:
         """Returns for each slice the sum of its gradient, on the slice's device; None for slices of other processes."""
         values = with_maxima(
             self._layout,
             self._layout.per_replica(gradients),
-            [variable.value for variable in dealt.variables],
+            [variable.value for variable in partition.variables],
             self._steps.context.shares,
         )
-        rows = self._row_sharded.sums(dealt, values)
-        others = [None if is_row_sharded(v) else value for v, value in zip(dealt.variables, values, strict=True)]
-        found = self._scattered_of_rows(dealt, others)
+        rows = self._row_sharded.sums(partition, values)
+        others = [None if is_row_sharded(v) else value for v, value in zip(partition.variables, values, strict=True)]
+        found = self._scattered_of_rows(partition, others)
         dtypes = [rounding_of(local_values(value)[0]) for value in values]
         return [
             rows.get(id(each), rounded(value, dtypes[position]))
-            for each, value, position in zip(dealt.slices, found, dealt.positions, strict=True)
+            for each, value, position in zip(partition.slices, found, partition.positions, strict=True)
         ]
 
-    def _scattered_of_rows(self, dealt: DealtWeights, values: Sequence[Any]) -> list[Any]:
+    def _scattered_of_rows(self, partition: Partition, values: Sequence[Any]) -> list[Any]:
         """Like :meth:`_scattered`, for weights that are not row-sharded: each replica's value is of its own rows."""
         shares = self._steps.context.shares
         values = list(values)
@@ -251,26 +251,26 @@ class ShardedUpdates:
             present = shares[0].has_rows if shares else True
         else:
             values = self._reductions.counted(values, shares)
-        totals = self._totals(dealt, {i: values[i] for i in sparse}, shares, present)
+        totals = self._totals(partition, {i: values[i] for i in sparse}, shares, present)
         if self.process_group is None and self._layout.process_group is not None:
             # Each process has all slices, and so needs all of the gradients.
-            totals |= self._totals(dealt, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
+            totals |= self._totals(partition, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
         if self.process_group is None:
-            self.weights.gather_again()
+            self.weights.regather()
             return [
-                self._sum_here(each, position, values, totals)
-                for each, position in zip(dealt.slices, dealt.positions, strict=True)
+                self._local_sum(each, position, values, totals)
+                for each, position in zip(partition.slices, partition.positions, strict=True)
             ]
-        found = dict(self._sums_across(dealt, values, set(sparse), present))
+        found = dict(self._sums_across(partition, values, set(sparse), present))
         return [
             self._part_of_total(each, position, values, totals)
-            if position in totals or (each.is_held and not isinstance(values[position], PerReplica))
+            if position in totals or (each.is_owned and not isinstance(values[position], PerReplica))
             else found.get(id(each))
-            for each, position in zip(dealt.slices, dealt.positions, strict=True)
+            for each, position in zip(partition.slices, partition.positions, strict=True)
         ]
 
     def _totals(
-        self, dealt: DealtWeights, gradients: dict[int, Any], shares: Sequence[Share], present: bool | tf.Tensor
+        self, partition: Partition, gradients: dict[int, Any], shares: Sequence[Share], present: bool | tf.Tensor
     ) -> dict[int, Any]:
         """Returns the sums of gradients over all replicas, on all local devices.
 
@@ -279,64 +279,64 @@ class ShardedUpdates:
         local = {i: value for i, value in gradients.items() if isinstance(value, PerReplica)}
         if not local:
             return gradients
-        where = [dealt.variables[i].value for i in local]
+        where = [partition.variables[i].value for i in local]
         sums = self._reductions.to_groups(_SUM, list(local.values()), where, shares, present=present, as_gradients=True)
         return gradients | dict(zip(local, sums, strict=True))
 
-    def _sum_here(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
+    def _local_sum(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
         if values[position] is None or position in totals or not isinstance(values[position], PerReplica):
             return self._part_of_total(each, position, values, totals)
         terms = []
         for r, term in enumerate(values[position].values):
-            with tf.device(each.on(r).device):
-                terms.append(each.of(term))
+            with tf.device(each.on_replica(r).device):
+                terms.append(each.select(term))
         with tf.device(each.device):
             return sum_in_order(terms)
 
     def _part_of_total(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
         """Returns the slice's part of a sum that is on all local devices; None without a sum or on other processes."""
         total = totals.get(position, values[position])
-        if total is None or not each.is_held:
+        if total is None or not each.is_owned:
             return None
         with tf.device(each.device):
             own = select_replica(each.replica, total)
-            return each.of_slices(own) if isinstance(own, tf.IndexedSlices) else each.of(own)
+            return each.select_slices(own) if isinstance(own, tf.IndexedSlices) else each.select(own)
 
     def _sums_across(
-        self, dealt: DealtWeights, values: Sequence[Any], sparse: set[int], present: bool | tf.Tensor
+        self, partition: Partition, values: Sequence[Any], sparse: set[int], present: bool | tf.Tensor
     ) -> Iterator[tuple[int, tf.Tensor]]:
         """Yields (slice id, reduced gradient) for every slice that this process owns."""
-        units = {dealt.unit_of(each): each for each in dealt.buckets}
+        units = {partition.unit_of(each): each for each in partition.buckets}
         early: dict[int, tf.Tensor] = {}
 
         def reduce(unit: Any) -> list[tf.Operation]:
             each = units.get(unit)
-            received = None if each is None else self._received(dealt, each, values, sparse, present)
+            received = None if each is None else self._received(partition, each, values, sparse, present)
             if received is None:
                 return []
             early[id(each)] = received
             return [received.op]
 
-        self.weights.gather_again(reduce)
-        for each in dealt.buckets:
+        self.weights.regather(reduce)
+        for each in partition.buckets:
             received = early.get(id(each))
             if received is None:
-                received = self._received(dealt, each, values, sparse, present)
+                received = self._received(partition, each, values, sparse, present)
             if received is None:
                 continue
             number, bucket = each
             inside, _ = self._joined(number)
             for local in range(self._layout.num_local):
                 begin = local * bucket.part_size
-                for own in dealt.part_of(bucket, inside.rank * self._layout.num_local + local):
+                for own in partition.part_of(bucket, inside.rank * self._layout.num_local + local):
                     with tf.device(own.device):
                         yield id(own), tf.reshape(received[begin : begin + own.end - own.begin], own.shape)
                     begin += own.end - own.begin
 
     def _received(
         self,
-        dealt: DealtWeights,
-        each: DealtBucket,
+        partition: Partition,
+        each: PartitionedBucket,
         values: Sequence[Any],
         sparse: set[int],
         present: bool | tf.Tensor,
@@ -350,33 +350,33 @@ class ShardedUpdates:
         with tf.device(self._layout.groups[number].devices[0]):
             terms = {i: sum_in_order(local_values(values[i])) for i in sorted(mine, reverse=True)}
             kept = dict(zip(terms, if_present(present, list(terms.values())), strict=True))
-            received = inside.reduce_scatter(all_laid_out(bucket, kept, dealt.dtype_of(bucket)))
+            received = inside.reduce_scatter(all_laid_out(bucket, kept, partition.dtype_of(bucket)))
             if between is not None:
                 [received] = between.sum([received])
             return received
 
     # ---- all-gather of the new weights
 
-    def gather(self, dealt: DealtWeights, updated: Sequence[bool] | None = None) -> None:
+    def gather(self, partition: Partition, updated: Sequence[bool] | None = None) -> None:
         """Copies the owners' values of the weights to all replicas (an all-gather). All processes call it.
 
         Args:
-            dealt: the weights.
+            partition: the weights.
             updated: for each weight True if it has changed; None if all have.
         """
-        names = [str(variable.name) for variable in dealt.variables]
+        names = [str(variable.name) for variable in partition.variables]
         changed = [True] * len(names) if updated is None else list(updated)
         with carrying(f"new values of {listed(names)}"):
             if self.process_group is None:
-                self._copy_here(dealt, changed)
+                self._copy_locally(partition, changed)
             else:
-                self._gather_across(dealt, changed)
+                self._gather_across(partition, changed)
 
     def _constrain(self, variables: Sequence[Any]) -> None:
         """Applies the constraints of whole weights, as optimizers do after each step."""
         for variable in variables:
             if _is_sharded(variable):
-                [whole] = self.weights.now([variable.value], 0)
+                [whole] = self.weights.gather([variable.value], 0)
                 variable.value.assign(variable.constraint(whole), read_value=False)
         for r in range(self._layout.num_local):
             for variable in variables:
@@ -385,35 +385,35 @@ class ShardedUpdates:
                 with tf.device(local_values(variable.value)[r].device), UpdateContext(r):
                     variable.assign(variable.constraint(variable))
 
-    def _copy_here(self, dealt: DealtWeights, changed: Sequence[bool]) -> None:
-        pairs = zip(dealt.slices, dealt.positions, strict=True)
+    def _copy_locally(self, partition: Partition, changed: Sequence[bool]) -> None:
+        pairs = zip(partition.slices, partition.positions, strict=True)
         for position, own in itertools.groupby(pairs, key=lambda pair: pair[1]):
             if not changed[position]:
                 continue
-            slices, variable = [each for each, _ in own], dealt.variables[position].value
-            if slices[0].is_stored:
+            slices, variable = [each for each, _ in own], partition.variables[position].value
+            if slices[0].is_shard:
                 continue
             for group in self.local_groups:
                 with UpdateContext(group):
                     values = [tf.reshape(each.read(), [-1]) for each in slices]
-                    only = slices[0].replica if slices[0].is_whole and not slices[0].is_master else None
+                    only = slices[0].replica if slices[0].is_whole and not slices[0].is_whole_on_owner else None
                 for replica in self._groups.replicas(group):
                     if replica != only:
                         _set(variable, replica, values)
 
-    def _gather_across(self, dealt: DealtWeights, changed: Sequence[bool]) -> None:
+    def _gather_across(self, partition: Partition, changed: Sequence[bool]) -> None:
         num_local = self._layout.num_local
-        for number, bucket in dealt.buckets:
+        for number, bucket in partition.buckets:
             group, _ = self._joined(number)
-            if not any(changed[each.variable] and not dealt.slice_of(each).is_stored for each in bucket.slices):
+            if not any(changed[each.variable] and not partition.slice_of(each).is_shard for each in bucket.slices):
                 continue
             own = range(group.rank * num_local, (group.rank + 1) * num_local)
             with tf.device(self._layout.groups[number].devices[0]):
-                new = {s: dealt.slice_of(s).read() for s in bucket.slices if s.owner in own}
-                gathered = group.gather(laid_out(bucket, own, new, dealt.dtype_of(bucket)), equal_sizes=True)
+                new = {s: partition.slice_of(s).read() for s in bucket.slices if s.owner in own}
+                gathered = group.gather(laid_out(bucket, own, new, partition.dtype_of(bucket)), equal_sizes=True)
             for i, flat in taken_apart(bucket, gathered):
                 for replica in range(num_local):
-                    _set(dealt.variables[i].value, replica, flat)
+                    _set(partition.variables[i].value, replica, flat)
 
     def _joined(self, part: int) -> tuple[ProcessGroup, ProcessGroup | None]:
         """Returns the process group over which a part is sharded, and that of the processes with the same slices."""

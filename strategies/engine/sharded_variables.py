@@ -21,16 +21,16 @@ from strategies.engine.exported_weights import export_whole
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.deferred import is_remote
 from strategies.replica.driving import current_driver
+from strategies.replica.placeholders import SHARDED
 from strategies.replica.splitting import sharded_weight
-from strategies.replica.stand_ins import SHARDED
 from strategies.replica.stored_array import StoredArray
-from strategies.replica.weight_slices import SlicedWeight
+from strategies.replica.weight_slices import WholeOfSlices
 
 
 class Gathers(Protocol):
     """Gathers whole weights from their shards."""
 
-    def of(self, variable: Any) -> tf.Tensor:
+    def read(self, variable: Any) -> tf.Tensor:
         """Returns the whole weight at the place of the read: on a replica, or outside replicas."""
 
     def in_step(self) -> bool:
@@ -43,7 +43,7 @@ class Gathers(Protocol):
         """Sets a weight in a replica; all replicas call it and synchronize."""
 
 
-class StoredWeight(SlicedWeight):
+class WholeOfShards(WholeOfSlices):
     """The shards of a weight, in arrays and files."""
 
     def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int], dtype: tf.DType) -> None:
@@ -125,7 +125,7 @@ class ShardedVariable(ReplicaStateVariable):
             shards: the variables, in the order of the elements.
         """
         sizes = [end - begin for begin, end in self.bounds if begin < end]
-        whole = StoredWeight(str(self.name).partition(":")[0], tuple(self._whole_shape), sizes, self.dtype)
+        whole = WholeOfShards(str(self.name).partition(":")[0], tuple(self._whole_shape), sizes, self.dtype)
         for shard in shards:
             whole.add(shard)
         whole.distributed = weakref.ref(self)
@@ -149,7 +149,7 @@ class ShardedVariable(ReplicaStateVariable):
 
     def _whole(self) -> tf.Tensor:
         """Returns the whole weight; all reads go through this method."""
-        return self._gathers.of(self)
+        return self._gathers.read(self)
 
     def read_value(self) -> tf.Tensor:
         """Returns the whole weight."""
@@ -226,9 +226,9 @@ class ShardedVariable(ReplicaStateVariable):
         return self.assign(restored_tensors["VARIABLE_VALUE"])
 
 
-def shards_of(variable: ShardedVariable) -> StoredWeight:
+def shards_of(variable: ShardedVariable) -> WholeOfShards:
     """Returns the shards of a variable on all processes."""
-    found: StoredWeight = getattr(variable, SHARDED)
+    found: WholeOfShards = getattr(variable, SHARDED)
     return found
 
 

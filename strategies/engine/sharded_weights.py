@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies._tf_internals import CheckpointInitialValue
 from strategies.engine.central import is_optimizer_state
 from strategies.engine.layout import ReplicaLayout
-from strategies.engine.placed_variables import form_of, owner_here
+from strategies.engine.placed_variables import current_owner, form_of
 from strategies.engine.row_sharded_variables import RowShardedVariable
 from strategies.engine.sharded_variables import ShardedVariable, bounds, own_range, row_bounds
 from strategies.engine.step import Steps
@@ -19,7 +19,7 @@ from strategies.engine.variables import ReplicaStateVariable
 from strategies.engine.weight_gathers import WeightGathers
 from strategies.planning import UNIT_BYTES
 from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
-from strategies.replica.holders import first_holder, note_holder, note_place
+from strategies.replica.owners import first_owner, set_coordinates, set_owner
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import makes_sharded_rows
 from strategies.replica.weight_slices import range_shape
@@ -45,7 +45,7 @@ class ShardedWeights:
         #: Gathers the weights.
         self.gathers = WeightGathers(layout, steps, groups, self._processes, bucket_bytes)
 
-    def takes(self, kwargs: dict[str, Any]) -> bool:
+    def shards(self, kwargs: dict[str, Any]) -> bool:
         """True if the arguments of a variable's creation are those of a weight to shard: trainable and floating."""
         if is_optimizer_state():
             return False
@@ -71,7 +71,7 @@ class ShardedWeights:
         """
         name, dtype = kwargs.get("name") or "Variable", tf.as_dtype(kwargs["dtype"])
         make: type[ShardedVariable] = RowShardedVariable if makes_sharded_rows(self._groups) else ShardedVariable
-        if self._parts.spans_processes and (self._parts.home() is None or callable(kwargs["initial_value"])):
+        if self._parts.spans_processes and (self._parts.local_part() is None or callable(kwargs["initial_value"])):
             shape = form_of(kwargs)["shape"]
             ranges = self._ranges(shape)
             owners = [self._owner_of(0)]
@@ -92,14 +92,14 @@ class ShardedWeights:
         aggregation, shards = components[0].aggregation, []
         for owner, (begin, end) in enumerate(ranges):
             if begin < end:
-                held = [each for each, its in zip(components, owners, strict=True) if its == owner]
+                local = [each for each, its in zip(components, owners, strict=True) if its == owner]
                 form = {"shape": range_shape(tuple(shape), begin, end), "dtype": dtype, "name": name}
-                shards.append(self._shard(strategy, held, owner, form | {"aggregation": aggregation}))
+                shards.append(self._shard(strategy, local, owner, form | {"aggregation": aggregation}))
         # Created after its shards: TensorFlow maps a component to the variable that was created over it last.
         made = make(strategy, components, aggregation, shape, owners, ranges, self.gathers)
         made.keep(shards)
         if self._parts.spans_processes:
-            note_place(made, self._parts)
+            set_coordinates(made, self._parts)
         if not is_remote(made):
             self.gathers.enroll(made)
         return made
@@ -108,9 +108,9 @@ class ShardedWeights:
         """Returns a shard that is initialized when it is needed, or a placeholder if this process does not hold it."""
         own_shape = range_shape(tuple(shape), begin, end)
         form = form_of(kwargs) | {"shape": tf.TensorShape(own_shape)}
-        if self._parts.home() is None:
+        if self._parts.local_part() is None:
             with tf.device("CPU:0"):
-                return RemoteVariable(owner_here(self._parts), **form)
+                return RemoteVariable(current_owner(self._parts), **form)
         whole = functools.partial(_drawn, kwargs["initial_value"], form["dtype"])
         with tf.device(self._devices[0]):
             return DeferredVariable(RangeDraw(whole, lambda value: own_range(value, begin, end, own_shape)), **form)
@@ -123,23 +123,23 @@ class ShardedWeights:
     @property
     def _devices(self) -> tuple[str, ...]:
         """The devices, one per local replica, on which a new weight is created."""
-        home = self._parts.home()
-        return self._layout.devices if home is None else self._parts.column(home)
+        part = self._parts.local_part()
+        return self._layout.devices if part is None else self._parts.part_devices(part)
 
     def _owner_of(self, replica: int) -> int:
         return (self._layout.first_replica + replica) % self._groups.size
 
-    def _shard(self, strategy: Any, held: list[Any], owner: int, form: dict[str, Any]) -> ReplicaStateVariable:
+    def _shard(self, strategy: Any, local: list[Any], owner: int, form: dict[str, Any]) -> ReplicaStateVariable:
         """Returns a variable for one shard: over its local components, or a placeholder if another process has it."""
         process, _ = self._groups.owner(owner)
         # The processes of one replica have consecutive ranks.
-        process = process * len(self._parts.owners) + first_holder(self._parts, self._parts.here)
-        if not held or self._parts.home() is None:
+        process = process * len(self._parts.owners) + first_owner(self._parts, self._parts.coordinates)
+        if not local or self._parts.local_part() is None:
             with tf.device("CPU:0"):
-                held = [RemoteVariable(process, trainable=True, **form)]
-        shard = ReplicaStateVariable(strategy, held, form["aggregation"])
+                local = [RemoteVariable(process, trainable=True, **form)]
+        shard = ReplicaStateVariable(strategy, local, form["aggregation"])
         if self._processes:
-            note_holder(shard, process)
+            set_owner(shard, process)
         return shard
 
 

@@ -10,7 +10,9 @@ from typing import Any
 from strategies.replica.weight_slices import WeightSlice
 
 #: The slice for which a slot is being created.
-_slot_of: contextvars.ContextVar[WeightSlice | None] = contextvars.ContextVar("keras_strategies_slot_of", default=None)
+_current: contextvars.ContextVar[WeightSlice | None] = contextvars.ContextVar(
+    "keras_strategies_slot_owner", default=None
+)
 
 
 class Announced(list[Any]):
@@ -21,20 +23,20 @@ class Announced(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for each in super().__iter__():
-            with making_slot_of(each):
+            with creating_slot(each):
                 yield each
 
 
 @contextmanager
-def making_slot_of(each: WeightSlice) -> Iterator[None]:
+def creating_slot(each: WeightSlice) -> Iterator[None]:
     """Context manager: a new variable is a slot of the slice, on the device of its owner only."""
-    token = _slot_of.set(each)
+    token = _current.set(each)
     try:
         yield
     finally:
-        _slot_of.reset(token)
+        _current.reset(token)
 
 
-def slice_in_need_of_slot() -> WeightSlice | None:
+def current_slice() -> WeightSlice | None:
     """Returns the slice for which a slot is being created, or None."""
-    return _slot_of.get()
+    return _current.get()

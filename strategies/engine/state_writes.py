@@ -33,7 +33,7 @@ _BETWEEN = ("strategies", "tensorflow", "functools", "contextlib", "threading", 
 _KERAS_BETWEEN = ("backend", "ops", "utils", "variables", "layers.layer", "metrics.metric")
 _TOTAL = "_keras_strategies_total"
 
-_MEND = (
+_FIX = (
     "Write a sum, a mean or a count over rows, or what is computed from these, without the rows themselves; or compute "
     "it from the rows of all replicas, which strategies.gather_rows(x) returns, and their number, "
     "strategies.global_rows(x)."
@@ -81,14 +81,14 @@ def _is_keras_own() -> bool:
     return False
 
 
-def can_meet(share: Share) -> bool:
+def can_synchronize(share: Share) -> bool:
     """True where replicas can run a collective: not in branches, loops, nested functions or micro-batches."""
     if shares.is_in_microbatches():
         return False
     return share.is_in_step_graph
 
 
-def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
+def global_write(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
     """Returns the write of a replica that gives the variable the value of the global batch.
 
     Args:
@@ -100,7 +100,7 @@ def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_
     """
     dependence = shares.current_dependence()
     if shares.is_in_microbatches():
-        return _of_microbatch(share, name, value, dtype, is_increment=is_increment)
+        return _microbatch_write(share, name, value, dtype, is_increment=is_increment)
     kind = dependence.kind(value)
     if kind is Kind.SAME:
         _warn_of_static_count(share, name, value, is_increment=is_increment)
@@ -108,7 +108,7 @@ def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_
     if kind is Kind.MEAN and dtype.is_floating:
         return Write(value, differs=True)
     try:
-        if can_meet(share):
+        if can_synchronize(share):
             terms = Terms(dependence, value)
             return Write(mark(terms.recomputed(totals(share, terms.found)), Kind.SAME), differs=False)
         if dtype.is_floating:
@@ -119,7 +119,7 @@ def of_global_batch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_
     row_warnings.warn(
         f"{name!r} is set to a value that a replica computes from its own rows, neither a mean nor a sum, so that "
         "under a strategy it is not that of one device",
-        _MEND,
+        _FIX,
     )
     return Write(value, differs=dtype.is_floating)
 
@@ -138,7 +138,7 @@ def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
     """
     if shares.is_in_microbatches() or (not by_program and _is_keras_own()) or _is_other_branch(graph):
         return False
-    if can_meet(share):
+    if can_synchronize(share):
         return True
     row_warnings.warn(
         f"{name!r} is read in a branch, a loop or a tf.function after a step has written it, so that a replica sees "
@@ -150,10 +150,10 @@ def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
 
 def _is_other_branch(graph: Any) -> bool:
     """True if `graph` is the other branch of the tf.cond of which a branch is being traced."""
-    here = tf.compat.v1.get_default_graph()
-    if graph is None or graph is here or not getattr(here, "is_control_flow_graph", False):
+    current = tf.compat.v1.get_default_graph()
+    if graph is None or graph is current or not getattr(current, "is_control_flow_graph", False):
         return False
-    names = [str(getattr(each, "name", "")) for each in (graph, here)]
+    names = [str(getattr(each, "name", "")) for each in (graph, current)]
     (one, _, _), (other, _, _) = (name.replace("_false_", "_true_").partition("_true_") for name in names)
     return one == other
 
@@ -194,11 +194,11 @@ def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
         )
 
 
-def of_first_replica(share: Share, value: Any, dtype: tf.DType) -> Write | None:
+def first_replica_write(share: Share, value: Any, dtype: tf.DType) -> Write | None:
     """Returns the first replica's write, on all replicas; None where replicas cannot synchronize."""
     if shares.current_dependence().kind(value) is Kind.SAME:
         return Write(value, differs=False)
-    if not can_meet(share):
+    if not can_synchronize(share):
         return None
     own = tf.cast(value, dtype)
     addend = own if share.replica_id == 0 else tf.zeros_like(own)
@@ -253,7 +253,7 @@ def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: 
             )
 
 
-def _of_microbatch(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
+def _microbatch_write(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:
     """Returns the write for one micro-batch: sums over rows add up to the batch's; any other value is warned of."""
     dependence = shares.current_dependence()
     try:

@@ -36,7 +36,7 @@ from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
 from strategies.collectives import step_dependency
 from strategies.engine.context import StepContext, trainer_call
-from strategies.engine.explained import meetings_explained
+from strategies.engine.explained import merge_errors_explained
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.outputs import combined
 from strategies.engine.replica_state import ReplicaWrites, agree
@@ -94,7 +94,7 @@ class Steps:
 
     def take_written(self) -> list[Any]:
         """Returns the variables that each replica wrote alone in the running step; the caller synchronizes them."""
-        written = self._writes.of(self.context)
+        written = self._writes.list_written(self.context)
         self.context.agreed.update(variable.ref() for variable in written)
         self.context.pending.clear()
         return written
@@ -144,7 +144,7 @@ class Steps:
                 with tf.device("CPU:0"):  # batches are on the CPU; without a device, all would pass through GPU 0
                     args, kwargs = add_dummy_rows((args, kwargs), layout.num_local)
             outputs = self._run_replicas(fn, args, kwargs)
-            agree(self._writes.of(self.context), local_shares, layout.process_group)
+            agree(self._writes.list_written(self.context), local_shares, layout.process_group)
             return combined(outputs, local_shares, layout)
         finally:
             self.context = outer
@@ -191,7 +191,7 @@ class Steps:
         if self._layout.num_local > 1:
             own = [ReplicaAttributes() for _ in local_shares]
             states = PerReplica(local_shares), PerReplica(tuple(own))
-            with meetings_explained():
+            with merge_errors_explained():
                 outputs = call_for_each_replica(strategy, replica_of_several, (*states, args, kwargs))
             own[0].put_back()
             return outputs

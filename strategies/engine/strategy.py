@@ -58,7 +58,7 @@ def sharding_of(
     if shard is None and num_experts == 1:
         if shard_size is not None:
             raise ValueError(
-                "shard_size is the number of replicas among which something is sharded. Say of what by shard, as in "
+                "shard_size is the number of replicas among which something is sharded. Set shard, as in "
                 f"shard='optimizer', or leave it out. Received: shard_size={shard_size!r}, shard=None."
             )
         return None
@@ -113,7 +113,7 @@ class MeshStrategy(tf.distribute.Strategy):
         """True on rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def _say_what_crosses(self, nodes: Sequence[int]) -> None:
+    def _log_crossings(self, nodes: Sequence[int]) -> None:
         """Logs on rank 0 which axes of the mesh cross processes and hosts; `nodes` has the host of each process."""
         if self.is_chief and nodes:
             _logger.info(crossings.description(self._mesh, nodes))

@@ -15,7 +15,7 @@ from strategies.collectives.descriptions import carrying, listed
 from strategies.engine.copies import with_same_bits
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import ReplicaLayout
-from strategies.engine.reductions import Rider
+from strategies.engine.reductions import FusedReduction
 from strategies.engine.replica_state import state_vectors
 from strategies.engine.step import Steps
 from strategies.replica.parts import ReplicaParts
@@ -43,14 +43,14 @@ class Updates:
         update: Callable[[list[Any]], Any],
         targets: Sequence[Any] | None,
         accumulation: Accumulation | None,
-        riders: Sequence[Rider],
+        fused: Sequence[FusedReduction],
     ) -> tuple[Any, list[tf.Tensor]]:
         """Synchronizes gradients and calls ``update`` once per local replica.
 
         Returns:
-            The result of ``update`` for the first replica, and the sums of `riders`.
+            The result of ``update`` for the first replica, and the sums of `fused`.
         """
-        local, totals = self.synchronized(gradients, targets, accumulation, riders)
+        local, totals = self.synchronized(gradients, targets, accumulation, fused)
         results = []
         for r, device in enumerate(self._layout.devices):
             with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
@@ -62,37 +62,37 @@ class Updates:
         gradients: Sequence[Any],
         targets: Sequence[Any] | None,
         accumulation: Accumulation | None = None,
-        riders: Sequence[Rider] = (),
+        fused: Sequence[FusedReduction] = (),
     ) -> tuple[list[Any], list[tf.Tensor]]:
-        """Returns the sums of gradients over all replicas, and of `riders`; see :meth:`GradientSync.synchronized`."""
+        """Returns the sums of gradients over all replicas, and of `fused`; see :meth:`GradientSync.synchronized`."""
         names = [str(each.name).split(":")[0] for each in targets or () if isinstance(each, DistributedVariable)]
         with carrying(f"gradients of {listed(names)}" if names else "gradients"):
             shares = self._steps.context.shares
-            sums, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, riders)
+            sums, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, fused)
         if targets is not None:
             sums = with_same_bits(self._parts, self._layout.num_replicas, sums, targets)
         return sums, totals
 
-    def defer(self, update: Callable[[Sequence[Rider]], tuple[Any, list[tf.Tensor]]]) -> None:
-        """Defers an update, which takes riders, until :meth:`finish`; runs an update that was deferred before."""
+    def defer(self, update: Callable[[Sequence[FusedReduction]], tuple[Any, list[tf.Tensor]]]) -> None:
+        """Defers an update, which takes fused reductions, until :meth:`finish`; runs the one deferred before."""
         self.finish()
         self._steps.context.deferred.append(update)
 
-    def finish(self, riders: Sequence[Rider] = ()) -> list[tf.Tensor] | None:
+    def finish(self, fused: Sequence[FusedReduction] = ()) -> list[tf.Tensor] | None:
         """Runs the deferred update; its message also synchronizes the state that each replica wrote alone in the step.
 
         Args:
-            riders: more small reductions to fuse with the update.
+            fused: more small reductions to fuse with the update.
 
         Returns:
-            The sums of the riders, on the first local device of their groups; None if no update was deferred.
+            The sums of `fused`, on the first local device of their groups; None if no update was deferred.
         """
         context = self._steps.context
         if not context.deferred:
             return None
         vectors = state_vectors(self._steps.take_written())
-        state = [Rider([vector.term_of_mean(context.shares)]) for vector in vectors]
-        _, totals = context.deferred.pop()([*riders, *state])
-        for vector, mean in zip(vectors, totals[len(riders) :], strict=True):
+        state = [FusedReduction([vector.term_of_mean(context.shares)]) for vector in vectors]
+        _, totals = context.deferred.pop()([*fused, *state])
+        for vector, mean in zip(vectors, totals[len(fused) :], strict=True):
             vector.assign(mean)
-        return totals[: len(riders)]
+        return totals[: len(fused)]

@@ -81,7 +81,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
 
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
         """Assigns ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
-        write = self._of_global_batch(value, is_increment=False)
+        write = self._global_write(value, is_increment=False)
         if write is None or not self.has_own_components:
             return super().assign(value if write is None else write.value, use_locking, name, read_value)
         return self._component_of(write).assign(write.value, use_locking, name, read_value)
@@ -90,7 +90,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Adds ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
-        write = self._of_global_batch(value, is_increment=True)
+        write = self._global_write(value, is_increment=True)
         if write is None or not self.has_own_components:
             return super().assign_add(value if write is None else write.value, use_locking, name, read_value)
         return self._component_of(write).assign_add(write.value, use_locking, name, read_value)
@@ -99,7 +99,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Subtracts ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
-        write = self._of_global_batch(value, is_increment=True)
+        write = self._global_write(value, is_increment=True)
         if write is None or not self.has_own_components:
             return super().assign_sub(value if write is None else write.value, use_locking, name, read_value)
         return self._component_of(write).assign_sub(write.value, use_locking, name, read_value)
@@ -144,15 +144,15 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         indices = tf.reshape(sparse_delta.indices, [-1, 1])
         return tf.scatter_nd(indices, sparse_delta.values, tf.constant(self.shape.as_list(), indices.dtype))
 
-    def _of_global_batch(self, value: Any, *, is_increment: bool) -> state_writes.Write | None:
+    def _global_write(self, value: Any, *, is_increment: bool) -> state_writes.Write | None:
         """Returns the running replica's write for ``value``; None where TensorFlow's contract holds."""
         share = state_writes.step_of_program()
         # A variable whose shape changes is refused where the write is recorded.
         if share is None or get_update_replica_id() is not None or not self.shape.is_fully_defined():
             return None
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
-            return state_writes.of_first_replica(share, value, self.dtype)
-        return state_writes.of_global_batch(share, self._plain_name, value, self.dtype, is_increment=is_increment)
+            return state_writes.first_replica_write(share, value, self.dtype)
+        return state_writes.global_write(share, self._plain_name, value, self.dtype, is_increment=is_increment)
 
     def _component_of(self, write: state_writes.Write) -> Any:
         if write.differs:
@@ -291,14 +291,14 @@ class PartialSumVariable(MetricVariable):
     def check_known(self) -> None:
         """Raises a ``ValueError`` if this process cannot compute the sum alone."""
         if self.is_shared and bool(self.is_spread):
-            raise ValueError(self._mend())
+            raise ValueError(self._fix())
 
     @property
     def is_shared(self) -> bool:
         """True if other processes also hold partial sums."""
         return self.distribute_strategy.extended.layout.process_group is not None
 
-    def _mend(self) -> str:
+    def _fix(self) -> str:
         return (
             f"{self.name!r} holds a part of the gradients that the processes have gathered since the last update, so "
             "one process cannot read or save their sum. Save after `fit`, at the end of an epoch, or at a step that "
@@ -312,7 +312,7 @@ class PartialSumVariable(MetricVariable):
         if tf.executing_eagerly():
             self.check_known()
             return self._sum_of_like_parts()
-        with tf.control_dependencies([tf.debugging.assert_equal(self.is_spread, False, self._mend())]):
+        with tf.control_dependencies([tf.debugging.assert_equal(self.is_spread, False, self._fix())]):
             return self._sum_of_like_parts()
 
     def _sum_of_like_parts(self) -> tf.Tensor:

@@ -204,13 +204,13 @@ class Waits:
         for tensor in tensors:
             by_device.setdefault(tensor.device, []).append(tensor)
         waited: list[Any] = []
-        for device, there in by_device.items():
+        for device, on_device in by_device.items():
             # A tensor without a device is on the first GPU, if there is one.
             if not (is_gpu(device) if device else tf.config.list_logical_devices("GPU")):
-                waited += there
+                waited += on_device
                 continue
-            with tf.device(device), tf.control_dependencies(there):
-                last = tf.reduce_sum(tf.cast(tf.reshape(there[-1], [-1])[:1], tf.float32))
+            with tf.device(device), tf.control_dependencies(on_device):
+                last = tf.reduce_sum(tf.cast(tf.reshape(on_device[-1], [-1])[:1], tf.float32))
             with tf.device("CPU:0"):
                 # The value is used: a mere control edge would copy nothing.
                 waited.append(self._arrivals.assign(last))
@@ -226,8 +226,8 @@ def _joined(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
     for op in ops:
         by_device.setdefault(op.device, []).append(op)
     joined = []
-    for device, there in by_device.items():
-        with tf.device(device), tf.control_dependencies(there):
+    for device, on_device in by_device.items():
+        with tf.device(device), tf.control_dependencies(on_device):
             joined.append(tf.no_op())
     return joined
 

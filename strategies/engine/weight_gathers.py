@@ -27,17 +27,17 @@ from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
-from strategies.engine.dealt_weights import laid_out, taken_apart
 from strategies.engine.exported_weights import whole_in_file
 from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.partition import laid_out, taken_apart
 from strategies.engine.row_sharded_variables import RowShardedVariable
 from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
-from strategies.replica.holders import place_of
+from strategies.replica.owners import coordinates_of
+from strategies.replica.placeholders import current_placeholders
 from strategies.replica.refused_gradients import unrecorded
-from strategies.replica.stand_ins import current_stand_ins
 from strategies.topology.sharding import ShardingGroups
 
 
@@ -112,8 +112,8 @@ class WeightGathers:
         devices = tuple(component.device for component in variable.values)
         # The weights of a model before it was cut must share no unit with those of its stages: a gather would
         # initialize them.
-        place = frozenset(place_of(variable).items())
-        key = (variable.dtype.name, devices, place)
+        coordinates = frozenset(coordinates_of(variable).items())
+        key = (variable.dtype.name, devices, coordinates)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
         if isinstance(variable, RowShardedVariable):
             # Steps never gather it.
@@ -129,7 +129,7 @@ class WeightGathers:
         """True in a replica of a running step."""
         return bool(self._steps.context.shares) and tf.distribute.get_replica_context() is not None
 
-    def of(self, variable: ShardedVariable) -> tf.Tensor:
+    def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Returns the whole weight at the place of the read: on a replica, or outside replicas."""
         tensor = self.handle_of(variable)
         value = self._steps.context.weights.assigned.get((id(variable), get_current_replica_id_as_int()))
@@ -151,19 +151,19 @@ class WeightGathers:
                 "(shard='weights' with shard_size). Leave shard_size out, or use shard='optimizer'. "
                 f"Received: {variable.name!r}."
             )
-        if current_stand_ins() is not None:
+        if current_placeholders() is not None:
             raise ValueError(
                 "A layer sets a trainable weight of its own in a step, in a stage whose weights are gathered for each "
                 f"pass. Leave reshard_after_pass of PipelineModel out. Received: {variable.name!r}."
             )
         replica, weights = get_current_replica_id_as_int(), self._steps.context.weights
 
-        def meet(_: Any, values: Any) -> None:
+        def assign_shards(_: Any, values: Any) -> None:
             for component, owner, own in zip(variable.values, variable.owners, local_values(values), strict=True):
                 with tf.device(component.device):
                     component.assign(own_range(own, *variable.bounds[owner], component.shape), read_value=False)
 
-        tf.distribute.get_replica_context().merge_call(meet, args=(value,))
+        tf.distribute.get_replica_context().merge_call(assign_shards, args=(value,))
         weights.assigned[id(variable), replica] = value
 
     def handle_of(self, variable: ShardedVariable) -> tf.Tensor:
@@ -178,50 +178,54 @@ class WeightGathers:
                 f"as well (tf.config.run_functions_eagerly). Received: {variable.name!r}."
             )
         if replica is None or not self.in_step() or not is_inside or in_shapes_only():
-            return self.now([variable], replica or 0)[0]
+            return self.gather([variable], replica or 0)[0]
         key = (id(variable), replica)
-        stand_ins = None if variable.unit.is_small or context.graph is None else current_stand_ins()
-        if stand_ins is not None:
+        placeholders = None if variable.unit.is_small or context.graph is None else current_placeholders()
+        if placeholders is not None:
             with unrecorded(), _in_graph(context.graph):
-                tensor = stand_ins.of(variable, variable.unit, functools.partial(self._gather_anew, replica, context))
+                tensor = placeholders.get(
+                    variable, variable.unit, functools.partial(self._gather_for_pass, replica, context)
+                )
                 mark(tensor, Kind.SAME)
         else:
             if key not in context.weights.tensors:
                 with unrecorded(), _in_graph(context.graph):
-                    self._gather(variable.unit, replica, context)
+                    self._gather_unit(variable.unit, replica, context)
             tensor = context.weights.tensors[key]
         pywrap_tfe.TFE_Py_TapeVariableAccessed(_Watched(tensor, trainable=variable.trainable))
         return tensor
 
-    def _gather(self, unit: Unit, replica: int, context: StepContext) -> None:
+    def _gather_unit(self, unit: Unit, replica: int, context: StepContext) -> None:
         """All-gathers a unit for a replica after the ops that use the unit two positions earlier."""
         before = context.weights.units.setdefault(replica, [])
         large = [values for each, values in before if each.devices == unit.devices and not each.is_small]
-        is_behind = context.graph is not None and len(large) > 1 and not unit.is_small
-        behind = consumers(large[-2]) if is_behind else []
+        is_delayed = context.graph is not None and len(large) > 1 and not unit.is_small
+        after = consumers(large[-2]) if is_delayed else []
         members = unit.members
-        values = self._of_process(members, unit, replica, context)
+        values = self._copy_from_replica(members, unit, replica, context)
         if values is None:
-            with tf.control_dependencies(behind):
-                values = self.now(members, replica)
+            with tf.control_dependencies(after):
+                values = self.gather(members, replica)
         before.append((unit, values))
         for variable, value in zip(members, values, strict=True):
             context.weights.tensors[id(variable), replica] = value
 
-    def _gather_anew(self, replica: int, context: StepContext, variables: Sequence[ShardedVariable]) -> list[Any]:
+    def _gather_for_pass(self, replica: int, context: StepContext, variables: Sequence[ShardedVariable]) -> list[Any]:
         """Gathers weights of a unit for one pass of a stage."""
-        before = context.weights.anew.setdefault(replica, [])
+        before = context.weights.for_passes.setdefault(replica, [])
         # All replicas run the same program: of several in this process, the first gathers and the others copy from it.
-        others = [context.weights.anew.get(other, []) for other in range(self._layout.num_local)]
+        others = [context.weights.for_passes.get(other, []) for other in range(self._layout.num_local)]
         known = [own[len(before)] for own in others if len(own) > len(before)] if self._processes else []
         if known and all(one is other for one, other in zip(known[0][0], variables, strict=True)):
             values = self._copied(known[0][1], variables[0].unit.devices[replica])
         else:
-            values = self.now(variables, replica)
+            values = self.gather(variables, replica)
         before.append((list(variables), values))
         return values
 
-    def _of_process(self, members: Sequence[Any], unit: Unit, replica: int, context: StepContext) -> list[Any] | None:
+    def _copy_from_replica(
+        self, members: Sequence[Any], unit: Unit, replica: int, context: StepContext
+    ) -> list[Any] | None:
         """Copies a unit that another local replica has gathered from other processes; returns None if none has."""
         for other in range(self._layout.num_local) if self._processes else ():
             if any(known is unit for known, _ in context.weights.units.get(other, ())):
@@ -241,7 +245,7 @@ class WeightGathers:
             names = frozenset(op.name for op in context.graph.get_operations())
             context.weights.forward[replica] = names if is_last else None
 
-    def gather_again(self, reduce: Callable[[Unit], Sequence[tf.Operation]] | None = None) -> None:
+    def regather(self, reduce: Callable[[Unit], Sequence[tf.Operation]] | None = None) -> None:
         """Re-gathers weights for the backward pass. Call it once the gradient ops exist.
 
         The forward pass can then free a unit after its last use, instead of keeping it until the backward pass.
@@ -260,26 +264,26 @@ class WeightGathers:
                 continue
             if made:
                 # Another local replica has gathered the weights; this one copies from it.
-                gathers = BackwardGathers(forward, functools.partial(self._copied_of, made, replica), None, made)
+                gathers = BackwardGathers(forward, functools.partial(self._copy_gathered, made, replica), None, made)
             else:
-                gathers = BackwardGathers(forward, functools.partial(self._unit_now, replica), reduce)
+                gathers = BackwardGathers(forward, functools.partial(self._gather_members, replica), reduce)
             # Each part of a replica has two units in memory at a time.
             for devices in dict.fromkeys(unit.devices for unit, _ in gathered):
                 gathers.run([each for each in gathered if each[0].devices == devices and not each[0].is_small])
             if self._processes and not made:
                 made = gathers.made
 
-    def _unit_now(self, replica: int, unit: Unit) -> list[Any]:
-        return self.now(unit.members, replica)
+    def _gather_members(self, replica: int, unit: Unit) -> list[Any]:
+        return self.gather(unit.members, replica)
 
-    def _copied_of(self, made: Mapping[int, Sequence[Any]], replica: int, unit: Unit) -> list[Any]:
+    def _copy_gathered(self, made: Mapping[int, Sequence[Any]], replica: int, unit: Unit) -> list[Any]:
         return self._copied(made[id(unit)], unit.devices[replica])
 
     def _copied(self, values: Sequence[Any], device: str) -> list[Any]:
         with tf.device(device):
             return [None if value is None else tf.identity(value) for value in values]
 
-    def now(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[Any]:
+    def gather(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[Any]:
         """Returns whole weights of one unit on the device of a local replica. All processes with their shards call it.
 
         The result for a deleted weight may be None.
@@ -290,9 +294,9 @@ class WeightGathers:
             if not self._processes and not tf.executing_eagerly() and not self._steps.context.shares:
                 return [None if isinstance(v, _Gone) else whole_in_file(v) for v in variables]
             if not self._processes:
-                return [None if isinstance(v, _Gone) else self._whole_here(v, replica) for v in variables]
+                return [None if isinstance(v, _Gone) else self._whole_local(v, replica) for v in variables]
             if in_shapes_only():
-                return [_of_shape(variable) for variable in variables]
+                return [_placeholder_like(variable) for variable in variables]
             if current_driver() is not None:
                 return [tf.constant(shards_of(v).numpy()) for v in variables if not isinstance(v, _Gone)]
             return self._whole_across(variables, replica)
@@ -300,12 +304,12 @@ class WeightGathers:
     def _elsewhere(self, variable: Any) -> tf.Tensor:
         """Returns another process' weight: a placeholder in graphs, its value where this process drives the others."""
         if not tf.executing_eagerly():
-            return _of_shape(variable)
+            return _placeholder_like(variable)
         # Without a driver, the read raises an error with the fix.
         return tf.constant(shards_of(variable).numpy()) if current_driver() else variable.values[0].read_value()
 
-    def _whole_here(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
-        group = next(g for g in self._groups_here if replica in g)
+    def _whole_local(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
+        group = next(g for g in self._local_groups if replica in g)
         parts = []
         for other in group:
             component = variable.values[other]
@@ -315,7 +319,7 @@ class WeightGathers:
             return tf.reshape(tf.concat(parts, 0), variable.shape)
 
     @property
-    def _groups_here(self) -> list[range]:
+    def _local_groups(self) -> list[range]:
         return [self._groups.replicas(group) for group in range(self._groups.num_local_groups)]
 
     def _whole_across(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[tf.Tensor]:
@@ -327,18 +331,18 @@ class WeightGathers:
         num_local = self._layout.num_local
         own = range(inside.rank * num_local, (inside.rank + 1) * num_local)
         device = self._layout.groups[part].devices[replica]
-        held = {}
+        shards = {}
         for each in bucket.slices:
             if each.owner in own:
                 variable = variables[each.variable]
                 if isinstance(variable, _Gone):
-                    held[each] = tf.zeros([each.size], variable.dtype)
+                    shards[each] = tf.zeros([each.size], variable.dtype)
                     continue
                 component = variable.values[each.owner - own.start]
                 with tf.device(component.device):
-                    held[each] = component.read_value()
+                    shards[each] = component.read_value()
         with tf.device(device), carrying(f"weights {listed([v.name for v in variables])}"):
-            gathered = inside.gather(laid_out(bucket, own, held, variables[0].dtype), equal_sizes=True)
+            gathered = inside.gather(laid_out(bucket, own, shards, variables[0].dtype), equal_sizes=True)
             whole = {
                 i: tf.reshape(tf.concat(flat, 0) if len(flat) > 1 else flat[0], variables[i].shape)
                 for i, flat in taken_apart(bucket, gathered)
@@ -378,10 +382,10 @@ def _is_inside(graph: Any) -> bool:
     """True if ops created now may use tensors of `graph`; None means eager tensors."""
     if graph is None:
         return tf.executing_eagerly()
-    here: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while here is not None and here is not graph:
-        here = getattr(here, "outer_graph", None)
-    return here is graph
+    current: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while current is not None and current is not graph:
+        current = getattr(current, "outer_graph", None)
+    return current is graph
 
 
 @contextlib.contextmanager
@@ -395,7 +399,7 @@ def _in_graph(graph: Any) -> Iterator[None]:
         yield
 
 
-def _of_shape(variable: Any) -> tf.Tensor:
+def _placeholder_like(variable: Any) -> tf.Tensor:
     """Returns a placeholder for a weight; like the weight, it is marked as the same on all replicas."""
     placeholder: tf.Tensor = mark(tf.compat.v1.placeholder(variable.dtype, variable.shape), Kind.SAME)
     return placeholder

@@ -111,7 +111,7 @@ class AxisMappings:
     def _all_gather(self, own: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
         sizes = _sizes(bounds)
         if in_shapes_only():
-            return _of_size(own, dim, bounds[-1])
+            return _zeros_of_size(own, dim, bounds[-1])
         if _are_equal(sizes):
             return self._collectives.all_gather([own], self._axis, dim, equal_sizes=True, differentiable=False)[0]
         # Messages are padded to one size. Every process knows all sizes, so that no size is sent.
@@ -123,7 +123,7 @@ class AxisMappings:
     def _reduce_scatter(self, own: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
         sizes = _sizes(bounds)
         if in_shapes_only():
-            return _of_size(own, dim, sizes[self.position])
+            return _zeros_of_size(own, dim, sizes[self.position])
         if not _are_equal(sizes):
             parts = [_slice(own, dim, start, end) for start, end in itertools.pairwise(bounds)]
             own = tf.concat(
@@ -157,7 +157,7 @@ def _padded(value: tf.Tensor, dim: int, more: Any, size: Any) -> tf.Tensor:
     return _with_size(tf.pad(value, paddings), value, dim, size if isinstance(size, int) else None)
 
 
-def _of_size(value: tf.Tensor, dim: int, size: Any) -> tf.Tensor:
+def _zeros_of_size(value: tf.Tensor, dim: int, size: Any) -> tf.Tensor:
     """Returns zeros in the shape of `value`, but of another size along `dim`: only their shape is used."""
     shape = tf.concat([tf.shape(value)[:dim], [size], tf.shape(value)[dim + 1 :]], 0)
     return _with_size(tf.zeros(shape, value.dtype), value, dim, size if isinstance(size, int) else None)
@@ -182,19 +182,19 @@ def like_in_rows(value: tf.Tensor, mapped: tf.Tensor) -> tf.Tensor:
     return mapped
 
 
-def as_rows(values: Any, of: Any) -> Any:
+def as_rows(values: Any, sources: Any) -> Any:
     """Marks tensors as having rows if all tensors that they are cut, or joined, from have rows.
 
     Args:
         values: a nest of tensors.
-        of: a nest of the tensors that they are made from.
+        sources: a nest of the tensors that they are made from.
 
     Returns:
         `values`.
     """
     dependence = shares.known_dependence()
     if dependence is not None:
-        leaves = [leaf for leaf in tf.nest.flatten(of) if isinstance(leaf, tf.Tensor)]
+        leaves = [leaf for leaf in tf.nest.flatten(sources) if isinstance(leaf, tf.Tensor)]
         if leaves and all(dependence.kind(leaf) is Kind.ROWS for leaf in leaves):
             for value in tf.nest.flatten(values):
                 mark(value, Kind.ROWS)

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from strategies.replica.deferred import draw_by, draw_of, is_remote
 from strategies.replica.fetching import assembled, local_value, slices
-from strategies.replica.holders import holders_of, job_of, spans_processes
+from strategies.replica.owners import job_of, owners_of, spans_processes
 from strategies.replica.splitting import SplitWeight, value_of
-from strategies.replica.weight_slices import SlicedWeight
+from strategies.replica.weight_slices import WholeOfSlices
 
 
 def copy_value(source: Any, target: Any) -> None:
@@ -44,7 +44,7 @@ def copy_value(source: Any, target: Any) -> None:
 
 def _placed(weight: Any) -> Any:
     """Returns the sharded variable that a weight is made of (it knows its draw) if a replica spans processes."""
-    variable = weight.distributed() if isinstance(weight, SlicedWeight) and weight.distributed is not None else None
+    variable = weight.distributed() if isinstance(weight, WholeOfSlices) and weight.distributed is not None else None
     return variable if variable is not None and spans_processes(variable) else weight
 
 
@@ -61,8 +61,8 @@ def _is_local(source: Any, parts: Sequence[Any]) -> bool:
     """True if every process that owns one of the parts owns the source. The result is the same on all processes."""
     if isinstance(source, SplitWeight) or not spans_processes(source):
         return False
-    known = set(holders_of(source))
-    return not known or all(known.issuperset(holders_of(part) or [-1]) for part in parts)
+    known = set(owners_of(source))
+    return not known or all(known.issuperset(owners_of(part) or [-1]) for part in parts)
 
 
 def _from_others(source: Any, part: Any) -> Any:

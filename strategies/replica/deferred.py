@@ -42,7 +42,7 @@ class RemoteVariable(UninitializedVariable):
             if driver is not None:
                 return driver.read(self)
             raise ValueError(
-                f"{self.name!r} is held by rank {self.owner}, not by this process. Read all weights at once, on all "
+                f"{self.name!r} is owned by rank {self.owner}, not by this process. Read all weights at once, on all "
                 "ranks: model.get_weights(), or save the model."
             )
         # A graph may read its shape only. If that graph runs, TensorFlow raises its error for uninitialized variables.

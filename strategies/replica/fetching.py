@@ -19,7 +19,7 @@ from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.deferred import DeferredVariable, component_of, is_remote, peek
 from strategies.replica.driving import current_driver
 from strategies.replica.flat_ranges import ranges
-from strategies.replica.holders import holders_of, job_of, spans_processes
+from strategies.replica.owners import job_of, owners_of, spans_processes
 from strategies.replica.stored_array import StoredArray
 
 
@@ -30,7 +30,7 @@ def fetched(variable: Any) -> np.ndarray:
     """
     if not spans_processes(variable):
         return np.asarray(variable.numpy())
-    ranks = holders_of(variable)
+    ranks = owners_of(variable)
     if not ranks or current_driver() is not None:
         return np.asarray(local_value(variable))
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
@@ -57,7 +57,7 @@ def local_value(variable: Any) -> tf.Tensor:
     A deferred variable that all processes own stays deferred: its model may exist only to be copied.
     """
     component = component_of(variable)
-    drawn = holders_of(variable) or getattr(component, "draw", None) is None
+    drawn = owners_of(variable) or getattr(component, "draw", None) is None
     return tf.cast(tf.convert_to_tensor(variable) if drawn else peek(variable), variable.dtype)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from strategies.replica.deferred import SHAPES_ONLY
 
 
-def of_inputs_only(function: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> list[Any] | None:
+def compute_from_inputs(function: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> list[Any] | None:
     """Returns ``function(*inputs)`` if it depends only on the inputs; None if it depends on variables, too.
 
     Args:
@@ -27,7 +27,7 @@ def of_inputs_only(function: Callable[..., Sequence[Any]], inputs: Sequence[Any]
         made = list(function(*given))
     wanted = [value for value in made if value is not None]
     sources = {value.op: outer for value, outer in zip(given, inputs, strict=True) if value is not None}
-    if any(op.type == "Placeholder" and op not in sources for op in _behind(wanted)):
+    if any(op.type == "Placeholder" and op not in sources for op in _ancestors(wanted)):
         return None
     definition = tf.compat.v1.graph_util.extract_sub_graph(
         graph.as_graph_def(), sorted({value.op.name for value in wanted})
@@ -38,7 +38,7 @@ def of_inputs_only(function: Callable[..., Sequence[Any]], inputs: Sequence[Any]
     return [None if value is None else next(found) for value in made]
 
 
-def _behind(tensors: Iterable[Any]) -> list[Any]:
+def _ancestors(tensors: Iterable[Any]) -> list[Any]:
     """Returns the operations that some tensors depend on."""
     found: dict[Any, None] = {}
     waiting = [value.op for value in tensors]

@@ -33,7 +33,7 @@ from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import local_grid, owned_parts, replica_mesh
 
 #: Coordinates: positions by the name of the axis. A variable without one on an axis is the same at all positions.
-Place = Mapping[str, frozenset[int]]
+Coordinates = Mapping[str, frozenset[int]]
 
 
 class ReplicaParts:
@@ -59,7 +59,7 @@ class ReplicaParts:
         self._local = threading.local()
 
     @classmethod
-    def of_process(
+    def from_process(
         cls, mesh: DeviceMesh, devices: Sequence[str], rank: int = 0, groups: ProcessGroups | None = None
     ) -> ReplicaParts:
         """Returns the parts of the replicas that process `rank` takes part in; `devices` are all of its devices."""
@@ -70,9 +70,9 @@ class ReplicaParts:
     # ---- coordinates
 
     @property
-    def here(self) -> Place:
+    def coordinates(self) -> Coordinates:
         """The coordinates at which variables are created now: empty outside of :meth:`at`."""
-        return getattr(self._local, "place", {})
+        return getattr(self._local, "coordinates", {})
 
     @contextlib.contextmanager
     def at(self, **positions: int | Collection[int]) -> Iterator[None]:
@@ -85,22 +85,25 @@ class ReplicaParts:
         Args:
             **positions: one or several positions by axis; an axis that the mesh does not have has the position 0.
         """
-        before = self.here
+        before = self.coordinates
         own = {axis: frozenset([at] if isinstance(at, int) else at) for axis, at in positions.items()}
-        self._local.place = {**before, **own}
+        self._local.coordinates = {**before, **own}
         try:
             yield
         finally:
-            self._local.place = before
+            self._local.coordinates = before
 
-    def home(self, place: Place | None = None) -> int | None:
+    def local_part(self, coordinates: Coordinates | None = None) -> int | None:
         """Returns the first part that this process owns at these coordinates (by default the current ones), or None."""
-        return next((part for part in self.owned if self.is_at(part, self.here if place is None else place)), None)
+        return next(
+            (part for part in self.owned if self.is_at(part, self.coordinates if coordinates is None else coordinates)),
+            None,
+        )
 
     def along(self, axis: str) -> tuple[int, ...]:
         """Returns the first part at the current coordinates and all that differ from it along `axis` only."""
-        here = {name: at for name, at in self.here.items() if name != axis}
-        first = next(part for part in range(self.mesh.size) if self.is_at(part, here))
+        others = {name: at for name, at in self.coordinates.items() if name != axis}
+        first = next(part for part in range(self.mesh.size) if self.is_at(part, others))
         return self.mesh.group(first, axis)
 
     def owner(self, part: int) -> int:
@@ -127,9 +130,9 @@ class ReplicaParts:
         """True if the parts of a replica belong to several processes."""
         return self.groups.spans_processes
 
-    def is_at(self, part: int, place: Place) -> bool:
+    def is_at(self, part: int, coordinates: Coordinates) -> bool:
         """True if a part is at these coordinates."""
-        return all(self.mesh.position(part, axis) in positions for axis, positions in place.items())
+        return all(self.mesh.position(part, axis) in positions for axis, positions in coordinates.items())
 
     # ---- devices
 
@@ -141,7 +144,7 @@ class ReplicaParts:
             return tuple(names)
         return tuple(f"rank {rank} {name}" for rank, name in zip(self.mesh.ranks, names, strict=True))
 
-    def column(self, part: int) -> tuple[str, ...]:
+    def part_devices(self, part: int) -> tuple[str, ...]:
         """Returns the devices of one owned part, one for each local replica."""
         return tuple(row[self.owned.index(part)] for row in self._grid)
 
@@ -181,7 +184,7 @@ class ReplicaParts:
         """The ranks that own the parts of this process' replica."""
         return frozenset(map(self.owner, range(self.mesh.size)))
 
-    def of_last_stage(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def broadcast_last_stage(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the values of the last stage on all processes along "pipe"; all pass values of the same shapes."""
         group = self.groups.model.get("pipe")
         if group is None or not values:
@@ -248,8 +251,8 @@ class ReplicaParts:
                 Without sharded weights it has no effect.
             sums: gradients of variables are terms of sums, which are rounded as one device rounds the sum.
         """
-        again = Recompute(*recompute) if recompute else None
-        return Passes(lambda: self.on(part), function, variables, again, in_line, reshard, sums)
+        recomputation = Recompute(*recompute) if recompute else None
+        return Passes(lambda: self.on(part), function, variables, recomputation, in_line, reshard, sums)
 
     def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, of tensors, as one function in a graph, traced once for each set of shapes.
@@ -276,7 +279,7 @@ class ReplicaParts:
             A scalar 0 that is ready when the function has returned. Unless it is used, the function may not be called.
         """
 
-        def tell(*_: Any) -> Any:
+        def call(*_: Any) -> Any:
             function()
             return np.float32(0)
 
@@ -285,7 +288,7 @@ class ReplicaParts:
         firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
         with tf.device("CPU:0"), numpy_functions_held():
             # Not stateful, since TensorFlow makes stateful calls wait for each other.
-            done = tf.numpy_function(tell, firsts, tf.float32, stateful=False)
+            done = tf.numpy_function(call, firsts, tf.float32, stateful=False)
         done.set_shape([])
         return done
 
@@ -348,7 +351,7 @@ class ReplicaParts:
         Args:
             value: counts, or other sums over the replica's rows, in floating point.
         """
-        return mark_summed(tf.identity(self.sum_over_replicas(_of_own_rows(value))))
+        return mark_summed(tf.identity(self.sum_over_replicas(_own_rows_or_zeros(value))))
 
     def sum_over_rows_before(self, value: Any) -> tf.Tensor:
         """Returns the sum over the replicas whose rows come before this replica's rows in the global batch.
@@ -364,7 +367,7 @@ class ReplicaParts:
         number = context.num_replicas_in_sync
         # A sum to which each replica contributes one row: an all-gather of so few numbers is not faster.
         own = tf.reshape(tf.one_hot(index, number, dtype=value.dtype), [number, *[1] * len(value.shape)])
-        every = self.sum_over_replicas(own * _of_own_rows(value)[None])
+        every = self.sum_over_replicas(own * _own_rows_or_zeros(value)[None])
         return tf.reduce_sum(every[:index], axis=0)
 
     def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
@@ -405,7 +408,7 @@ class ReplicaParts:
             return region(*(tf.convert_to_tensor(value) for value in inputs))
 
 
-def _of_own_rows(value: Any) -> Any:
+def _own_rows_or_zeros(value: Any) -> Any:
     """Returns ``value``, or zeros if the replica has only dummy rows, which are copies of another replica's."""
     share = shares.current()
     return value if share is None else share.keep(value, tf.zeros_like(value))

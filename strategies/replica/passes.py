@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from strategies.batches import shares
 from strategies.replica.overwritten import is_overwritten, maximum, warn_if_summed
+from strategies.replica.placeholders import SHARDED, Placeholders
 from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
-from strategies.replica.stand_ins import SHARDED, StandIns
 from strategies.replica.traced_passes import TracedPasses, is_floating
 
 #: Takes a gradient, or None, for each output, tensors to wait for, and totals, to which the gradients of the variables
@@ -55,7 +55,7 @@ class Passes:
     """A computation that may be called several times; each call has its own backward pass.
 
     Args:
-        place: returns a context manager that puts ops on the computation's device.
+        scope: returns a context manager that puts ops on the computation's device.
         function: takes tensors, returns tensors.
         variables: the TensorFlow variables that `function` reads and whose gradients may be asked for.
         recompute: without it, the tensors that the backward pass needs are held.
@@ -68,7 +68,7 @@ class Passes:
 
     def __init__(
         self,
-        place: Callable[[], contextlib.AbstractContextManager[None]],
+        scope: Callable[[], contextlib.AbstractContextManager[None]],
         function: Callable[..., Sequence[Any]],
         variables: Sequence[Any],
         recompute: Recompute | None = None,
@@ -77,12 +77,12 @@ class Passes:
         sums: bool = False,
     ) -> None:
         self._sums = sums
-        self._place = place
+        self._scope = scope
         self._function = function
         self._variables = list(variables)
         self._recompute = recompute
-        self._stand_ins = StandIns() if reshard and any(SHARDED in vars(each) for each in variables) else None
-        self._in_line = in_line and self._stand_ins is None
+        self._placeholders = Placeholders() if reshard and any(SHARDED in vars(each) for each in variables) else None
+        self._in_line = in_line and self._placeholders is None
         self._traced: dict[Any, TracedPasses] = {}
 
     def __call__(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], Vjp]:
@@ -92,7 +92,7 @@ class Passes:
             inputs: tensors; floating-point ones can have gradients.
             after: tensors to wait for before the computation begins.
         """
-        with self._place():
+        with self._scope():
             with tf.control_dependencies(list(after)):
                 own = [tf.identity(value) for value in inputs]
             if self._in_line or tf.executing_eagerly():
@@ -107,7 +107,7 @@ class Passes:
             totals = [None] * len(self._variables) if totals is None else totals
             if all(dy is None for dy in given):
                 return [None] * len(own), list(totals)
-            with self._place():
+            with self._scope():
                 with tf.control_dependencies(list(after)):
                     above = [None if dy is None else tf.identity(dy) for dy in given]
                 return differentiate(above, totals, after)
@@ -172,13 +172,13 @@ class Passes:
             found = iter(tape.gradient([y for y, _ in pairs], sources, output_gradients=[dy for _, dy in pairs]))
         finally:
             _differentiates.reset(token)
-        of_inputs = [next(found) if is_floating(value) else None for value in inputs]
-        of_variables = list(found)
+        input_gradients = [next(found) if is_floating(value) else None for value in inputs]
+        variable_gradients = list(found)
         dependence = shares.current_dependence()
-        for place, variable in enumerate(self._variables) if self._sums else ():
-            warn_if_summed(of_variables[place], variable, dependence)
-            of_variables[place] = unrounded(of_variables[place], variable, dependence)
-        return [*of_inputs, *of_variables]
+        for index, variable in enumerate(self._variables) if self._sums else ():
+            warn_if_summed(variable_gradients[index], variable, dependence)
+            variable_gradients[index] = unrounded(variable_gradients[index], variable, dependence)
+        return [*input_gradients, *variable_gradients]
 
     def _call(self, inputs: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
         """Does the same as `_forward`, by functions in the graph."""
@@ -186,17 +186,17 @@ class Passes:
         traced = self._trace(specs)
         outputs, kept = traced.call(inputs, after)
         hold = None if self._recompute is None else self._recompute.hold
-        held = None if hold is None else hold(inputs)
+        fetch = None if hold is None else hold(inputs)
 
         def differentiate(
             upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]
         ) -> tuple[list[Any], list[Any]]:
-            given = inputs if held is None else held([dy for dy in upstream if dy is not None])
+            given = inputs if fetch is None else fetch([dy for dy in upstream if dy is not None])
             return traced.call_back(given, kept, upstream, totals, after)
 
         return outputs, differentiate
 
     def _trace(self, specs: tuple[tf.TensorSpec, ...]) -> TracedPasses:
         if specs not in self._traced:
-            self._traced[specs] = TracedPasses(self._place, self._recorded, self._variables, specs, self._stand_ins)
+            self._traced[specs] = TracedPasses(self._scope, self._recorded, self._variables, specs, self._placeholders)
         return self._traced[specs]

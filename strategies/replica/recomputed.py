@@ -18,7 +18,7 @@ from strategies.replica.passes import Recompute
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
 
 _SECOND_ORDER = (
-    "A gradient of a gradient, as for a penalty of gradients, is taken through a layer that is computed again in the "
+    "A gradient of a gradient, as for a penalty of gradients, is taken through a layer that is recomputed in the "
     "backward pass. Leave the layer out of rematerialize."
 )
 #: True while something is computed that will be recomputed.
@@ -88,7 +88,7 @@ def check_seeded() -> None:
     """
     if _recomputes.get():
         raise ValueError(
-            "A layer that is computed again in the backward pass draws random numbers without a seed of its own, and "
+            "A layer that is recomputed in the backward pass draws random numbers without a seed of its own, and "
             "would draw others there. Give the layer a keras.random.SeedGenerator, and pass it as `seed`; or leave it "
             "out of rematerialize. Received: a draw with seed=None."
         )
@@ -105,7 +105,7 @@ def _with_own_seeds(function: Callable[..., Sequence[Any]]) -> Callable[..., Seq
     return checked
 
 
-def _once(gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
+def _first_order(gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
     """Returns first-order gradients only, which refuse to be differentiated: no tape records the recomputation."""
     dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
     floating = [each for each in sources if each.dtype.is_floating]
@@ -120,7 +120,7 @@ def recomputed(
     tensors: Sequence[Any],
     variables: Sequence[Any],
     state: Sequence[Any],
-    again: Callable[..., Sequence[Any]],
+    recompute: Callable[..., Sequence[Any]],
     *,
     offload: bool = False,
 ) -> list[Any]:
@@ -133,7 +133,7 @@ def recomputed(
         tensors: the inputs, which can have gradients.
         variables: the trained Keras variables that `function` reads.
         state: the other Keras variables, among them the seeds of draws.
-        again: takes the values of `state` from before the call, as a list, and the tensors; returns the same as
+        recompute: takes the values of `state` from before the call, as a list, and the tensors; returns the same as
             `function`, and has no side effects.
         offload: hold the tensors in the host's memory.
 
@@ -141,18 +141,18 @@ def recomputed(
     second time, and changes state twice.
     """
     parts, num_tensors = current_parts(), len(tensors)
-    home = parts.home()
-    part = parts.owned[0] if home is None else home
+    local_part = parts.local_part()
+    part = parts.owned[0] if local_part is None else local_part
     # TensorFlow's variables: under autocast, Keras' variables would return cast values.
     values = [variable._value for variable in variables]
 
-    def held() -> list[Any]:
+    def read_state() -> list[Any]:
         return [tf.stop_gradient(tf.convert_to_tensor(variable._value)) for variable in state]
 
     hold = functools.partial(_on_host, parts.replica) if offload else None
-    recompute = Recompute(held, _with_own_seeds(again), hold)
+    recomputation = Recompute(read_state, _with_own_seeds(recompute), hold)
     # As functions: TensorFlow would find that two computations in line are the same, and merge them.
-    passes = parts.passes(part, _with_own_seeds(function), values, recompute=recompute, in_line=False)
+    passes = parts.passes(part, _with_own_seeds(function), values, recompute=recomputation, in_line=False)
 
     @tf.custom_gradient
     def computed(*given: Any) -> tuple[list[Any], Callable[..., Any]]:
@@ -161,8 +161,8 @@ def recomputed(
 
         def backward(*upstream: Any, variables: Sequence[Any] | None = None) -> Any:
             with unrecorded():
-                of_tensors, of_variables = vjp(upstream)
-            gradients = _once([*of_tensors, *of_variables], [*given[num_tensors:], *upstream])
+                tensor_gradients, variable_gradients = vjp(upstream)
+            gradients = _first_order([*tensor_gradients, *variable_gradients], [*given[num_tensors:], *upstream])
             # Gradients of variables are returned for the values that were read outside.
             return gradients if variables is None else (gradients, [None] * len(variables))
 

@@ -26,24 +26,24 @@ def swapped_between(
     """
     num_local, num_processes = len(parts), processes.num_processes
     own = [range(process * num_local, (process + 1) * num_local) for process in range(num_processes)]
-    here = own[processes.rank]
+    local = own[processes.rank]
     blocks = tf.reduce_sum(tf.reshape(sizes, [num_processes, num_local, num_processes, num_local]), [1, 3])
     between = blocks * (1 - tf.eye(num_processes, dtype=blocks.dtype))
     # At least one row, since not all implementations can send a message without elements.
     longest = tf.maximum(tf.reduce_max(between), 1)
     sent = []
     for process, targets in enumerate(own):
-        if targets != here:
+        if targets != local:
             sent += [each[target] for each in parts for target in targets]
         missing = tf.reshape(longest - between[processes.rank, process], [1])
         sent.append(tf.zeros(tf.concat([missing, tf.shape(parts[0][0])[1:]], 0), parts[0][0].dtype))
     arrived = tf.split(processes.all_to_all(tf.concat(sent, 0)), num_processes)
-    found: list[list[tf.Tensor]] = [[] for _ in here]
+    found: list[list[tf.Tensor]] = [[] for _ in local]
     for sources, block in zip(own, arrived, strict=True):
-        if sources == here:
-            pieces = [each[target] for each in parts for target in here]
+        if sources == local:
+            pieces = [each[target] for each in parts for target in local]
         else:
-            rows = tf.reshape(sizes[sources.start : sources.stop, here.start : here.stop], [-1])
+            rows = tf.reshape(sizes[sources.start : sources.stop, local.start : local.stop], [-1])
             padding = tf.shape(block)[:1] - tf.reduce_sum(rows, keepdims=True)
             pieces = tf.split(block, tf.concat([rows, padding], 0), num=num_local**2 + 1)[:-1]
         for target, its in enumerate(found):

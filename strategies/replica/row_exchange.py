@@ -30,7 +30,7 @@ from strategies.topology.sharding import ShardingGroups
 Compute = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 #: Tensors of each local replica of a group, the same number for each.
-_OfReplicas = Sequence[Sequence[tf.Tensor]]
+_ReplicaTensors = Sequence[Sequence[tf.Tensor]]
 
 #: The axis over which the rows of new weights are sharded.
 _making: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_sharded_rows", default=None)
@@ -70,7 +70,7 @@ class RowExchange:
         #: The number of replicas in a group.
         self.size = groups.size
         #: True if the groups are those along "expert".
-        self.is_of_experts = groups.shards_experts
+        self.is_expert_axis = groups.shards_experts
 
     def is_in_replica(self) -> bool:
         """True where a replica computes with its own rows; elsewhere weights are whole."""
@@ -120,11 +120,11 @@ class RowExchange:
         if in_shapes_only():
             return compute(tokens, tf.reduce_sum(own_counts, 0))
         route = self.route(own_counts)
-        there = route.swapped(route.parts(tokens))
+        arrived = route.swapped(route.parts(tokens))
         # Tokens arrive by source, then by expert. Sorted by expert, the tokens of each expert are contiguous.
         experts = tf.repeat(tf.tile(tf.range(tf.shape(own_counts)[1]), [self.size]), tf.reshape(route.counts, [-1]))
         order = tf.argsort(experts, stable=True)
-        made = compute(permuted(tf.concat(there, 0), order), tf.reduce_sum(route.counts, 0))
+        made = compute(permuted(tf.concat(arrived, 0), order), tf.reduce_sum(route.counts, 0))
         back = route.back()
         made = permuted(made, tf.math.invert_permutation(order))
         return like_in_rows(tokens, tf.concat(back.swapped(back.parts(made)), 0))
@@ -147,13 +147,13 @@ class RowExchange:
             )
         processes = self._processes
 
-        def gathered(own: _OfReplicas) -> _OfReplicas:
+        def gathered(own: _ReplicaTensors) -> _ReplicaTensors:
             counts = tf.stack([each for [each] in own])
             every = counts if processes is None else processes.gather(counts, equal_sizes=True)
             return [[every]] * len(own)
 
         # Counts from each replica of the group to each.
-        [counts] = self._meet(gathered, [own_counts])
+        [counts] = self._merge_call(gathered, [own_counts])
         counts = tf.reshape(counts, [self.size, self.size, -1])
         return Route(self._swap, tf.reduce_sum(counts, 2), counts[:, self.position], self.position)
 
@@ -161,16 +161,20 @@ class RowExchange:
         """Returns the parts from each replica of the group; takes this replica's parts, and the sizes of all."""
         processes = self._processes
         if processes is None:
-            return self._meet(lambda own: list(map(list, zip(*own, strict=True))), parts)
+            return self._merge_call(lambda own: list(map(list, zip(*own, strict=True))), parts)
         # Sizes are the same on all replicas.
-        return self._meet(lambda own: swapped_between(processes, [own for *own, _ in own], own[0][-1]), [*parts, sizes])
+        return self._merge_call(
+            lambda own: swapped_between(processes, [own for *own, _ in own], own[0][-1]), [*parts, sizes]
+        )
 
-    def _meet(self, function: Callable[[_OfReplicas], _OfReplicas], own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _merge_call(
+        self, function: Callable[[_ReplicaTensors], _ReplicaTensors], own: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
         """Calls a function on the tensors of all local replicas of a group; returns its results for this replica."""
         if len(self._devices) == 1:
             return list(function([own])[0])
 
-        def meet(_: Any, *own: Any) -> list[Any]:
+        def merged(_: Any, *own: Any) -> list[Any]:
             found = []
             for group in range(self._groups.num_local_groups):
                 members = self._groups.replicas(group)
@@ -181,7 +185,7 @@ class RowExchange:
                         found.append([tf.identity(each) for each in its])
             return [regroup(values) for values in zip(*found, strict=True)]
 
-        return list(tf.distribute.get_replica_context().merge_call(meet, args=tuple(own)))
+        return list(tf.distribute.get_replica_context().merge_call(merged, args=tuple(own)))
 
 
 class Route:
@@ -263,7 +267,7 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
             y = exchange.computed(tokens, counts, lambda tokens, counts: products(tokens, counts, own))
     """
     found: RowExchange | None = getattr(tf.distribute.get_strategy().extended, "row_exchange", None)
-    return found if found is None or axis == "data" or found.is_of_experts else None
+    return found if found is None or axis == "data" or found.is_expert_axis else None
 
 
 def lie_on_replicas(variables: Iterable[Any]) -> bool:

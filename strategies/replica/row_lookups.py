@@ -51,15 +51,15 @@ def sharded_lookup(exchange: RowExchange, variable: Any, indices: tf.Tensor) -> 
     def lookup(handle: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], tf.IndexedSlices]]:
         if in_shapes_only():
             return rows_of(handle, indices), lambda upstream: upstream
-        is_there = tf.reduce_all((indices >= 0) & (indices < ends[-1]))
+        is_valid = tf.reduce_all((indices >= 0) & (indices < ends[-1]))
         what = f"An index is not one of the rows of {variable.path!r}, of shape {tuple(distributed.shape)}. Received:"
-        with tf.control_dependencies([tf.debugging.Assert(is_there, [what, indices], summarize=20)]):
-            ids, places = tf.unique(indices)
+        with tf.control_dependencies([tf.debugging.Assert(is_valid, [what, indices], summarize=20)]):
+            ids, positions = tf.unique(indices)
         route, order = sent_to(ids)
         rows = rows_of(handle, asked_for(route, tf.gather(ids, order)))
         back = route.back()
         rows = tf.concat(back.exchanged(back.parts(rows)), 0)
-        found = tf.gather(tf.gather(rows, tf.math.invert_permutation(order)), places)
+        found = tf.gather(tf.gather(rows, tf.math.invert_permutation(order)), positions)
 
         def gradient(upstream: Any) -> tf.IndexedSlices:
             route, order = sent_to(indices)

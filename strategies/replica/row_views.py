@@ -58,8 +58,8 @@ class RowView:
         """Subtracts slices; several may belong to one row."""
         self._scatter("sub", slices.values, slices.indices)
 
-    def _scatter(self, how: str, values: Any, places: tf.Tensor | None = None) -> None:
-        rows = self._rows if places is None else tf.gather(self._rows, places)
+    def _scatter(self, how: str, values: Any, positions: tf.Tensor | None = None) -> None:
+        rows = self._rows if positions is None else tf.gather(self._rows, positions)
         with tf.device(self._variable.device):
             slices = tf.IndexedSlices(tf.cast(values, self.dtype), rows)
             getattr(self._variable, f"scatter_{how}")(slices)

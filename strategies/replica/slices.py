@@ -44,7 +44,7 @@ class Lookups:
     unique: tuple[tf.IndexedSlices, ...] = ()
 
     @classmethod
-    def of(cls, slices: tf.IndexedSlices, dependence: RowDependence) -> Lookups:
+    def from_gradient(cls, slices: tf.IndexedSlices, dependence: RowDependence) -> Lookups:
         """Splits a gradient into the slices of its lookups.
 
         Raises:
@@ -74,8 +74,8 @@ def _sizes(parts: Sequence[tuple[Kind, Any]], indices: tf.Tensor) -> list[Any]:
     if len(unknown) > 1:
         raise ValueError(
             "A table is looked up several times in one function, by positions and by what depends on the batch, and "
-            "their numbers are not known when the function is traced, so that their gradients cannot be told apart. "
-            f"Look positions up by a number of them that is known, or in tables of their own. Received: {indices}."
+            "their numbers are not known when the function is traced, so that their gradients cannot be distinguished. "
+            f"Look positions up by a number of them that is known, or in separate tables. Received: {indices}."
         )
     for i in unknown:
         sizes[i] = tf.shape(indices)[0] - sum(size for size in sizes if size is not None)
@@ -105,11 +105,11 @@ def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:
     if total is None or gradient is None:
         return gradient if total is None else total
     if isinstance(total, tf.IndexedSlices) and isinstance(gradient, tf.IndexedSlices):
-        return of_batch([Lookups.of(each, dependence) for each in (total, gradient)]).joined()
+        return combine_lookups([Lookups.from_gradient(each, dependence) for each in (total, gradient)]).joined()
     return tf.convert_to_tensor(total) + tf.convert_to_tensor(gradient)
 
 
-def of_batch(parts: Sequence[Lookups]) -> Lookups:
+def combine_lookups(parts: Sequence[Lookups]) -> Lookups:
     """Returns the slices of a batch, given those of its parts, all of which the same program made."""
     shared = [
         tf.IndexedSlices(sum_in_order(each.values for each in alike), alike[0].indices, alike[0].dense_shape)

@@ -18,7 +18,7 @@ from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.deferred import is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import fetched
-from strategies.replica.stand_ins import SHARDED
+from strategies.replica.placeholders import SHARDED
 from strategies.replica.stored_array import StoredArray
 
 _ATTRIBUTE = "_keras_strategies_weight"
@@ -90,7 +90,7 @@ class SplitWeight:
         drawn: list[tf.Tensor] = []
         missing: set[int] = set()
 
-        def of_shard(index: int) -> Callable[..., tf.Tensor]:
+        def make_initializer(index: int) -> Callable[..., tf.Tensor]:
             def draw(shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
                 # Drawn eagerly even if the layer is built in a graph, which would hold the weight for good.
                 with tf.init_scope(), tf.device("CPU:0"):
@@ -105,7 +105,7 @@ class SplitWeight:
 
             return draw
 
-        return [of_shard(index) for index in range(len(self.sizes))]
+        return [make_initializer(index) for index in range(len(self.sizes))]
 
     @property
     def dtype(self) -> str:

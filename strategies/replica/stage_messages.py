@@ -52,13 +52,13 @@ class Description(NamedTuple):
     multiples: tuple[int | None, ...] = ()
 
     @classmethod
-    def of(cls, tensor: Any, multiples: Sequence[int | None] = ()) -> Description:
+    def from_tensor(cls, tensor: Any, multiples: Sequence[int | None] = ()) -> Description:
         """Returns the description of a tensor; slices of rows are described as the dense tensor they represent."""
         kind = Kind.ROWS if isinstance(tensor, tf.IndexedSlices) else shares.current_dependence().kind(tensor)
         return cls(tuple(tensor.shape.as_list()), tensor.dtype.name, kind.name, tuple(multiples))
 
     @classmethod
-    def said(cls, each: Sequence[Any]) -> Description:
+    def from_json(cls, each: Sequence[Any]) -> Description:
         """Returns the description that JSON turned into lists."""
         shape, dtype, kind, multiples = each
         return cls(tuple(shape), dtype, kind, tuple(multiples))
@@ -79,13 +79,13 @@ class GradientParcel(NamedTuple):
     tensors: tuple[tf.Tensor, ...]
 
     @classmethod
-    def of(cls, gradient: Any) -> GradientParcel:
+    def from_gradient(cls, gradient: Any) -> GradientParcel:
         """Splits a gradient (a tensor, slices of rows, or None) into tensors."""
         if gradient is None:
             return cls(())
         if not isinstance(gradient, tf.IndexedSlices):
             return cls((gradient,))
-        lookups = Lookups.of(gradient, shares.current_dependence())
+        lookups = Lookups.from_gradient(gradient, shares.current_dependence())
         return cls(
             tuple(
                 each for own in (*lookups.shared, *lookups.own, *lookups.unique) for each in (own.values, own.indices)
@@ -93,9 +93,9 @@ class GradientParcel(NamedTuple):
         )
 
     @property
-    def said(self) -> list[Description]:
+    def descriptions(self) -> list[Description]:
         """The descriptions of the tensors."""
-        return [Description.of(tensor) for tensor in self.tensors]
+        return [Description.from_tensor(tensor) for tensor in self.tensors]
 
     def gradient(self, shape: Sequence[int]) -> Any:
         """Returns the gradient that the tensors represent, for a variable of this shape."""
@@ -138,8 +138,8 @@ class StageMessages:
             head = self._broadcast(source, [len(text), *text[: _USUAL_LENGTH - 1]], _USUAL_LENGTH)
             rest = max(0, int(head[0]) - (_USUAL_LENGTH - 1))
             tail = self._broadcast(source, text[_USUAL_LENGTH - 1 :], rest) if rest else head[:0]
-        said = bytes(np.concatenate([head[1:], tail]).astype("uint8"))[: int(head[0])]
-        return json.loads(said)
+        received = bytes(np.concatenate([head[1:], tail]).astype("uint8"))[: int(head[0])]
+        return json.loads(received)
 
     def send(self, part: int, target: int, tensors: Sequence[Any], sizes: Sizes | None = None) -> None:
         """Sends tensors to the process at position `target`, in one message for each dtype that is sent.
@@ -152,18 +152,18 @@ class StageMessages:
         """
         with self._parts.on(part), contextlib.ExitStack() as stack:
             dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            described = [Description.of(tensor) for tensor in dense]
+            described = [Description.from_tensor(tensor) for tensor in dense]
             found = {
                 (n, dim): tf.shape(tensor)[dim]
                 for n, tensor in enumerate(dense)
                 for dim, size in enumerate(described[n].shape)
                 if size is None
             }
-            known = {place: size for place, size in (sizes or {}).items() if place in found}
-            wrong = "A tensor between stages has not the number of rows that it has for other batches."
-            checks = [tf.debugging.assert_equal(found[place], size, wrong) for place, size in known.items()]
+            known = {index: size for index, size in (sizes or {}).items() if index in found}
+            wrong = "A tensor between stages does not have the number of rows that it has for other batches."
+            checks = [tf.debugging.assert_equal(found[index], size, wrong) for index, size in known.items()]
             stack.enter_context(tf.control_dependencies([check for check in checks if check is not None]))
-            unknown = [size for place, size in found.items() if place not in known]
+            unknown = [size for index, size in found.items() if index not in known]
             if unknown:
                 self._channel(self.position, target).send([tf.stack(unknown)])
             for dtype, members in _bundles(described):

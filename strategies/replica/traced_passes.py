@@ -17,9 +17,9 @@ from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.replica.overwritten import is_overwritten, maximum, no_maximum
+from strategies.replica.placeholders import DerivedCapture, Placeholders
 from strategies.replica.refused_gradients import recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
-from strategies.replica.stand_ins import MadeOfCapture, StandIns
 
 #: Takes inputs. Returns the outputs, and a function that takes their gradients, None for those not wanted, and returns
 #: the gradients of inputs and variables; it may be called several times.
@@ -46,23 +46,23 @@ class TracedPasses:
     """Both passes of a computation with inputs of certain shapes.
 
     Args:
-        place: returns a context manager that puts ops on the computation's device.
+        scope: returns a context manager that puts ops on the computation's device.
         record: computes the outputs, and differentiates them.
         variables: the TensorFlow variables whose gradients are computed.
         specs: the specs of the inputs.
-        stand_ins: the placeholders of weights that are gathered for each call; None if there are none.
+        placeholders: the placeholders of weights that are gathered for each call; None if there are none.
     """
 
     def __init__(
         self,
-        place: Callable[[], contextlib.AbstractContextManager[None]],
+        scope: Callable[[], contextlib.AbstractContextManager[None]],
         record: Record,
         variables: Sequence[Any],
         specs: Sequence[tf.TensorSpec],
-        stand_ins: StandIns | None = None,
+        placeholders: Placeholders | None = None,
     ) -> None:
-        self._place = place
-        self._stand_ins = stand_ins
+        self._scope = scope
+        self._placeholders = placeholders
         self._variables = variables
         # Keyed by which outputs have gradients: unused outputs have none, and pass none on.
         self._backward: dict[tuple[bool, ...], _Backward] = {}
@@ -70,13 +70,13 @@ class TracedPasses:
 
         def forward(*inputs: tf.Tensor) -> list[Any]:
             self._inputs = inputs
-            with place():
+            with scope():
                 self._outputs, self._gradients_of = record(inputs)
             # Traced inside the forward pass, so that its captures are the tensors that it needs from it.
             captured = self._trace_back(tuple(map(is_floating, self._outputs))).captured
             self._from_outside = _from_outside(tf.compat.v1.get_default_graph())
-            self._kept = [value for value in captured if _is_made_in_graph(value) and self._made_of(value) is None]
-            self._places = {id(value): place for place, value in enumerate((*inputs, *self._kept))}
+            self._kept = [value for value in captured if _is_made_in_graph(value) and self._derived(value) is None]
+            self._positions = {id(value): index for index, value in enumerate((*inputs, *self._kept))}
             return [*self._outputs, *self._kept]
 
         with self._capturing():
@@ -96,7 +96,7 @@ class TracedPasses:
             inputs: the inputs of the call.
             after: tensors to wait for before weights are gathered for the call.
         """
-        if self._stand_ins is not None:
+        if self._placeholders is not None:
             captured = [outer for outer, _ in self._forward.graph.captures]
             self._forward.set_external_captures(self._with_weights(captured, after))
         made = self._forward(*inputs)
@@ -163,14 +163,14 @@ class TracedPasses:
 
         def backward(*given: tf.Tensor) -> list[Any]:
             upstream, sums = iter(given[: len(above)]), given[len(above) :]
-            with self._place():
+            with self._scope():
                 found = self._gradients_of([next(upstream) if wanted else None for wanted in pattern])
                 is_dense[:] = [isinstance(gradient, tf.Tensor) for gradient in found[first:]]
-                for place, total in enumerate(sums):
-                    if is_dense[place]:
-                        total.set_shape(self._variables[place].shape)
-                        join = maximum if is_overwritten(self._variables[place]) else added
-                        found[first + place] = join((total, found[first + place]))
+                for index, total in enumerate(sums):
+                    if is_dense[index]:
+                        total.set_shape(self._variables[index].shape)
+                        join = maximum if is_overwritten(self._variables[index]) else added
+                        found[first + index] = join((total, found[first + index]))
             has_gradient[:] = [gradient is not None for gradient in found]
             # The shape of slices is left out: it is not used, and TensorFlow makes another function for calls with an
             # unused output.
@@ -187,32 +187,32 @@ class TracedPasses:
     def _found(self, value: Any, inputs: Sequence[Any], kept: Sequence[Any]) -> Any:
         """Returns the tensor that a call of the backward pass captures: an input, a kept one, or one from outside.
 
-        For a tensor that is cheaply computed from a placeholder, it returns the `MadeOfCapture`.
+        For a tensor that is cheaply computed from a placeholder, it returns the `DerivedCapture`.
         """
-        if id(value) in self._places:
-            return (*inputs, *kept)[self._places[id(value)]]
+        if id(value) in self._positions:
+            return (*inputs, *kept)[self._positions[id(value)]]
         outer = self._from_outside.get(id(value))
-        return (self._made_of(value) or value) if outer is None else outer
+        return (self._derived(value) or value) if outer is None else outer
 
     def _capturing(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._stand_ins is None else self._stand_ins.captured()
+        return contextlib.nullcontext() if self._placeholders is None else self._placeholders.captured()
 
-    def _made_of(self, value: Any) -> MadeOfCapture | None:
+    def _derived(self, value: Any) -> DerivedCapture | None:
         """Returns how a tensor is computed from a placeholder, if that is cheap; else None."""
-        if self._stand_ins is None:
+        if self._placeholders is None:
             return None
-        found = MadeOfCapture.of(value, self._from_outside)
-        return found if found is not None and self._stand_ins.includes(found.captured) else None
+        found = DerivedCapture.from_tensor(value, self._from_outside)
+        return found if found is not None and self._placeholders.includes(found.captured) else None
 
     def _with_weights(self, captured: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         """Returns the captures of a call, with placeholders replaced by weights that are gathered for the call."""
-        if self._stand_ins is None:
+        if self._placeholders is None:
             return list(captured)
-        sources = [value.captured if isinstance(value, MadeOfCapture) else value for value in captured]
-        weights = self._stand_ins.gathered(sources, after)
+        sources = [value.captured if isinstance(value, DerivedCapture) else value for value in captured]
+        weights = self._placeholders.gathered(sources, after)
         found = [weights.get(id(source), source) for source in sources]
         return [
-            value.made_of(weight) if isinstance(value, MadeOfCapture) else weight
+            value.recompute(weight) if isinstance(value, DerivedCapture) else weight
             for value, weight in zip(captured, found, strict=True)
         ]
 
@@ -229,7 +229,7 @@ def _from_outside(graph: Any) -> dict[int, Any]:
 
 def _by_lookups(gradient: tf.IndexedSlices) -> tuple[list[Any], ...]:
     """Returns values and indices of slices, by the groups of ``Lookups``, which are known only while tracing."""
-    found = Lookups.of(gradient, shares.current_dependence())
+    found = Lookups.from_gradient(gradient, shares.current_dependence())
     return tuple([(each.values, each.indices) for each in some] for some in (found.shared, found.own, found.unique))
 
 

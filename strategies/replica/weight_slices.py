@@ -2,7 +2,7 @@
 
 To an optimizer, a :class:`WeightSlice` is a variable: it reads and writes its range of the weight on the device of its
 owner. Slots are made for slices, so that each exists on the owner's device only. In arrays and files, the slots of all
-slices of a weight are one slot of the weight's shape: :class:`SlicedWeight`.
+slices of a weight are one slot of the weight's shape: :class:`WholeOfSlices`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strategies.replica.splitting import SplitWeight, weight_of
 from strategies.replica.stored_array import StoredArray
 
 
-class SlicedWeight(SplitWeight):
+class WholeOfSlices(SplitWeight):
     """A weight, or a slot of one, whose shards are ranges of its flattened elements.
 
     Args:
@@ -36,9 +36,9 @@ class SlicedWeight(SplitWeight):
         #: Returns the TensorFlow variable that is sharded over devices; None for a weight that each device holds whole.
         self.distributed: Callable[[], Any] | None = None
 
-    def like(self) -> SlicedWeight:
+    def like(self) -> WholeOfSlices:
         """Returns a weight of the same form that has no shards yet."""
-        made = SlicedWeight(self.name, self.shape, self.sizes)
+        made = WholeOfSlices(self.name, self.shape, self.sizes)
         made.is_inner = self.is_inner
         return made
 
@@ -111,9 +111,9 @@ class WeightSlice:
         # The id by which Keras' optimizers know a variable.
         self._unique_id = f"{self.path}_{id(self)}"
         #: The weight that it is a range of; set by :func:`sliced`.
-        self.whole: SlicedWeight | None = None
+        self.whole: WholeOfSlices | None = None
         #: All weights that are partitioned together with it; set by the code that partitions them.
-        self.dealt: Any = None
+        self.partition: Any = None
         self.trainable = True
         # Applied to the weight when it is whole again.
         self.constraint: Any = None
@@ -124,12 +124,12 @@ class WeightSlice:
         self._new: dict[int, tf.Tensor] = {}
 
     #: True if its owner's device holds nothing else of the weight.
-    is_stored = False
+    is_shard = False
     #: True if it is the whole of a weight that is sharded over devices.
-    is_master = False
+    is_whole_on_owner = False
 
     @property
-    def is_held(self) -> bool:
+    def is_owned(self) -> bool:
         """True if this process owns it."""
         return bool(self.replicas)
 
@@ -143,7 +143,7 @@ class WeightSlice:
     @property
     def device(self) -> str:
         """The device of the owner; empty if another process owns it."""
-        return str(self.component.device) if self.is_held else ""
+        return str(self.component.device) if self.is_owned else ""
 
     @property
     def component(self) -> Any:
@@ -165,11 +165,11 @@ class WeightSlice:
         """The number of dimensions."""
         return len(self.shape)
 
-    def on(self, replica: int) -> WeightSlice:
+    def on_replica(self, replica: int) -> WeightSlice:
         """Returns a slice of the same elements on the device of another local replica."""
         return WeightSlice(self.variable, self.begin, self.end, self.rank, (replica,))
 
-    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+    def select(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the slice's elements of a tensor that has the weight's shape, in the slice's shape."""
         if self.is_whole:
             return tensor
@@ -177,7 +177,7 @@ class WeightSlice:
             return tensor[self.rows[0] : self.rows[1]]
         return tf.reshape(tensor, [-1])[self.begin : self.end]
 
-    def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    def select_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns its part of a sparse gradient: slices of its rows, or of single elements if it has no whole rows.
 
         Several slices of one row stay separate, as Keras' optimizers and norms see them on one device.
@@ -200,11 +200,11 @@ class WeightSlice:
             return self._new[self.replica]
         component = self.component
         with tf.device(component.device):
-            return self.of(component.read_value())
+            return self.select(component.read_value())
 
     def assign(self, value: Any) -> None:
         """Sets its elements on the owner's device; does nothing if another process owns it."""
-        if not self.is_held:
+        if not self.is_owned:
             return
         component = self.component
         with tf.device(component.device):
@@ -239,7 +239,7 @@ class WeightSlice:
 
     def assign_sub(self, value: Any) -> None:
         """Subtracts from its elements."""
-        if self.is_whole and self.is_held:
+        if self.is_whole and self.is_owned:
             with tf.device(self.device):
                 self.component.assign_sub(tf.cast(value, self.dtype), read_value=False)
             return
@@ -296,14 +296,14 @@ class WeightSlice:
         return f"<WeightSlice {self.path!r}[{self.begin}:{self.end}] of rank {self.rank}>"
 
 
-class StoredSlice(WeightSlice):
+class WeightShard(WeightSlice):
     """A shard that is stored as its own variable: the owner's device holds nothing else of the weight."""
 
-    is_stored = True
+    is_shard = True
 
     def read(self) -> tf.Tensor:
         """Returns its elements; zeros if another process owns them."""
-        if not self.is_held:
+        if not self.is_owned:
             return tf.zeros(self.shape, self.dtype)
         component = self.component
         with tf.device(component.device):
@@ -311,13 +311,13 @@ class StoredSlice(WeightSlice):
 
     def assign(self, value: Any) -> None:
         """Sets its elements on the owner's device; does nothing if another process owns it."""
-        if self.is_held:
+        if self.is_owned:
             with tf.device(self.device):
                 self.component.assign(tf.cast(value, self.dtype), read_value=False)
 
     def assign_sub(self, value: Any) -> None:
         """Subtracts from its elements."""
-        if self.is_held:
+        if self.is_owned:
             with tf.device(self.device):
                 self.component.assign_sub(tf.cast(value, self.dtype), read_value=False)
 
@@ -326,30 +326,30 @@ class StoredSlice(WeightSlice):
             getattr(self.component, f"scatter_{how}")(slices)
 
 
-class MasterSlice(WeightSlice):
+class WholeOnOwner(WeightSlice):
     """All elements of a sharded weight on the device of one owner, as a variable that an update works on.
 
     Args:
         variable: a Keras variable.
         rank: the process that owns it.
         replicas: the local replicas on whose devices it is.
-        masters: the TensorFlow variable on each of these devices.
+        components: the TensorFlow variable on each of these devices.
     """
 
-    is_master = True
+    is_whole_on_owner = True
 
-    def __init__(self, variable: Any, rank: int, replicas: Sequence[int], masters: Sequence[Any]) -> None:
+    def __init__(self, variable: Any, rank: int, replicas: Sequence[int], components: Sequence[Any]) -> None:
         super().__init__(variable, 0, math.prod(tuple(variable.shape)), rank, replicas)
-        self.masters = tuple(masters)
+        self.components = tuple(components)
 
     @property
     def component(self) -> Any:
         """The TensorFlow variable, on the owner's device, that holds the elements while they are updated."""
-        return self.masters[self.replicas.index(self.replica)]
+        return self.components[self.replicas.index(self.replica)]
 
     def read(self) -> tf.Tensor:
         """Returns its elements; zeros if another process owns them."""
-        return super().read() if self.is_held else tf.zeros(self.shape, self.dtype)
+        return super().read() if self.is_owned else tf.zeros(self.shape, self.dtype)
 
 
 @contextlib.contextmanager
@@ -376,7 +376,7 @@ def sliced(variable: Any, slices: Sequence[WeightSlice]) -> None:
         variable: the weight.
         slices: the slices in the order of the weight's elements, all of which they contain.
     """
-    whole = SlicedWeight(slices[0].path, tuple(variable.shape), [each.end - each.begin for each in slices])
+    whole = WholeOfSlices(slices[0].path, tuple(variable.shape), [each.end - each.begin for each in slices])
     whole.variable, whole.is_inner = variable, weight_of(variable) is not None
     for each in slices:
         whole.add(each)

@@ -23,7 +23,7 @@ from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.deferred import component_of
 from strategies.replica.driving import current_driver, driving
 from strategies.replica.fetching import assembled, drop, give_to_all, local_value, slices
-from strategies.replica.holders import holders_of
+from strategies.replica.owners import owners_of
 
 _Result = TypeVar("_Result")
 
@@ -50,7 +50,7 @@ def drive(engine: ReplicatedExtended, variables: Sequence[Any], function: Callab
     job = engine.process_group
     if current_driver() is not None or job is None:
         return function()
-    if not engine.holds_a_part:
+    if not engine.owns_only_part:
         return function() if job.rank == 0 else None
     with explained(engine.member):
         if job.rank == 0:
@@ -94,7 +94,7 @@ class _Rank0:
         """Yields that value in flat slices. The other processes send all of them, whether they are taken or not."""
         index = self._index(component)
         _broadcast_request(self._job, _READ, index)
-        root = holders_of(self._variables[index])[0]
+        root = owners_of(self._variables[index])[0]
         sent = slices(self._job, root, component.shape, component.dtype, lambda: None)
         try:
             for part in sent:  # noqa: UP028 (if closed early, `yield from` would close `sent`, too)
@@ -129,7 +129,7 @@ def _serve(job: ProcessGroup, variables: Sequence[Any]) -> None:
         variable = variables[index]
         shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
         if kind == _READ:
-            drop(slices(job, holders_of(variable)[0], shape, dtype, functools.partial(local_value, variable)))
+            drop(slices(job, owners_of(variable)[0], shape, dtype, functools.partial(local_value, variable)))
         else:
             give_to_all(variable, job)
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from strategies.engine import arrivals
+from strategies.engine import save_counter
 from strategies.engine.explained import explained
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.saving.driving import drive
@@ -44,7 +44,7 @@ def write_on_rank_0(
         ValueError: where rank 0 does not hold all variables, on other ranks, when ``write`` failed on rank 0.
     """
     path = _local_path(filepath)
-    number = 0 if path is None else engine.savings.count(path)
+    number = 0 if path is None else engine.save_counter.count(path)
     if path is None:
         return drive(engine, variables, lambda: write(filepath))
     return drive(engine, variables, lambda: _replace(engine, path, number, write))
@@ -53,14 +53,14 @@ def write_on_rank_0(
 def _replace(
     engine: ReplicatedExtended, path: pathlib.Path, number: int, write: Callable[[object], _Result]
 ) -> _Result:
-    for left in arrivals.unfinished(path):
+    for left in save_counter.unfinished(path):
         # Left by a program that was killed while it wrote this file.
         if left.is_file():
             left.unlink(missing_ok=True)
-    unfinished = arrivals.name_unfinished(path)
+    unfinished = save_counter.name_unfinished(path)
     try:
         result = write(str(unfinished))
-        engine.savings.mark(unfinished, number)
+        engine.save_counter.mark(unfinished, number)
         if path.is_dir():
             shutil.rmtree(path)
         unfinished.replace(path)
@@ -89,9 +89,9 @@ def wait_until_written(engine: ReplicatedExtended | None, filepath: object) -> N
             engine.process_group.barrier()
         return
     path = _local_path(filepath)
-    known = arrivals.all_savings()
+    known = save_counter.save_counters()
     if path is not None and known and known[0].rank > 0:
-        arrivals.wait_for(path)
+        save_counter.wait_for(path)
 
 
 def _local_path(filepath: object) -> pathlib.Path | None:

@@ -14,7 +14,7 @@ import numpy as np
 from strategies.replica.fetching import local_slices
 from strategies.replica.flat_ranges import boxes
 from strategies.replica.splitting import SplitWeight, sharded_weight
-from strategies.replica.weight_slices import SlicedWeight
+from strategies.replica.weight_slices import WholeOfSlices
 
 
 def write(dataset: Any, weight: Any) -> None:
@@ -28,19 +28,19 @@ def write(dataset: Any, weight: Any) -> None:
     if not isinstance(weight, SplitWeight):
         _write(dataset, weight, tuple(weight.shape), [0] * len(weight.shape))
         return
-    if isinstance(weight, SlicedWeight):
+    if isinstance(weight, WholeOfSlices):
         _write_slices(dataset, weight, [0] * weight.ndim)
         return
     for shard, begin in zip(weight.shards, [0, *itertools.accumulate(weight.sizes)], strict=False):
         starts = [begin if dim == weight.dim else 0 for dim in range(weight.ndim)]
         shard = sharded_weight(shard) or shard
-        if isinstance(shard, SlicedWeight):
+        if isinstance(shard, WholeOfSlices):
             _write_slices(dataset, shard, starts)
         else:
             _write(dataset, shard, tuple(shard.shape), starts)
 
 
-def _write_slices(dataset: Any, weight: SlicedWeight, starts: list[int]) -> None:
+def _write_slices(dataset: Any, weight: WholeOfSlices, starts: list[int]) -> None:
     """Writes a weight into the box of its shape that begins at `starts`."""
     for index, shard in enumerate(weight.shards):
         _write(dataset, shard, weight.shape, starts, weight.range_of(index)[0])

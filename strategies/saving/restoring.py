@@ -19,7 +19,7 @@ from strategies.engine.explained import explained
 from strategies.engine.sharded_variables import shards_of_each
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
 from strategies.replica.fetching import assembled, give_to_all, slices
-from strategies.replica.holders import holders_of
+from strategies.replica.owners import owners_of
 from strategies.saving.driving import drive
 
 _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
@@ -111,7 +111,7 @@ def _load_and_send(engine: Any, process_group: ProcessGroup, load: Callable[[], 
     for variable, value in zip(variables, values, strict=True):
         if isinstance(value, PartialSumVariable):
             value.is_spread.assign(False)
-        if 0 not in (holders_of(variable) or [0]):
+        if 0 not in (owners_of(variable) or [0]):
             # Its owners have the value. One process' accumulator is a remote variable on others, so the test must use
             # only what all processes know.
             continue

@@ -34,7 +34,7 @@ def write_together(model: Any, write: Callable[[], None]) -> None:
     :func:`drive`.
     """
     engine = _engine(model)
-    if engine is None or not engine.holds_a_part:
+    if engine is None or not engine.owns_only_part:
         write()
     else:
         drive(engine, variables_of(model), write)
@@ -51,7 +51,7 @@ def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list
     engine = _engine(model)
     if engine is None:
         return [text]
-    job = engine.process_group if engine.parts.spans_processes or (of_optimizer and engine.holds_a_part) else None
+    job = engine.process_group if engine.parts.spans_processes or (of_optimizer and engine.owns_only_part) else None
     return [text] if job is None else gather_texts(text, job)
 
 

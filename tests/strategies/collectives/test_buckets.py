@@ -32,17 +32,17 @@ def test_table_two_dtypes_come_in_the_order_they_complete() -> None:
 
 
 def test_table_riders_close_the_last_bucket_of_their_dtype() -> None:
-    assert make_buckets([8, 8, 4, 2, 4, 4], ["f4", "f4", "f4", "f2", "f4", "i4"], 8, num_riders=3) == (
+    assert make_buckets([8, 8, 4, 2, 4, 4], ["f4", "f4", "f4", "f2", "f4", "i4"], 8, num_fused=3) == (
         Bucket((2,), "f4", 4),
         Bucket((1,), "f4", 8),
         Bucket((0, 4), "f4", 12),
         Bucket((3,), "f2", 2),
         Bucket((5,), "i4", 4),
     )
-    assert make_buckets([4, 4], ["f4"] * 2, 1, num_riders=2) == (Bucket((0, 1), "f4", 8),)
-    for num_riders in (-1, 3):
-        with pytest.raises(ValueError, match=f"0 to 2 riders, as many as tensors. Received: {num_riders}"):
-            make_buckets([4, 4], ["f4"] * 2, 8, num_riders)
+    assert make_buckets([4, 4], ["f4"] * 2, 1, num_fused=2) == (Bucket((0, 1), "f4", 8),)
+    for num_fused in (-1, 3):
+        with pytest.raises(ValueError, match=f"0 to 2, the number of tensors. Received: {num_fused}"):
+            make_buckets([4, 4], ["f4"] * 2, 8, num_fused)
 
 
 def test_no_gradients() -> None:

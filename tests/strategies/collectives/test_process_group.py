@@ -80,13 +80,13 @@ def test_maxima_travel_together_by_dtype() -> None:
 def test_riders_travel_with_the_last_values_and_always_count() -> None:
     calls: list[Any] = []
     group = ProcessGroup(collectives(0, calls), bucket_bytes=8)
-    riders = [tf.constant(3.0), tf.constant([4, 5])]
-    first, second, *ridden = group.sum([tf.ones([2]), tf.ones([2])], tf.constant(False), riders)
+    fused = [tf.constant(3.0), tf.constant([4, 5])]
+    first, second, *fused_sums = group.sum([tf.ones([2]), tf.ones([2])], tf.constant(False), fused)
     assert (first.numpy().tolist(), second.numpy().tolist()) == ([0.0, 0.0], [0.0, 0.0])
-    assert [total.numpy().tolist() for total in ridden] == [6.0, [8, 10]]
+    assert [total.numpy().tolist() for total in fused_sums] == [6.0, [8, 10]]
     # The second value; the first value fused with the small reduction of its dtype; the other small reduction.
     assert [count for _, count in calls] == [1, 2, 1]
-    assert [float(total) for total in group.sum_gradients([], riders=riders[:1])] == [6.0]
+    assert [float(total) for total in group.sum_gradients([], fused=fused[:1])] == [6.0]
 
 
 def test_riders_are_not_compressed() -> None:
@@ -101,7 +101,7 @@ def test_riders_are_not_compressed() -> None:
     members.all_reduce_many = all_reduce_many
     group = ProcessGroup(members, compression="fp16")
     calls.clear()
-    assert [float(total) for total in group.sum_gradients([tf.constant(1.0)], riders=[tf.constant(2.0)])] == [2.0, 4.0]
+    assert [float(total) for total in group.sum_gradients([tf.constant(1.0)], fused=[tf.constant(2.0)])] == [2.0, 4.0]
     assert calls == [{"compression": "fp16"}, ("data", 1), {}, ("data", 1)]
 
 
@@ -114,8 +114,8 @@ def test_terms_of_devices_are_added_between_them() -> None:
     assert group.joins_devices
     assert group.devices == ("CPU:0", "CPU:1")
     terms = [[tf.fill([2], 1.0), tf.fill([2], 2.0)], [tf.constant(3.0), tf.constant(4.0)]]
-    riders = [[tf.constant(5), tf.constant(6)], [tf.constant(7.0), tf.constant(8.0)]]
-    sums = group.sum_of_devices(terms, riders)
+    fused = [[tf.constant(5), tf.constant(6)], [tf.constant(7.0), tf.constant(8.0)]]
+    sums = group.sum_of_devices(terms, fused)
     assert [[total.numpy().tolist() for total in each] for each in sums] == [[[6, 6]] * 2, [14] * 2, [22] * 2, [30] * 2]
     # The second value; the first value fused with the small reduction of its dtype; the other small reduction.
     assert calls == [("data", 1, 1), ("data", 2, 2), ("data", 1, 1)]

@@ -15,7 +15,7 @@ from strategies.batches.rows import Rows
 from strategies.batches.shares import Share, divide
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout
-from strategies.engine.reductions import Reductions, Rider
+from strategies.engine.reductions import FusedReduction, Reductions
 from strategies.engine.waiting import Waits
 
 LAYOUT = ReplicaLayout((DataParallelGroup(("CPU:0", "CPU:1")),))
@@ -75,8 +75,8 @@ def test_gathers_until_due_then_sums_and_empties() -> None:
 
 
 def test_riders_need_a_message_of_the_gradients() -> None:
-    riders = [Rider([tf.constant(1.0), tf.constant(2.0)])]
+    fused = [FusedReduction([tf.constant(1.0), tf.constant(2.0)])]
     with pytest.raises(RuntimeError, match="no other processes"):
-        sync().synchronized([pair(1.0, 2.0)], None, shares(2, 2), riders=riders)
+        sync().synchronized([pair(1.0, 2.0)], None, shares(2, 2), fused=fused)
     with pytest.raises(ValueError, match="Received: 1 of them"):
-        sync().synchronized([], None, shares(2, 2), Accumulation([], True), riders)
+        sync().synchronized([], None, shares(2, 2), Accumulation([], True), fused)

@@ -107,7 +107,7 @@ def test_refusals_say_what_to_write() -> None:
         return tf.while_loop(lambda i: i < 2, lambda i: i + tf.shape(gather(x))[0], [0])[0]
 
     for function in (in_function, in_branch, in_loop):
-        assert "where the replicas cannot meet. Call it outside of that" in refused(function)
+        assert "where the replicas cannot synchronize. Call it outside of that" in refused(function)
     assert "takes tensors with rows" in refused(lambda x: gather(x[0, 0]))
     assert "gathers dense tensors" in refused(lambda x: gather(tf.sparse.from_dense(x)))
     with pytest.raises(ValueError, match="in the `call` of a layer"):

@@ -295,7 +295,7 @@ def test_refusals() -> None:
         strategies.MirroredStrategy(["CPU:0", "CPU:1"], shard="all")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Sizes that fit 4 replicas, 4 in each process: \[2, 4\]\. Received: .*=3"):
         sharded(4, 3)
-    with pytest.raises(ValueError, match=r"Say of what by shard.*Received: shard_size=2, shard=None"):
+    with pytest.raises(ValueError, match=r"Set shard.*Received: shard_size=2, shard=None"):
         strategies.MirroredStrategy(["CPU:0", "CPU:1"], shard_size=2)
     with sharded(4, mesh={"data": 2, "tensor": 2}).scope():
         split = keras_ext.parallelize(transformer("sgd"))

@@ -330,8 +330,10 @@ def test_tensors_arrive_as_they_were_sent() -> None:
 
     def exchanged(x: tf.Tensor) -> list[tf.Tensor]:
         own, expected = messages(), tensors(x)
-        said = own.agreed(0, [layer_api.Description.of(each) for each in expected] if own.position == 0 else None)
-        described = [layer_api.Description.said(each) for each in said]
+        said = own.agreed(
+            0, [layer_api.Description.from_tensor(each) for each in expected] if own.position == 0 else None
+        )
+        described = [layer_api.Description.from_json(each) for each in said]
         if own.position == 0:
             own.send(part(), 1, expected)
             return expected

@@ -64,5 +64,5 @@ class TestRemote:
         variable = RemoteVariable(3, **KWARGS)
         assert (variable.shape, variable.owner, is_remote(variable)) == ([2], 3, True)
         assert variable.assign([1.0, 2.0]) is variable
-        with pytest.raises(ValueError, match="is held by rank 3"):
+        with pytest.raises(ValueError, match="is owned by rank 3"):
             variable.numpy()

@@ -27,7 +27,7 @@ CHEAP = frozenset(["Cast", "Identity", "Reshape", "Transpose", "ExpandDims", "Sq
 Gather = Callable[[Sequence[Any]], Sequence[tf.Tensor]]
 
 
-class _StandIn(NamedTuple):
+class _Placeholder(NamedTuple):
     """A placeholder for a weight.
 
     Attributes:
@@ -43,12 +43,12 @@ class _StandIn(NamedTuple):
     gather: Gather
 
 
-class StandIns:
+class Placeholders:
     """The placeholders that the functions of one computation capture."""
 
     def __init__(self) -> None:
         # Keyed by the `id` of the variable, in the order of first use.
-        self._made: dict[int, _StandIn] = {}
+        self._made: dict[int, _Placeholder] = {}
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
@@ -59,7 +59,7 @@ class StandIns:
         finally:
             _current.reset(token)
 
-    def of(self, variable: Any, unit: Any, gather: Gather) -> tf.Tensor:
+    def get(self, variable: Any, unit: Any, gather: Gather) -> tf.Tensor:
         """Returns the placeholder of a variable. Call it where the current graph is the one with the calls.
 
         Args:
@@ -70,7 +70,7 @@ class StandIns:
         if id(variable) not in self._made:
             # A TensorFlow placeholder, so that computing with it is an error and not a wrong value.
             tensor = tf.compat.v1.placeholder(variable.dtype, variable.shape, name="weight_to_be_gathered")
-            self._made[id(variable)] = _StandIn(tensor, variable, id(unit), gather)
+            self._made[id(variable)] = _Placeholder(tensor, variable, id(unit), gather)
         return self._made[id(variable)].tensor
 
     def gathered(self, captured: Iterable[Any], after: Sequence[Any]) -> dict[int, tf.Tensor]:
@@ -81,7 +81,7 @@ class StandIns:
             after: the tensors to wait for.
         """
         wanted = {id(value) for value in captured}
-        units: dict[int, list[_StandIn]] = {}
+        units: dict[int, list[_Placeholder]] = {}
         for each in self._made.values():
             if id(each.tensor) in wanted:
                 units.setdefault(each.unit, []).append(each)
@@ -97,7 +97,7 @@ class StandIns:
         return any(each.tensor is value for each in self._made.values())
 
 
-class MadeOfCapture:
+class DerivedCapture:
     """A tensor in the body of a function that is cheaply computed from a captured tensor.
 
     A call that kept it for the backward pass would hold a whole weight until then: a reshaped tensor holds the weight's
@@ -113,7 +113,7 @@ class MadeOfCapture:
         self._ops = ops
 
     @classmethod
-    def of(cls, value: Any, from_outside: dict[int, Any]) -> MadeOfCapture | None:
+    def from_tensor(cls, value: Any, from_outside: dict[int, Any]) -> DerivedCapture | None:
         """Returns how a tensor is computed from a captured one; None if it needs more than cheap ops and constants.
 
         Args:
@@ -129,7 +129,7 @@ class MadeOfCapture:
             value = op.inputs[0]
         return cls(from_outside[id(value)], ops)
 
-    def made_of(self, value: tf.Tensor) -> tf.Tensor:
+    def recompute(self, value: tf.Tensor) -> tf.Tensor:
         """Recomputes the tensor from another one, in the current graph."""
         for op in self._ops:
             inputs = [value, *(tf.constant(tf.get_static_value(each), each.dtype) for each in op.inputs[1:])]
@@ -138,9 +138,11 @@ class MadeOfCapture:
         return value
 
 
-_current: contextvars.ContextVar[StandIns | None] = contextvars.ContextVar("keras_strategies_stand_ins", default=None)
+_current: contextvars.ContextVar[Placeholders | None] = contextvars.ContextVar(
+    "keras_strategies_placeholders", default=None
+)
 
 
-def current_stand_ins() -> StandIns | None:
+def current_placeholders() -> Placeholders | None:
     """Returns the placeholders of the function that is traced; None where weights are gathered when they are read."""
     return _current.get()

@@ -12,14 +12,14 @@ from strategies.collectives.bucket_slices import Slice, SlicedBucket
 from strategies.replica.weight_slices import WeightSlice, sliced
 
 
-class DealtBucket(NamedTuple):
+class PartitionedBucket(NamedTuple):
     """A bucket of weights of one part of a replica, and the number of that part's data-parallel group."""
 
     group: int
     bucket: SlicedBucket
 
 
-class DealtWeights:
+class Partition:
     """Variables whose updates are sharded over the devices of the data axis.
 
     Args:
@@ -29,7 +29,7 @@ class DealtWeights:
     """
 
     def __init__(
-        self, variables: Sequence[Any], buckets: Sequence[DealtBucket], slices: dict[Slice, WeightSlice]
+        self, variables: Sequence[Any], buckets: Sequence[PartitionedBucket], slices: dict[Slice, WeightSlice]
     ) -> None:
         self.variables = tuple(variables)
         self.buckets = tuple(buckets)
@@ -42,7 +42,7 @@ class DealtWeights:
         for position, own in itertools.groupby(ordered, key=lambda each: each.variable):
             sliced(variables[position], [slices[each] for each in own])
         for each in self.slices:
-            each.dealt = self
+            each.partition = self
 
     def part_of(self, bucket: SlicedBucket, owner: int) -> list[WeightSlice]:
         """Returns the slices of one owner in a bucket."""
@@ -56,7 +56,7 @@ class DealtWeights:
         """Returns the slices of some of the variables."""
         return [each for each, position in zip(self.slices, self.positions, strict=True) if chosen[position]]
 
-    def unit_of(self, each: DealtBucket) -> Any:
+    def unit_of(self, each: PartitionedBucket) -> Any:
         """Returns the unit in which the weights of a bucket are gathered; None if devices hold all of them."""
         return getattr(self.variables[each.bucket.slices[0].variable].value, "unit", None)
 
@@ -100,11 +100,11 @@ def all_laid_out(bucket: SlicedBucket, values: Mapping[int, tf.Tensor], dtype: t
     parts = []
     flat = {i: tf.reshape(tf.cast(value, dtype), [-1]) for i, value in values.items()}
     end = 0
-    for i, found in itertools.groupby(bucket.offsets, key=lambda place: place[1].variable):
-        for place, size, begin in merged([(at, each.size, each.begin) for at, each in found]):
-            if place > end:
-                parts.append(tf.zeros([place - end], dtype))
-            end = place + size
+    for i, found in itertools.groupby(bucket.offsets, key=lambda piece: piece[1].variable):
+        for offset, size, begin in merged([(at, each.size, each.begin) for at, each in found]):
+            if offset > end:
+                parts.append(tf.zeros([offset - end], dtype))
+            end = offset + size
             parts.append(flat[i][begin : begin + size] if i in flat else tf.zeros([size], dtype))
     total = bucket.num_owners * bucket.part_size
     if total > end:
@@ -119,8 +119,8 @@ def taken_apart(bucket: SlicedBucket, flat: tf.Tensor) -> Iterator[tuple[int, li
         bucket: the bucket.
         flat: the parts of all owners, concatenated as by :func:`laid_out`.
     """
-    places = sorted(bucket.offsets, key=lambda place: (place[1].variable, place[1].begin))
-    for i, found in itertools.groupby(places, key=lambda place: place[1].variable):
+    pieces = sorted(bucket.offsets, key=lambda piece: (piece[1].variable, piece[1].begin))
+    for i, found in itertools.groupby(pieces, key=lambda piece: piece[1].variable):
         ranges = merged([(at, each.size, each.begin) for at, each in found])
         yield i, [flat[at : at + size] for at, size, _ in ranges]
 
@@ -128,11 +128,11 @@ def taken_apart(bucket: SlicedBucket, flat: tf.Tensor) -> Iterator[tuple[int, li
 def merged(ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Merges (offset, size, begin in the variable) ranges that are adjacent both by offset and by begin."""
     found: list[tuple[int, int, int]] = []
-    for place, size, begin in ranges:
+    for offset, size, begin in ranges:
         if found:
-            last_place, last_size, last_begin = found[-1]
-            if (place, begin) == (last_place + last_size, last_begin + last_size):
-                found[-1] = (last_place, last_size + size, last_begin)
+            last_offset, last_size, last_begin = found[-1]
+            if (offset, begin) == (last_offset + last_size, last_begin + last_size):
+                found[-1] = (last_offset, last_size + size, last_begin)
                 continue
-        found.append((place, size, begin))
+        found.append((offset, size, begin))
     return found

@@ -23,12 +23,12 @@ SAVED_SECONDS = 300.0
 UNKNOWN_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05
-_TELL_AFTER_SECONDS = 10.0
+_LOG_AFTER_SECONDS = 10.0
 # The two numbers are stored in microseconds, since not all file systems keep a finer time.
 _NUM_JOBS, _NUM_SAVES = 1000, 1000
 
 
-class Savings:
+class SaveCounter:
     """Counts how often a process of a job has saved each path.
 
     Args:
@@ -40,14 +40,14 @@ class Savings:
         self.rank = rank
         self._job = 1 + job % (_NUM_JOBS - 1)  # Never 0: a file system without sub-second times reports 0.
         self._counts: dict[pathlib.Path, int] = {}
-        self._orders: dict[pathlib.Path, int] = {}
+        self._times: dict[pathlib.Path, int] = {}
         _all.add(self)
 
     def count(self, path: pathlib.Path) -> int:
         """Counts one more save of ``path`` and returns the number of saves by this process."""
         key = path.absolute()
         self._counts[key] = self._counts.get(key, 0) + 1
-        self._orders[key] = time.monotonic_ns()
+        self._times[key] = time.monotonic_ns()
         return self._counts[key]
 
     def mark(self, path: pathlib.Path, number: int) -> None:
@@ -58,7 +58,7 @@ class Savings:
         with contextlib.suppress(OSError):
             os.utime(path, ns=(now, whole * 10**9 + part))
 
-    def is_there(self, path: pathlib.Path, number: int) -> bool:
+    def is_saved(self, path: pathlib.Path, number: int) -> bool:
         """True if save `number` of this job, or a later one, made ``path``, or if its time is in whole seconds."""
         try:
             part = path.stat().st_mtime_ns % 10**9
@@ -69,9 +69,9 @@ class Savings:
         job, made = divmod(part // 1000, _NUM_SAVES)
         return job == self._job and (made - number) % _NUM_SAVES < _NUM_SAVES // 2
 
-    def order_of(self, path: pathlib.Path) -> int:
+    def saved_at(self, path: pathlib.Path) -> int:
         """Returns the time of this process' last save of ``path`` (monotonic, nanoseconds), 0 if there is none."""
-        return self._orders.get(path.absolute(), 0)
+        return self._times.get(path.absolute(), 0)
 
     def last(self, path: pathlib.Path) -> int:
         """Returns how often this process has saved ``path`` so far."""
@@ -89,10 +89,10 @@ def name_unfinished(path: pathlib.Path) -> pathlib.Path:
 
 
 #: The counters of this process' multi-process strategies, for as long as these live.
-_all: weakref.WeakSet[Savings] = weakref.WeakSet()
+_all: weakref.WeakSet[SaveCounter] = weakref.WeakSet()
 
 
-def all_savings() -> list[Savings]:
+def save_counters() -> list[SaveCounter]:
     """Returns the counters of this process' multi-process strategies."""
     return list(_all)
 
@@ -103,21 +103,21 @@ def wait_for(path: pathlib.Path) -> None:
     Call it on ranks other than 0. For a path on which this process has called ``save``, it waits for the file of that
     save; for another path, any existing file is accepted.
     """
-    savings = max(_all, key=lambda each: each.order_of(path), default=None)
-    number = 0 if savings is None else savings.last(path)
+    counter = max(_all, key=lambda each: each.saved_at(path), default=None)
+    number = 0 if counter is None else counter.last(path)
 
-    def is_there() -> bool:
-        return savings.is_there(path, number) if savings is not None and number else path.exists()
+    def is_ready() -> bool:
+        return counter.is_saved(path, number) if counter is not None and number else path.exists()
 
     begin = time.monotonic()
-    told = False
-    while not is_there():
+    is_logged = False
+    while not is_ready():
         waited = time.monotonic() - begin
         if waited > SAVED_SECONDS or (not number and waited > UNKNOWN_SECONDS and not unfinished(path)):
             if path.exists():
-                _logger.warning("%s may be an older one: rank 0 has not saved it again within %.0f s.", path, waited)
+                _logger.warning("%s may be outdated: rank 0 has not saved it within %.0f s.", path, waited)
             return
-        if waited > _TELL_AFTER_SECONDS and not told:
-            told = True
+        if waited > _LOG_AFTER_SECONDS and not is_logged:
+            is_logged = True
             _logger.warning("Waiting for rank 0 to write %s. All processes must see the same folder.", path)
         time.sleep(_POLL_SECONDS)

@@ -8,13 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.replica.deferred import is_remote
-from strategies.replica.parts import Place, ReplicaParts, current_parts
+from strategies.replica.parts import Coordinates, ReplicaParts, current_parts
 
-_PLACE = "_keras_strategies_place"
-_HOLDER = "_keras_strategies_holder"
+_COORDINATES = "_keras_strategies_coordinates"
+_OWNER_RANK = "_keras_strategies_owner_rank"
 
 
-def note_place(variable: Any, parts: ReplicaParts, reference: Any = None) -> None:
+def set_coordinates(variable: Any, parts: ReplicaParts, reference: Any = None) -> None:
     """Records the coordinates of a new variable: those of ``reference``, or else the current ones.
 
     Args:
@@ -22,64 +22,66 @@ def note_place(variable: Any, parts: ReplicaParts, reference: Any = None) -> Non
         parts: the parts of a replica that spans processes.
         reference: the variable with which it is colocated, if any.
     """
-    setattr(variable, _PLACE, parts.here if reference is None else place_of(reference))
+    setattr(variable, _COORDINATES, parts.coordinates if reference is None else coordinates_of(reference))
 
 
-def note_holder(variable: Any, rank: int) -> None:
+def set_owner(variable: Any, rank: int) -> None:
     """Records that a single rank of the job owns a TensorFlow variable, such as a shard of a weight or of a slot."""
-    setattr(variable, _PLACE, {})
-    setattr(variable, _HOLDER, rank)
+    setattr(variable, _COORDINATES, {})
+    setattr(variable, _OWNER_RANK, rank)
 
 
-def place_of(variable: Any) -> Place:
+def coordinates_of(variable: Any) -> Coordinates:
     """Returns the coordinates of a Keras or TensorFlow variable; empty if it is at all positions.
 
     A split weight has the coordinates that all its shards share.
     """
     shards = _shards(variable)
     if shards is not None:
-        return {axis: at for axis, at in place_of(shards[0]).items() if axis != "tensor"}
-    return _notes(variable).get(_PLACE, {})
+        return {axis: at for axis, at in coordinates_of(shards[0]).items() if axis != "tensor"}
+    return _notes(variable).get(_COORDINATES, {})
 
 
 def spans_processes(variable: Any) -> bool:
     """True if a Keras or TensorFlow variable was made where each process owns only some of the variables."""
-    return _PLACE in _notes(variable)
+    return _COORDINATES in _notes(variable)
 
 
-def holders_of(variable: Any) -> Sequence[int]:
+def owners_of(variable: Any) -> Sequence[int]:
     """Returns the ranks, in the job's first replica, of a variable's owners; empty if all processes own it."""
     if not spans_processes(variable):
         return ()
-    alone = _notes(variable).get(_HOLDER)
+    alone = _notes(variable).get(_OWNER_RANK)
     if alone is not None:
         return (int(alone),)
     parts: ReplicaParts = _distributed(variable).distribute_strategy.extended.parts
-    place = place_of(variable)
-    ranks = dict.fromkeys(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, place))
+    coordinates = coordinates_of(variable)
+    ranks = dict.fromkeys(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, coordinates))
     # The ranks of one replica are consecutive.
     first = min(parts.mesh.ranks)
     return () if len(ranks) == len(parts.owners) else tuple(rank - first for rank in ranks)
 
 
-def first_holder(parts: ReplicaParts, place: Place) -> int:
+def first_owner(parts: ReplicaParts, coordinates: Coordinates) -> int:
     """Returns the first process that owns a part at these coordinates, numbered from 0 within the replica."""
-    first = next(part for part in range(parts.mesh.size) if parts.is_at(part, place))
+    first = next(part for part in range(parts.mesh.size) if parts.is_at(part, coordinates))
     return parts.owner(first) - min(parts.mesh.ranks)
 
 
-def is_first_holder(parts: ReplicaParts, variable: Any, axes: Collection[str] = ("pipe", "tensor")) -> bool:
+def is_first_owner(parts: ReplicaParts, variable: Any, axes: Collection[str] = ("pipe", "tensor")) -> bool:
     """True on exactly one of the owners of a variable along `axes`, so that a sum over them counts it once."""
-    place = place_of(variable)
-    home = parts.home(place)
-    if home is None:
+    coordinates = coordinates_of(variable)
+    local_part = parts.local_part(coordinates)
+    if local_part is None:
         return False
-    fixed = {axis: frozenset([parts.mesh.position(home, axis)]) for axis in ("pipe", "tensor") if axis not in axes}
-    first = next(part for part in range(parts.mesh.size) if parts.is_at(part, {**place, **fixed}))
+    fixed = {
+        axis: frozenset([parts.mesh.position(local_part, axis)]) for axis in ("pipe", "tensor") if axis not in axes
+    }
+    first = next(part for part in range(parts.mesh.size) if parts.is_at(part, {**coordinates, **fixed}))
     return parts.owner(first) == parts.rank
 
 
-def is_held(variable: Any) -> bool:
+def is_owned(variable: Any) -> bool:
     """True if this process owns a variable, or a shard of a split weight."""
     return any(not is_remote(shard) for shard in _shards(variable) or [variable])
 
@@ -94,7 +96,7 @@ def agree_on(variables: Iterable[Any]) -> None:
     if parts.groups.job is None or parts.spans_processes:
         return
     for variable in variables:
-        if not holders_of(variable):
+        if not owners_of(variable):
             variable.assign(parts.groups.job.broadcast(tf.convert_to_tensor(variable)))
 
 
