@@ -125,7 +125,7 @@ class ProcessGroup:
 
         Args:
             values: for each sum the terms of the local devices, each on its device.
-            fused: fused small reductions, in the layout of `values`; see :meth:`sum`.
+            fused: small reductions that are fused, in the layout of `values`; see :meth:`sum`.
         """
         if self._between_devices is None:
             raise RuntimeError("This group joins processes, not their devices.")

@@ -93,7 +93,7 @@ class Reductions:
                 count must pass zeros.
             as_gradients: True to apply the compression and the reduction op of gradients.
             options: options for TensorFlow's reductions.
-            fused: fused small reductions, only between processes. Their sums are as in :meth:`across`.
+            fused: small reductions that are fused, only between processes. Their sums are as in :meth:`across`.
         """
         groups = [self._layout.group_of(each) for each in where]
         if self._layout.process_group is not None:
@@ -184,16 +184,16 @@ class Reductions:
         for k in sorted(set(wanted)):
             mine = [i for i, group in enumerate(wanted) if group == k]
             own = [i for i in mine if i < len(values)]
-            fused_terms = [fused[i - len(values)] for i in mine if i >= len(values)]
+            chosen = [fused[i - len(values)] for i in mine if i >= len(values)]
             with tf.device(self._layout.groups[k].devices[0]):
                 process_group = self._layout.groups[k].process_group
                 if process_group is None:
                     raise RuntimeError("There are no other processes.")
                 local = [values[i] for i in own]
                 if on_all_devices and process_group.joins_devices:
-                    made, also = _sums_of_devices(process_group, local, shares, fused_terms)
+                    made, also = _sums_of_devices(process_group, local, shares, chosen)
                 else:
-                    made, also = _sums_across(process_group, local, shares, present, as_gradients, fused_terms)
+                    made, also = _sums_across(process_group, local, shares, present, as_gradients, chosen)
                 if reduce_op == _MEAN:
                     n = self._layout.num_replicas
                     made = [_divided(total, n) for total in made]

@@ -300,7 +300,7 @@ class ReplicatedExtended(MirroredExtended):
             return next_creator(**kwargs)
         if (owner := current_slice()) is not None:
             return self._create_slot(next_creator, owner, kwargs)
-        if self.sharded_weights is not None and self.sharded_weights.shards(kwargs):
+        if self.sharded_weights is not None and self.sharded_weights.should_shard(kwargs):
             whole = self._get_variable_creator_initial_value(0, self.layout.devices[0], None, **kwargs)
             return self.sharded_weights.create(self._container_strategy(), next_creator, whole, kwargs)
         if self.central is not None:

@@ -45,7 +45,7 @@ class ShardedWeights:
         #: Gathers the weights.
         self.gathers = WeightGathers(layout, steps, groups, self._processes, bucket_bytes)
 
-    def shards(self, kwargs: dict[str, Any]) -> bool:
+    def should_shard(self, kwargs: dict[str, Any]) -> bool:
         """True if the arguments of a variable's creation are those of a weight to shard: trainable and floating."""
         if is_optimizer_state():
             return False

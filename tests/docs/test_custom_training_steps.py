@@ -68,12 +68,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "`variable.assign(...)`": ("state of each kind that a layer keeps", "VQ-VAE, codebook of moving averages"),
     "a variable made with": ("state of each kind that a layer keeps",),
     "a variable that is set to rows": (
-        f"{_ENGINE}/test_state_writes.py::test_what_cannot_be_put_together_is_said_at_its_line",
+        f"{_ENGINE}/test_state_writes.py::test_what_cannot_be_combined_is_reported_at_its_line",
         "queue of rows, gather_rows",
     ),
     "a metric class of your own": (
         "loss function that is a root; F1, largest error and ranks as metrics",
-        f"{_ENGINE}/test_state_writes.py::test_state_of_metrics_that_is_no_sum_is_said",
+        f"{_ENGINE}/test_state_writes.py::test_state_of_metrics_that_is_no_sum_is_reported",
     ),
     "a `tf.Variable` that was made outside": (
         f"{_HOOKS}/test_outside_variables.py::test_they_are_warned_of_where_they_are_written",

@@ -31,7 +31,7 @@ def test_table_two_dtypes_come_in_the_order_they_complete() -> None:
     )
 
 
-def test_table_riders_close_the_last_bucket_of_their_dtype() -> None:
+def test_table_fused_reductions_close_the_last_bucket_of_their_dtype() -> None:
     assert make_buckets([8, 8, 4, 2, 4, 4], ["f4", "f4", "f4", "f2", "f4", "i4"], 8, num_fused=3) == (
         Bucket((2,), "f4", 4),
         Bucket((1,), "f4", 8),

@@ -77,7 +77,7 @@ def test_maxima_travel_together_by_dtype() -> None:
     assert ProcessGroup(members).maximum([]) == []
 
 
-def test_riders_travel_with_the_last_values_and_always_count() -> None:
+def test_fused_reductions_join_the_last_values_and_always_count() -> None:
     calls: list[Any] = []
     group = ProcessGroup(collectives(0, calls), bucket_bytes=8)
     fused = [tf.constant(3.0), tf.constant([4, 5])]
@@ -89,7 +89,7 @@ def test_riders_travel_with_the_last_values_and_always_count() -> None:
     assert [float(total) for total in group.sum_gradients([], fused=fused[:1])] == [6.0]
 
 
-def test_riders_are_not_compressed() -> None:
+def test_fused_reductions_are_not_compressed() -> None:
     calls: list[Any] = []
     members = collectives(0, calls)
     plain = members.all_reduce_many

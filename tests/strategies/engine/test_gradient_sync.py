@@ -60,21 +60,21 @@ def test_a_replica_without_rows_adds_nothing() -> None:
 
 
 def test_gathers_until_due_then_sums_and_empties() -> None:
-    class Held:
+    class Accumulator:
         values = (tf.Variable(10.0), tf.Variable(20.0))
 
     def after(is_due: bool) -> list[float]:
-        accumulation = Accumulation([Held()], tf.constant(is_due))
+        accumulation = Accumulation([Accumulator()], tf.constant(is_due))
         [found], _ = sync().synchronized([pair(1.0, 2.0)], None, shares(2, 2), accumulation)
         return [float(value) for value in found.values]
 
     assert after(is_due=False) == [1.0, 2.0]
-    assert [float(value) for value in Held.values] == [10.0, 20.0]
+    assert [float(value) for value in Accumulator.values] == [10.0, 20.0]
     assert after(is_due=True) == [33.0, 33.0]
-    assert [float(value) for value in Held.values] == [0.0, 0.0]
+    assert [float(value) for value in Accumulator.values] == [0.0, 0.0]
 
 
-def test_riders_need_a_message_of_the_gradients() -> None:
+def test_fused_reductions_need_a_message_of_the_gradients() -> None:
     fused = [FusedReduction([tf.constant(1.0), tf.constant(2.0)])]
     with pytest.raises(RuntimeError, match="no other processes"):
         sync().synchronized([pair(1.0, 2.0)], None, shares(2, 2), fused=fused)

@@ -53,7 +53,7 @@ def test_what_has_rows_is_laid_end_to_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "message"),
     [
         (pair(2.0, 6.0, Kind.OTHER), "'named', which a step returns, is neither a mean nor a sum over rows"),
         (pair(2.0, 6.0, Kind.UNKNOWN), "mix rows"),
@@ -63,8 +63,8 @@ def test_what_has_rows_is_laid_end_to_end() -> None:
         (3, "the number of rows of one replica"),
     ],
 )
-def test_what_cannot_be_put_together_is_said(output: Any, said: str) -> None:
-    with pytest.warns(DifferenceWarning, match=said):
+def test_what_cannot_be_combined_is_reported(output: Any, message: str) -> None:
+    with pytest.warns(DifferenceWarning, match=message):
         combined({"named": output}, shares("mean"), LAYOUT)
 
 

@@ -141,7 +141,7 @@ def test_state_is_that_of_the_global_batch(
 # ---- writes that cannot be combined
 
 
-def test_what_cannot_be_put_together_is_said_at_its_line() -> None:
+def test_what_cannot_be_combined_is_reported_at_its_line() -> None:
     with pytest.warns(strategies.DifferenceWarning) as caught:
         written(devices(2), SAID)
     lines = {inspect.getsourcelines(write)[1] for write in SAID.values()}
@@ -235,7 +235,7 @@ def test_state_of_metrics(number: int, batch_size: int, eager: bool) -> None:
     check_equal(evaluated(devices(number), METRICS, batch_size, run_eagerly=eager), expected)
 
 
-def test_state_of_metrics_that_is_no_sum_is_said() -> None:
+def test_state_of_metrics_that_is_no_sum_is_reported() -> None:
     with pytest.warns(strategies.DifferenceWarning, match="added up when the metric is read") as caught:
         evaluated(devices(2), SAID_METRICS)
     assert {each.lineno for each in caught} == {inspect.getsourcelines(change)[1] for change in SAID_METRICS.values()}
@@ -303,7 +303,7 @@ def test_a_stage_writes_once_for_each_microbatch() -> None:
         trained(pipeline, {"decayed": EQUAL["decayed_sum"], "sum": EQUAL["sum"]}, num_microbatches=2)
 
 
-def test_variables_of_no_scope_are_said() -> None:
+def test_variables_of_no_scope_are_reported() -> None:
     outside = keras.Variable(0.0, trainable=False)
     with pytest.warns(strategies.DifferenceWarning, match=r"outside of the strategy's scope.*strategy\.scope"):
         written(devices(2), {"outside": lambda v, n, x: outside.assign_add(1.0)})

@@ -43,7 +43,7 @@ def test_state_of_unknown_shape(num_replicas: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using MirroredStrategy eagerly")
-def test_replicas_that_meet_in_a_conditional() -> None:
+def test_replicas_that_synchronize_in_a_conditional() -> None:
     strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
 
     def step() -> Any:

@@ -296,7 +296,7 @@ def test_other_strategies_are_refused() -> None:
             ask(tf.distribute.get_strategy())
 
 
-def test_what_is_told_is_a_value() -> None:
+def test_the_result_is_a_value() -> None:
     told = strategies.seconds_waited(mirrored(1))
     assert told == strategies.SecondsWaited(input=0.0, communication=None)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -56,7 +56,7 @@ def test_frozen_weights_are_cut_and_have_no_gradients() -> None:
     assert held_bytes(sizes, Sharing(4, "optimizer", 4)) == HeldBytes(8400, 400, 200)
 
 
-def test_slots_of_whole_weights_are_dealt_out_the_largest_first() -> None:
+def test_slots_of_whole_weights_are_assigned_largest_first() -> None:
     sizes = ModelSizes(tuple(map(Weight, (500, 300, 200, 200))), slot_bytes=2400, whole_slots=True)
     assert held_bytes(sizes, Sharing(2, "optimizer", 2)).optimizer == 1400
     assert held_bytes(sizes, Sharing(2)).optimizer == 2400

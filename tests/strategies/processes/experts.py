@@ -62,7 +62,7 @@ def test_the_numbers_of_one_device(axes: Mapping[str, int]) -> None:
 
 
 @pytest.mark.parametrize("axes", [axes for axes in MESHES if "pipe" in axes], ids=str)
-def test_micro_batches_are_dealt_to_experts_one_by_one(axes: Mapping[str, int]) -> None:
+def test_micro_batches_are_routed_to_experts_one_by_one(axes: Mapping[str, int]) -> None:
     model = clicks.model(STRATEGIES[str(axes)], axes, clicks.optimizers_of(axes)[1])
     clicks.assert_trained_as(clicks.trained(model), on_one_device(clicks.optimizers_of(axes)[1]))
 

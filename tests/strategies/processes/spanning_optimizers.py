@@ -240,7 +240,7 @@ class TestDifferences:
             model.fit(X, Y, verbose=0)
 
 
-def test_what_crosses_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_crossings_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "strategies"):
         new_strategy({"pipe": 2})
     said = [record for record in caplog.records if "'pipe' crosses 2 processes" in record.message]

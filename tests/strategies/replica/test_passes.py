@@ -35,8 +35,14 @@ def run(
         found: list[Any] = []
         for i in range(calls):
             outputs, vjp = passes([x if x.dtype.is_integer else x * (i + 1.0) for x in inputs])
-            of_inputs, of_variables = vjp([tf.ones_like(y) * 0.5 if y.dtype.is_floating else None for y in outputs])
-            found += [*outputs, *of_inputs, *map(tf.convert_to_tensor, (0.0 if g is None else g for g in of_variables))]
+            input_gradients, variable_gradients = vjp(
+                [tf.ones_like(y) * 0.5 if y.dtype.is_floating else None for y in outputs]
+            )
+            found += [
+                *outputs,
+                *input_gradients,
+                *map(tf.convert_to_tensor, (0.0 if g is None else g for g in variable_gradients)),
+            ]
         return [0.0 if value is None else value for value in found]
 
     return [value.numpy() for value in everything(*inputs)]
@@ -154,9 +160,9 @@ def test_of_outputs_that_are_not_wanted_nothing_comes_back() -> None:
                 upstream = [
                     tf.ones_like(y) if is_wanted else None for y, is_wanted in zip(outputs, wanted, strict=True)
                 ]
-                [of_input], of_variables = vjp(upstream)
-                assert [g is not None for g in of_variables] == list(wanted)
-                found.append(of_input)
+                [input_gradient], variable_gradients = vjp(upstream)
+                assert [g is not None for g in variable_gradients] == list(wanted)
+                found.append(input_gradient)
             return found
 
         first, second, third = gradients(numbers(3, 4))

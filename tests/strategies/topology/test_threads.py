@@ -78,7 +78,7 @@ print(json.dumps([len(cores), seen]))
 """
 
 
-def test_before_tensorflow_starts_the_cores_are_dealt_out() -> None:
+def test_before_tensorflow_starts_the_cores_are_partitioned() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,
