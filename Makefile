@@ -24,6 +24,7 @@ READY_RUN := $(VENV)/.ready-run
 READY_GPU := $(VENV)/.ready-gpu
 READY_DEV := $(VENV)/.ready-dev
 READY_HOROVOD := $(VENV)/.ready-horovod
+READY_READERS := $(VENV)/.ready-readers
 # Not empty where the driver has a GPU's device file, or its program is found: CUDA's libraries are only installed there.
 HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/null)
 
@@ -69,7 +70,7 @@ gpu-smoke: $(if $(strip $(HAS_GPU)),$(READY_GPU),$(READY_RUN)) ## run the smoke 
 parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
 	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md
 
-surface: $(READY_DEV) ## compare every layer of Keras, and what people do to it, with one device on every mesh, two or three hours; with ARGS=--seconds=600 a random part
+surface: $(READY_HOROVOD) $(READY_READERS) ## compare every layer of Keras, and what people do to it, with one device on every mesh, two or three hours; with ARGS=--seconds=600 a random part
 	$(BIN)/python -m tests.surface $(if $(findstring --seconds,$(ARGS)),,docs/surface.md) $(ARGS)
 
 bench: $(READY_RUN) ## measure images/s beside TensorFlow's strategy and plain Keras, about half an hour
@@ -153,4 +154,8 @@ $(READY_DEV): $(READY_VENV) pyproject.toml $(CONSTRAINTS)
 
 $(READY_HOROVOD): $(READY_DEV) strategies/install_horovod.py strategies/_horovod_recipe.py
 	$(BIN)/python -m strategies.install_horovod
+	@touch $@
+
+$(READY_READERS): $(READY_DEV)
+	$(PIP_INSTALL) --editable '.[readers]'
 	@touch $@

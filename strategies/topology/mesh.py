@@ -263,9 +263,13 @@ class DeviceMesh:
         return grid[replica]
 
     def grid(self) -> tuple[tuple[str, ...], ...]:
-        """Returns device names as ``[data][rest]``; gradients at one position of ``rest`` are reduced together."""
-        data_groups = self.groups("data")
-        return tuple(tuple(self.devices[c[r]] for c in data_groups) for r in range(self.num_replicas))
+        """Returns device names as ``[replica][rest]``; gradients at one position of ``rest`` are reduced together.
+
+        The replicas are the positions of the axes "data" and "expert".
+        """
+        axes = [i for i, name in enumerate(self.axis_names) if name in ("data", "expert")]
+        indices = np.moveaxis(np.arange(self.size).reshape(self.axis_sizes), axes, range(len(axes)))
+        return tuple(tuple(self.devices[i] for i in row) for row in indices.reshape(self.num_replicas, -1))
 
     def local_indices(self, rank: int) -> tuple[int, ...]:
         """Returns the flat indices that process `rank` owns, ascending."""

@@ -29,6 +29,13 @@ def test_axis_order_is_the_order_asked_for() -> None:
     assert mesh.grid() == (("CPU:0", "CPU:2"), ("CPU:1", "CPU:3"))
 
 
+def test_replicas_are_along_the_expert_axis_too() -> None:
+    mesh = DeviceMesh.from_devices(NAMES, {"data": 2, "expert": 2, "tensor": 2})
+    assert mesh.grid() == tuple((f"CPU:{i}", f"CPU:{i + 1}") for i in (0, 2, 4, 6))
+    assert mesh.replica(2) == ("CPU:4", "CPU:5")
+    assert DeviceMesh.from_devices(NAMES[:4], {"tensor": 2, "expert": 2}).replica(1) == ("CPU:1", "CPU:3")
+
+
 def test_no_axes_means_data() -> None:
     assert DeviceMesh.from_devices(NAMES).axes == {"data": 8}
     assert DeviceMesh.from_devices(["one"], {}).axes == {"data": 1}
