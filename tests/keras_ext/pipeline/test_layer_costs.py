@@ -135,7 +135,8 @@ class Positive(keras.Layer):
 
 def test_a_layer_that_refuses_zeros_is_named() -> None:
     model = keras.Sequential([keras.Input((4,)), Positive(name="positive"), L.Dense(2)])
-    with pytest.raises(ValueError, match=r"(?s)'positive', a Positive.*refuses what zeros.*sample_input.*InvalidArg"):
+    message = r"(?s)'positive', a Positive.*refuses the values computed from zeros.*sample_input.*InvalidArg"
+    with pytest.raises(ValueError, match=message):
         keras_ext.PipelineModel(model, 2)
     sample = keras_ext.PartitionByTime(np.ones((3, 4), "float32"))
     assert len(keras_ext.PipelineModel(model, 2, partition=sample).partition.stages) == 2

@@ -109,7 +109,7 @@ def test_refuses() -> None:
     first, second = stages()
     with pytest.raises(ValueError, match=r"numbered 0 to 1 .* stages \[1, 0\]"):
         keras_ext.PipelineModel([keras.Input((6,)), second, keras_ext.PipelineStage([L.Dense(2)], 0)])
-    with pytest.raises(ValueError, match="there are 2 stages"):
+    with pytest.raises(ValueError, match="define 2 stages"):
         keras_ext.PipelineModel([first, keras_ext.PipelineStage([L.Dense(2)], 1)], 3)
     with pytest.raises(ValueError, match=r"begin with a keras\.Input"):
         keras_ext.PipelineModel([L.Dense(2), L.Dense(2)], 2)
