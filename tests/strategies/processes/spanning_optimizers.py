@@ -194,7 +194,7 @@ class TestDifferences:
 
     @pytest.mark.parametrize(
         ("axes", "reason"),
-        [({"pipe": 3}, "Nearest sizes that fit: {'pipe': 2}"), ({"pipe": 2, "expert": 1}, "Unknown mesh axis")],
+        [({"pipe": 3}, "Nearest sizes that fit: {'pipe': 2}"), ({"pipe": 2, "model": 1}, "Unknown mesh axis")],
     )
     def test_a_mesh_that_does_not_fit(self, axes: dict[str, int], reason: str) -> None:
         with pytest.raises(ValueError, match=reason):
@@ -212,9 +212,7 @@ class TestDifferences:
         with on("pipe").scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3 + rank(), name="own")])
             model.compile("sgd", "mse")
-        with pytest.raises(
-            ValueError, match=r"different models.*rank 0: variable .*own/kernel \(6, 3\).*rank 1.*\(6, 4\)"
-        ):
+        with pytest.raises(ValueError, match=r"different programs.*own/kernel \(6, 3\).*rank 1.*\(6, 4\)"):
             getattr(model, entry)(X, verbose=0)
 
     def test_optimizers(self) -> None:
@@ -224,11 +222,11 @@ class TestDifferences:
         with pytest.raises(ValueError, match=r"rank 0: optimizer Adam.*rank 1: optimizer Adam"):
             model.fit(X, Y, verbose=0)
 
-    def test_places(self) -> None:
+    def test_coordinates(self) -> None:
         with on("pipe").scope():
             model = stages(0, rank())
             model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match=r"rank 0: variable .*h1/kernel.*'pipe': \[0\]}; rank 1:.*'pipe': \[1\]"):
+        with pytest.raises(ValueError, match=r"rank 0: variable .*h1/kernel.*'pipe': \[0\]} \| rank 1:.*'pipe': \[1\]"):
             model.fit(X, Y, verbose=0)
 
     def test_values(self) -> None:
