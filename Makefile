@@ -157,5 +157,5 @@ $(READY_HOROVOD): $(READY_DEV) strategies/install_horovod.py strategies/_horovod
 	@touch $@
 
 $(READY_READERS): $(READY_DEV)
-	$(PIP_INSTALL) --editable '.[readers]'
+	$(PIP_INSTALL) --editable '.[benchmarks,readers]'
 	@touch $@

@@ -11,7 +11,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import pytest
 import tensorflow as tf
 
-from tests.graphs import collect_seldom, compile_on_request, forget_gradients
+from tests.graphs import collect_seldom, forget_gradients
 from tests.selecting import leave_to_parity_all
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ tf.config.set_logical_device_configuration(
 
 
 collect_seldom()
-compile_on_request()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,9 +8,6 @@ takes. Under the strategies, graphs are freed with their models; the plain graph
 
 import gc
 import re
-from typing import Any
-
-from keras.src.trainers.trainer import Trainer
 
 from strategies._tf_internals import gradient_registry
 
@@ -34,16 +31,3 @@ def collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-def compile_on_request() -> None:
-    """Makes Keras compile a step with XLA only if a program passes ``jit_compile=True``. Call it once, at first.
-
-    By default, plain Keras compiles every model, which takes seconds, and the strategies none on CPUs. The models with
-    which results are compared are run by TensorFlow, too.
-    """
-
-    def resolved(self: Any) -> bool:
-        return False
-
-    Trainer._resolve_auto_jit_compile = resolved

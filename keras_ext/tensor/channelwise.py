@@ -110,7 +110,8 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
 
     def _on_main_part(self, weight: layer_api.SplitWeight) -> Any:
         shards = self._placed()
-        # An op on the shard's device, whose gradient is there, too; the join's alone would be on the main device.
+        # Multiplies on the shard's device, so that the gradient is computed there, too; the gradient of a join alone
+        # would be computed on the main device.
         values = shards.run_each(lambda value: ops.multiply(value, 1.0), shards.select_owned(weight.shards))
         return shards.gather(values, 0)
 

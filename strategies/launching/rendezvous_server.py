@@ -98,7 +98,7 @@ class RendezvousServer:
         timeout_seconds = min(timeout_seconds, _PROBE_SECONDS) if probe.is_active else timeout_seconds
         ready = [key.fileobj for key, _ in self._selector.select(max(0.0, timeout_seconds))]
         # Known connections before new ones: a node that has left frees its rank for a restarted launcher.
-        for channel in sorted(ready, key=lambda ready: self._rank_by_channel.get(ready) is None):  # type: ignore[call-overload]
+        for channel in sorted(ready, key=lambda each: each not in self._rank_by_channel):
             if isinstance(channel, Channel):
                 self._receive(channel, probe)
             else:

@@ -267,9 +267,8 @@ class DeviceMesh:
 
         The replicas are the positions of the axes "data" and "expert".
         """
-        axes = [i for i, name in enumerate(self.axis_names) if name in ("data", "expert")]
-        indices = np.moveaxis(np.arange(self.size).reshape(self.axis_sizes), axes, range(len(axes)))
-        return tuple(tuple(self.devices[i] for i in row) for row in indices.reshape(self.num_replicas, -1))
+        data_groups = self.with_experts_as_data().groups("data")
+        return tuple(tuple(self.devices[c[r]] for c in data_groups) for r in range(self.num_replicas))
 
     def local_indices(self, rank: int) -> tuple[int, ...]:
         """Returns the flat indices that process `rank` owns, ascending."""

@@ -27,13 +27,12 @@ def main(kind: str, folder: Path, names: list[str]) -> None:
     strategy = getattr(strategies, kind)(**arguments)
     rank = strategy.rank
 
-    from tests.graphs import collect_seldom, compile_on_request
+    from tests.graphs import collect_seldom
     from tests.strategies.parity.cases import ALL
     from tests.strategies.parity.cases_sharded import OWN, PARTS
     from tests.strategies.parity.harness import execute
 
     collect_seldom()
-    compile_on_request()
     # As in pytest, where the plain model runs: with a metric of one class Keras leaves an array, which NumPy before 2.4
     # converts to a number with a warning.
     warnings.filterwarnings("error", message="Conversion of an array with ndim > 0", category=DeprecationWarning)

@@ -254,7 +254,7 @@ class TestPrograms:
         assert float(dense().optimizer.learning_rate) == pytest.approx(0.05)
 
     def test_xla_inside_replicas(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The numbers are those of one device, uncompiled; uncompiled parts are logged on one rank, once."""
+        """The numbers are those of one device, compiled and not; uncompiled parts are logged on one rank, once."""
         logger = "strategies._keras_hooks.compiled_steps"
         caplog.set_level("INFO", logger)
         x, y = regression()
@@ -269,14 +269,15 @@ class TestPrograms:
                 optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
                 model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit)
             # The last batch has 2 rows, the one before 7.
-            history = model.fit(x, y, batch_size=7, epochs=1, verbose=0, shuffle=False).history
+            history = model.fit(x, y, batch_size=7, epochs=2, verbose=0, shuffle=False).history
             evaluated = model.evaluate(x, y, batch_size=7, verbose=0)
             return [*model.get_weights(), *history.values(), evaluated, model.predict(x, verbose=0)]
 
         ours = trained(True, strategy().scope())
         assert all_ranks(num_lines()) == [0, 0]
-        for one, other in zip(ours, trained(False, contextlib.nullcontext()), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+        for jit in (False, True):
+            for one, other in zip(ours, trained(jit, contextlib.nullcontext()), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
         with strategy().scope():
             normalization = keras.layers.BatchNormalization(synchronized=True)
         trained(True, strategy().scope(), normalization)

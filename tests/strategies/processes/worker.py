@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tests.graphs import collect_seldom, compile_on_request, forget_gradients
+from tests.graphs import collect_seldom, forget_gradients
 
 
 class LetsGraphsGo:
@@ -28,7 +28,6 @@ if __name__ == "__main__":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
     collect_seldom()
-    compile_on_request()
     # The conftest is left out because it makes eight devices.
     options = ["-x", "-q", "-p", "no:cacheprovider", "--noconftest"]
     # Ranks that clean up pytest's common folder at the same time disturb each other.
