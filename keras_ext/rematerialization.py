@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import keras
 
+from keras_ext.tensor.split_tensor import SplitTensor, tensors_of, with_tensors
 from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
 from strategies import layer_api
 
@@ -118,13 +119,14 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
     flat = keras.tree.flatten((args, kwargs))
     if layer_api.in_stateless_scope() or not layer_api.may_recompute(flat):
         return call(*args, **kwargs)
-    indices = [i for i, value in enumerate(flat) if keras.ops.is_tensor(value)]
-    masks = metadata_of([flat[i] for i in indices], MASK)
+    indices = [i for i, value in enumerate(flat) if keras.ops.is_tensor(value) or isinstance(value, SplitTensor)]
+    inputs = [flat[i] for i in indices]
+    masks = metadata_of(inputs, MASK)
     form: dict[str, Any] = {}
 
     def compute(*tensors: Any) -> list[Any]:
-        rest = iter(tensors[len(indices) :])
-        own = tensors[: len(indices)]
+        rest = iter(tensors)
+        own = with_tensors(inputs, rest)
         set_metadata(own, MASK, [None if mask is None else next(rest) for mask in masks])
         filled = list(flat)
         for i, tensor in zip(indices, own, strict=True):
@@ -134,7 +136,7 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
         made = keras.tree.flatten(outputs)
         added = list(_losses_taken(layer))
         form.update(outputs=outputs, made=made, masks=metadata_of(made, MASK), logits=metadata_of(made, LOGITS))
-        return [*not_none(made), *not_none(form["masks"]), *not_none(form["logits"]), *added]
+        return [*tensors_of(made), *not_none(form["masks"]), *not_none(form["logits"]), *added]
 
     trained = {id(variable): variable for variable in layer.trainable_variables}
     others = [variable for variable in layer.variables if id(variable) not in trained]
@@ -144,11 +146,11 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
         with keras.StatelessScope(list(zip(others, state, strict=True)), collect_losses=True):
             return compute(*tensors)
 
-    given = [*(flat[i] for i in indices), *not_none(masks)]
+    given = [*tensors_of(inputs), *not_none(masks)]
     # Losses from an earlier call of the layer are kept, but do not belong to this one.
     before = list(_losses_taken(layer))
     results = iter(layer_api.recomputed(compute, given, list(trained.values()), others, recompute, offload=offload))
-    outputs = [None if value is None else next(results) for value in form["made"]]
+    outputs = with_tensors(form["made"], results)
     for name, values in ((MASK, form["masks"]), (LOGITS, form["logits"])):
         set_metadata(outputs, name, [None if value is None else next(results) for value in values])
     for loss in (*before, *results):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,33 @@ def whole_tensor(tensor: Any) -> Any:
     if tensor._keras_mask is not None:
         whole._keras_mask = tensor._keras_mask
     return whole
+
+
+def tensors_of(values: Sequence[Any]) -> list[Any]:
+    """Returns the tensors of which values consist: the pieces of tensors in pieces, and their size if it is a tensor.
+
+    Values that are None have none. :func:`with_tensors` is the inverse.
+    """
+    found = []
+    for value in values:
+        if isinstance(value, SplitTensor):
+            found += [*value.pieces, *([value.size] if ops.is_tensor(value.size) else [])]
+        elif value is not None:
+            found.append(value)
+    return found
+
+
+def with_tensors(values: Sequence[Any], tensors: Iterator[Any]) -> list[Any]:
+    """Returns values like ``values``, without their masks, that consist of the next of ``tensors``."""
+    return [None if value is None else _with_tensors(value, tensors) for value in values]
+
+
+def _with_tensors(value: Any, tensors: Iterator[Any]) -> Any:
+    if not isinstance(value, SplitTensor):
+        return next(tensors)
+    pieces = [next(tensors) for _ in value.pieces]
+    size = next(tensors) if ops.is_tensor(value.size) else value.size
+    return SplitTensor(pieces, value.dim, value.shards, size)
 
 
 def cut_alike(tensors: Sequence[Any]) -> list[Any]:

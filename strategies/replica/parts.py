@@ -27,6 +27,7 @@ from strategies.collectives.process_groups import ProcessGroups
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.graph_lifetimes import numpy_functions_held
 from strategies.replica.passes import Passes, Recompute
+from strategies.replica.placed_gradients import compute_on
 from strategies.replica.traced_passes import added
 from strategies.topology.devices import full_name, short_name
 from strategies.topology.mesh import DeviceMesh
@@ -373,9 +374,6 @@ class ReplicaParts:
     def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns ``function(*inputs)``. It is computed on the device of `part`, and so is its gradient.
 
-        TensorFlow puts the ops of a gradient on the device of the caller of ``tape.gradient``, wherever the ops of the
-        forward pass are. Here both stay where the variables are.
-
         Args:
             part: one of this replica's parts.
             function: takes the tensors, returns one or a list; must be differentiable in floating-point ones.
@@ -384,28 +382,7 @@ class ReplicaParts:
         """
         if self.mesh.size == 1:
             return function(*(tf.convert_to_tensor(value) for value in inputs))
-        device = self.device(part)
-
-        @tf.custom_gradient
-        def region(*tensors: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
-            watched = [tensor for tensor in tensors if tensor.dtype.is_floating]
-            # Persistent, since the outer tape may be.
-            with tf.GradientTape(persistent=True) as tape:
-                tape.watch(watched)
-                outputs = function(*tensors)
-
-            def backward(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
-                with tf.device(device):
-                    flat = tf.nest.flatten(outputs)
-                    found = iter(
-                        tape.gradient(flat, watched, list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO)
-                    )
-                    return [next(found) if tensor.dtype.is_floating else None for tensor in tensors]
-
-            return outputs, backward
-
-        with tf.device(device):
-            return region(*(tf.convert_to_tensor(value) for value in inputs))
+        return compute_on(self.device(part), function, inputs)
 
 
 def _own_rows_or_zeros(value: Any) -> Any:

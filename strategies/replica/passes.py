@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from strategies.batches import shares
 from strategies.replica.overwritten import is_overwritten, maximum, warn_if_summed
+from strategies.replica.placed_gradients import with_distinct_gradients
 from strategies.replica.placeholders import SHARDED, Placeholders
 from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
@@ -143,13 +144,13 @@ class Passes:
         """Computes the outputs; returns them with a function from their gradients to those of inputs and variables."""
         if self._recompute is None:
             with self._recording(inputs) as tape:
-                outputs = list(self._function(*inputs))
+                outputs = list(self._function(*with_distinct_gradients(inputs)))
             return outputs, lambda upstream: self._gradients(tape, outputs, inputs, upstream)
         recompute, state = self._recompute, self._recompute.state()
 
         def gradients_of(upstream: Sequence[Any]) -> list[Any]:
             with self._recording(inputs) as tape:
-                made = list(recompute.function(state, *inputs))
+                made = list(recompute.function(state, *with_distinct_gradients(inputs)))
             return self._gradients(tape, made, inputs, upstream)
 
         return list(self._function(*inputs)), gradients_of

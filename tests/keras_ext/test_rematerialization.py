@@ -130,8 +130,10 @@ def test_split_layers_inside_of_blocks() -> None:
         return keras_ext.parallelize(model) if has_axes else model
 
     plain = trained(make, vectors(), labels(), again=False)
-    split = trained(make, vectors(), labels(), again=True, strategy=mesh_strategy({"data": 2, "tensor": 2}))
-    assert_same(split, plain, TOLERANCE)
+    # The named layers return pieces of their output, and take pieces.
+    for again in (True, {"which": ["up_a", "down_b"]}):
+        split = trained(make, vectors(), labels(), again=again, strategy=mesh_strategy({"data": 2, "tensor": 2}))
+        assert_same(split, plain, TOLERANCE)
 
 
 def test_a_block_holds_its_inputs_only() -> None:
