@@ -14,8 +14,8 @@ from strategies._keras_hooks.sharded_optimizers import some_need_whole
 from strategies._keras_hooks.summaries import write_scalars
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import variables_undrawn
-from strategies._keras_hooks.wrapping import engine_of
 from strategies.control_plane.preemption import Saver
+from strategies.engine.engine import engine_of
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value

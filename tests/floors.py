@@ -182,7 +182,7 @@ ROOMS = (
         3,
         ("strategies.layer_api",),
         ("keras",),
-        ("plans", "control plane", "rank end", "replica", "saving", "keras hooks"),
+        ("plans", "control plane", "rank end", "replica", "engine", "saving", "keras hooks"),
     ),
     Room(
         "strategy",

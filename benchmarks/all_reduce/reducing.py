@@ -36,7 +36,7 @@ def make_reduce(name: str) -> Reduce:
     match name:
         case "multi_worker" | "horovod":
             make = strategies.MultiWorkerMirroredStrategy if name == "multi_worker" else strategies.HorovodStrategy
-            return make().extended.process_group.sum
+            return make().extended.engine.process_group.sum
         case "stock":
             return _stock()
     raise ValueError(f"Expected multi_worker, horovod or stock. Received: {name!r}.")

@@ -18,7 +18,7 @@ def make_exchange(strategy: Any, case: Case, num_values: int) -> clock.Call:
         case: its shards sum, or its stages send back and forth.
         num_values: number of float32 values of a message.
     """
-    groups = strategy.extended.parts.groups
+    groups = strategy.extended.engine.parts.groups
     collectives, axis = groups.collectives, case.axis
     if collectives is None:
         raise ValueError(f"Expected processes joined along {axis!r}. Received: one process.")

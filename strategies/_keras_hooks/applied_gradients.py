@@ -16,8 +16,8 @@ from strategies._tf_internals import Mirrored, ReplicaContext, UpdateContext
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn
+from strategies.engine.engine import Engine
 from strategies.engine.layout import local_values
-from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.overwritten import is_overwritten
 
 #: Kinds of a gradient that is the same on all replicas.
@@ -89,7 +89,7 @@ def can_synchronize(context: Any) -> bool:
 
 
 def apply_alone(
-    engine: ReplicatedExtended,
+    engine: Engine,
     optimizer: keras.Optimizer,
     gradients: Sequence[Any],
     variables: Sequence[Any] | None,

@@ -19,12 +19,13 @@ from keras.src.callbacks import backup_and_restore, callback_list, model_checkpo
 from strategies._keras_hooks import same_models
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from strategies._keras_hooks.keras_versions import ORBAX_CHECKPOINTS
-from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
+from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import row_warnings
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
+from strategies.engine.engine import engine_of
 from strategies.engine.variables import MetricVariable
 from strategies.replica.splitting import SplitWeight, joined
 from strategies.saving.driving import drive
@@ -204,7 +205,7 @@ def _on_epoch_end(
     # All processes stop, or end, if one of them stops or was asked to end.
     weights = same_models.replicated_weights(model)
     what = f"the weights of the model {model.name!r}, at the end of epoch {epoch + 1}"
-    member = callbacks.model.distribute_strategy.extended.member
+    member = callbacks.model.distribute_strategy.extended.engine.member
     mine = (int(bool(model.stop_training)), int(member.preemption.is_asked), *member.shares.taken())
     by_rank = same_models.gathered_with_checksums(weights, process_group, what, *mine)
     model.stop_training = any(wants for wants, *_ in by_rank)

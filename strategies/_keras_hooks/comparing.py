@@ -13,13 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.collectives.texts import gather_texts
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import Engine
 
 _MOST_SHOWN = 3
 _ANY = re.compile("")
 
 
-def compare(engine: ReplicatedExtended, lines: Sequence[str], remedy: str = "", where: re.Pattern[str] = _ANY) -> None:
+def compare(engine: Engine, lines: Sequence[str], remedy: str = "", where: re.Pattern[str] = _ANY) -> None:
     """Compares lines between all processes of a job. All processes call it, the same number of times.
 
     Args:
@@ -55,7 +55,7 @@ def difference(lines_by_rank: Sequence[Sequence[str]], remedy: str = "", where: 
     )
 
 
-def _differing(engine: ReplicatedExtended, lines: list[str]) -> list[list[str]] | None:
+def _differing(engine: Engine, lines: list[str]) -> list[list[str]] | None:
     if engine.member.has_store:
         return engine.member.differing(lines)
     group = engine.process_group

@@ -24,11 +24,11 @@ from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.row_wise import is_row_wise
-from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
+from strategies._keras_hooks.wrapping import overrides, wrap
 from strategies.batches import shares
 from strategies.batches.padding import Padding
 from strategies.engine.compiled_replica import NotCompilableError, compute
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import Engine, engine_of
 
 _logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _is_compiled(model: keras.Model) -> bool:
     return bool(model.built)
 
 
-def _known_reason(model: keras.Model, engine: ReplicatedExtended) -> str | None:
+def _known_reason(model: keras.Model, engine: Engine) -> str | None:
     if engine.central is not None:
         return "its variables are on a device of their own"
     if engine.parts.mesh.size > 1:

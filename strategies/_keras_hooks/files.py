@@ -19,9 +19,9 @@ from keras.src.utils import file_utils
 
 from strategies._keras_hooks.legacy_files import plain_form
 from strategies._keras_hooks.stored_values import reading_in_ranges
-from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
+from strategies._keras_hooks.wrapping import Rest, Result, wrap
+from strategies.engine.engine import Engine, engine_of
 from strategies.engine.exported_weights import owns_all
-from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import accumulators_of, check_known
 from strategies.saving.driving import drive
 from strategies.saving.late_errors import late_errors, open_late
@@ -45,13 +45,13 @@ def install() -> None:
         wrap(public, "load_model", _load_model, in_step=False)
 
 
-def _engine(model: keras.Model | None) -> ReplicatedExtended | None:
+def _engine(model: keras.Model | None) -> Engine | None:
     """Returns the engine of the model, or of the current strategy, if its job has several processes."""
     engine = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
     return None if engine is None or engine.process_group is None else engine
 
 
-def _reading(engine: ReplicatedExtended | None) -> contextlib.AbstractContextManager[None]:
+def _reading(engine: Engine | None) -> contextlib.AbstractContextManager[None]:
     spans = engine is not None and engine.parts.spans_processes
     return reading_in_ranges() if spans else contextlib.nullcontext()
 

@@ -24,11 +24,12 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 from keras.src.metrics import reduction_metrics
 
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn
+from strategies.engine.engine import engine_of
 from strategies.engine.row_gathers import gather_rows
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.joinable import check_needs_no_others

@@ -28,13 +28,13 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
-from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
+from strategies._keras_hooks.wrapping import overrides, wrap
 from strategies._tf_internals import ReplicaContext, gradient_record
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn_of
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import Engine, engine_of
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.replica.overwritten import is_overwritten, warn_if_summed
 from strategies.replica.passes import differentiates_passes
@@ -261,7 +261,7 @@ def _is_alike(share: shares.Share, source: Any) -> bool:
     return not isinstance(source, tf.Tensor) or share.dependence.kind(source) is Kind.SAME
 
 
-def _as_shard(engine: ReplicatedExtended, total: Any, source: Any) -> Any:
+def _as_shard(engine: Engine, total: Any, source: Any) -> Any:
     """Marks the gradient of a shard, so that operations that look at all of its numbers are found; returns it."""
     if weight_of(source) is not None and isinstance(total, tf.Tensor):
         mark(total, Kind.SHARD_APART if engine.parts.crosses("tensor") else Kind.SHARD)
@@ -275,7 +275,7 @@ def _as_term(gradient: Any) -> Any:
     return gradient
 
 
-def _summed(engine: ReplicatedExtended, share: shares.Share, gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
+def _summed(engine: Engine, share: shares.Share, gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
     """Returns differentiable sums of gradients over all replicas; None stays None."""
     mine = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not mine:
@@ -293,7 +293,7 @@ def _summed(engine: ReplicatedExtended, share: shares.Share, gradients: list[Any
     return found
 
 
-def _met(engine: ReplicatedExtended, gradients: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+def _met(engine: Engine, gradients: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
     """Sums gradients over all replicas."""
 
     def across(_: tf.distribute.Strategy, gradients: list[Any]) -> list[Any]:
@@ -306,7 +306,7 @@ def _met(engine: ReplicatedExtended, gradients: Sequence[Any], targets: Sequence
     return list(totals)
 
 
-def _recorded(engine: ReplicatedExtended, gradients: Sequence[tf.Tensor], targets: Sequence[Any]) -> list[Any]:
+def _recorded(engine: Engine, gradients: Sequence[tf.Tensor], targets: Sequence[Any]) -> list[Any]:
     """Sums gradients as :func:`_met` does; the sum's gradient is the sum of all replicas' upstream gradients.
 
     ``tf.custom_gradient`` is not used: it would look for variables in the whole graph, which other replicas have made.

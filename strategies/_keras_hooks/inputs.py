@@ -13,12 +13,12 @@ from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
 from strategies._keras_hooks import same_inputs
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import wrap
 from strategies.batches.compared_dataset import ComparedDataset
 from strategies.batches.pipeline_ops import reads_generator
 from strategies.batches.prefetch import ReadAheadDataset
 from strategies.batches.sharding import AgreedDataset
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import Engine, engine_of
 from strategies.engine.seeds import agree_on_random_state
 
 
@@ -59,7 +59,7 @@ def _epoch_iterator(
         iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.layout.devices)
 
 
-def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: ReplicatedExtended) -> bool:
+def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: Engine) -> bool:
     """Returns True if elements may be prefetched to the devices, before their step.
 
     False for generators, which the user may continue to read after the last step. With `steps_per_execution`, the steps

@@ -15,8 +15,9 @@ from keras.src.backend.tensorflow import core
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.dtype_policies.dtype_policy import DTypePolicy
 
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import PerReplica
+from strategies.engine.engine import engine_of
 from strategies.engine.sharded_variables import ShardedVariable
 
 _RUN = (

@@ -9,7 +9,8 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import core
 
 from strategies._keras_hooks.settled_initializers import settled
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import wrap
+from strategies.engine.engine import engine_of
 from strategies.engine.placed_variables import asking_for
 from strategies.replica.overwritten import note_owner
 

@@ -17,8 +17,9 @@ from keras.src.optimizers import base_optimizer
 from strategies._keras_hooks import sharded_optimizers
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.whole_updates import needs_whole
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import wrap
 from strategies.engine.central import making_optimizer_state
+from strategies.engine.engine import engine_of
 from strategies.replica.splitting import joined
 from strategies.replica.weight_identity import named_as_wholes
 

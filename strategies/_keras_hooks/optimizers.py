@@ -26,9 +26,10 @@ from strategies._keras_hooks import applied_gradients, optimizer_variables, shar
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.owned_variables import apply_owned
 from strategies._keras_hooks.whole_updates import needs_whole, shards_of, whole_pairs
-from strategies._keras_hooks.wrapping import Result, engine_of, wrap
+from strategies._keras_hooks.wrapping import Result, wrap
 from strategies._tf_internals import get_update_replica_id
 from strategies.engine.central import making_optimizer_state
+from strategies.engine.engine import engine_of
 from strategies.engine.gradient_sync import Accumulation
 from strategies.replica.overwritten import is_overwritten
 from strategies.replica.splitting import SplitWeight, joined

@@ -26,6 +26,7 @@ from strategies.batches.row_counts import RowCount
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import warn
+from strategies.engine.engine import Engine, engine_of
 from strategies.replica import drawing
 from strategies.replica.recomputed import check_seeded
 
@@ -69,23 +70,22 @@ def _next(
 
 def _global_seed_generator(original: Callable[[], keras.random.SeedGenerator]) -> keras.random.SeedGenerator:
     check_seeded()
-    share = shares.current()
-    if share is None:
+    share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
+    if share is None or engine is None:
         return original()
     # Keras keeps one generator per thread, so that every replica would make its own at every trace.
-    return tf.distribute.get_replica_context().merge_call(_mirrored_seed_generator)
+    return tf.distribute.get_replica_context().merge_call(lambda _: _mirrored_seed_generator(engine))
 
 
-def _mirrored_seed_generator(strategy: tf.distribute.Strategy) -> keras.random.SeedGenerator:
-    extended: Any = strategy.extended
-    if extended.seed_generator is None:
+def _mirrored_seed_generator(engine: Engine) -> keras.random.SeedGenerator:
+    if engine.seed_generator is None:
         # Not all processes need trace a draw: Python's state is restored, so that they draw the same numbers next.
         state = python_random.getstate()
         with tf.init_scope():
-            extended.seed_generator = seed_generator.SeedGenerator()
-        if extended.parts.spans_processes:
+            engine.seed_generator = seed_generator.SeedGenerator()
+        if engine.parts.spans_processes:
             python_random.setstate(state)
-    return extended.seed_generator
+    return engine.seed_generator
 
 
 def _normal(

@@ -14,7 +14,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import core
 
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import wrap
+from strategies.engine.engine import engine_of
 from strategies.replica.row_exchange import lie_on_replicas
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from strategies._keras_hooks.comparing import compare as compare_lines
 from strategies._tf_internals import BatchDataset, ParallelBatchDataset, ShardDataset
 from strategies.batches.first_batch import REMEDY
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import Engine
 
 _NAMES = ("steps_per_epoch", "batch_size", "shuffle", "class_weight", "steps_per_execution")
 #: The arguments that hold rows.
@@ -51,7 +51,7 @@ def comparing_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
         _call.reset(token)
 
 
-def compare(engine: ReplicatedExtended, arguments: Mapping[str, Any]) -> None:
+def compare(engine: Engine, arguments: Mapping[str, Any]) -> None:
     """Compares the arguments of Keras' epoch iterator between processes. All processes call it.
 
     Raises:

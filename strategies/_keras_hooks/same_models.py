@@ -17,10 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._keras_hooks.comparing import compare as compare_lines
-from strategies._keras_hooks.wrapping import engine_of
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.process_group import ProcessGroup
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import Engine, engine_of
 from strategies.engine.sharded_variables import ShardedVariable
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
@@ -114,7 +113,7 @@ def _names(given: Any) -> list[str]:
     return [_plain(str(name)) for name in names]
 
 
-def _compare_values(model: keras.Model, engine: ReplicatedExtended, job: ProcessGroup) -> None:
+def _compare_values(model: keras.Model, engine: Engine, job: ProcessGroup) -> None:
     """Refuses different values of a variable on its owner ranks: nothing would make them agree again."""
     variables = _alike(model)
     if model in _known or not engine.parts.spans_processes:

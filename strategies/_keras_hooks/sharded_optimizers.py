@@ -15,11 +15,11 @@ from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.whole_updates import needs_whole, overrides_gradients
-from strategies._keras_hooks.wrapping import engine_of, wrap
+from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import UpdateContext
 from strategies.collectives.descriptions import listed
+from strategies.engine.engine import Engine, engine_of
 from strategies.engine.partition import Partition
-from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.engine.sharded_updates import ShardedUpdates
 from strategies.engine.slice_slots import Announced, creating_slot
@@ -89,7 +89,7 @@ def partition_of(optimizer: keras.Optimizer) -> Partition | None:
 
 
 def apply(
-    engine: ReplicatedExtended,
+    engine: Engine,
     optimizer: keras.Optimizer,
     gradients: Sequence[Any],
     variables: Sequence[Any] | None,

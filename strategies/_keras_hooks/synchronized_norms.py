@@ -17,11 +17,12 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import nn as keras_tf_nn
 from keras.src.layers.normalization import batch_normalization
 
-from strategies._keras_hooks.wrapping import Rest, engine_of, wrap
+from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import warn
+from strategies.engine.engine import engine_of
 from strategies.engine.findings import Finding
 
 _SUM = tf.distribute.ReduceOp.SUM

@@ -21,8 +21,9 @@ from keras.src.optimizers import base_optimizer
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks import compiled_steps, gradients
-from strategies._keras_hooks.wrapping import engine_of, overrides, wrap
+from strategies._keras_hooks.wrapping import overrides, wrap
 from strategies.batches import shares
+from strategies.engine.engine import engine_of
 
 _may_defer: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_may_defer", default=False)
 

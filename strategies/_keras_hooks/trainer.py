@@ -29,7 +29,7 @@ from strategies._keras_hooks import (
 )
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.outside import check_part, other_strategy_error
-from strategies._keras_hooks.wrapping import Rest, Result, engine_of, wrap
+from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
 from strategies.batches.padding import Source
@@ -38,6 +38,7 @@ from strategies.batches.row_marks import mark_reduced
 from strategies.batches.sharding import AgreedIterator
 from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer
+from strategies.engine.engine import engine_of
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.splitting import check_frozen

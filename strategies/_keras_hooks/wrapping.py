@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import engine_of
 from strategies.replica.parts import ReplicaParts
 
 _MARK = "_keras_strategies_wrapper"
@@ -97,12 +97,6 @@ def full_name(owner: Any, name: str) -> str:
 def overrides(owner: Any, base: type, name: str) -> bool:
     """Returns True if ``owner``, or its class, overrides a method of a class of Keras."""
     return getattr(getattr(owner, name, None), "__func__", None) is not vars(base)[name]
-
-
-def engine_of(strategy: tf.distribute.Strategy) -> ReplicatedExtended | None:
-    """Returns the strategy's engine if the strategy is one of this package's, else None."""
-    extended = strategy.extended
-    return extended if isinstance(extended, ReplicatedExtended) else None
 
 
 def spanning_parts() -> ReplicaParts | None:

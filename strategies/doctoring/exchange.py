@@ -77,7 +77,7 @@ def run_exchange(flags: argparse.Namespace) -> int:
         print(json.dumps({"devices": list(strategy.extended.worker_devices)}), flush=True)
         print(json.dumps({"rates": measure(strategy, flags.max_mb)}), flush=True)
         if flags.mesh:
-            print(json.dumps({"axes": measure_axes(strategy.extended.parts.groups, flags.max_mb)}), flush=True)
+            print(json.dumps({"axes": measure_axes(strategy.extended.engine.parts.groups, flags.max_mb)}), flush=True)
     except Exception as error:
         # Any error is reported as a problem in words.
         print(json.dumps({"problem": str(error).strip() or type(error).__name__}), flush=True)

@@ -33,7 +33,7 @@ def measure(strategy: Any, max_mb: float) -> dict[str, Any]:
     Raises:
         ValueError: a sum is wrong.
     """
-    process_group = strategy.extended.process_group
+    process_group = strategy.extended.engine.process_group
     by_size = by_sizes(functools.partial(sum_seconds, process_group, tf.float32), max_mb)
     size_mb = min(SIZE_OF_EACH_DTYPE_MB, max_mb)
     by_dtype = {

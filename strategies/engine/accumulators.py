@@ -47,10 +47,8 @@ class Accumulators:
         """True inside :meth:`creating`."""
         return self._optimizer is not None
 
-    def create(self, create: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Returns an accumulator made by ``create``; None outside :meth:`creating`."""
-        if self._optimizer is None:
-            return None
+    def create(self, create: Callable[..., Any], kwargs: dict[str, Any]) -> PartialSumVariable:
+        """Returns an accumulator over a variable made by ``create``. Call it inside :meth:`creating`."""
         made = create(
             **kwargs
             | {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}

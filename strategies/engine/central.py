@@ -86,7 +86,7 @@ class CentralVariable(ReplicaStateVariable):
         return context.merge_call(functools.partial(self._written_once, update_fn), args=(value,), kwargs=kwargs)
 
     def _written_once(self, update_fn: Callable[..., Any], strategy: Any, value: Any, **kwargs: Any) -> Any:
-        agreed = strategy.extended.central.mean(value) if self.dtype.is_floating else local_values(value)[0]
+        agreed = strategy.extended.engine.central.mean(value) if self.dtype.is_floating else local_values(value)[0]
         return strategy.extended.update(self, update_fn, args=(agreed,), kwargs=kwargs, group=True)
 
 
@@ -121,22 +121,21 @@ class CentralStorage:
         self._reductions = reductions
         self._steps = steps
 
-    def create(self, strategy: Any, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> CentralVariable | None:
-        """Returns a variable on the parameter device; None if each replica has its own component.
+    def create(self, strategy: Any, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> CentralVariable:
+        """Returns a variable on the parameter device.
 
         Args:
             strategy: the strategy under which it is created.
             next_creator: TensorFlow's variable creator.
             kwargs: the creator's arguments; modified in place.
         """
-        if not self._keeps(kwargs):
-            return None
         kwargs.pop("colocate_with", None)
         with tf.device(self.device):
             component = next_creator(**kwargs)
         return CentralVariable(strategy, [component], component.aggregation)
 
-    def _keeps(self, kwargs: dict[str, Any]) -> bool:
+    def keeps(self, kwargs: dict[str, Any]) -> bool:
+        """Returns True if a variable with these arguments is on the parameter device, not on each replica's."""
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return False
         if is_optimizer_state() or isinstance(kwargs.get("colocate_with"), CentralVariable):

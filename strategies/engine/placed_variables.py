@@ -34,29 +34,41 @@ def asking_for(shape: Sequence[int], dtype: str) -> Iterator[None]:
         _asked.reset(token)
 
 
-def without_value(parts: ReplicaParts, part: int | None, kwargs: dict[str, Any], *, may_defer: bool = True) -> Any:
-    """Returns the component of a variable that is not initialized now; None for one that TensorFlow is to create.
+def has_value(part: int | None, kwargs: dict[str, Any], *, may_defer: bool = True) -> bool:
+    """Returns True if this process initializes a variable now; else :func:`without_value` creates it.
+
+    Args:
+        part: the owned part that holds the variable; None if this process owns no part at its coordinates.
+        kwargs: the arguments of the variable's creation.
+        may_defer: True if its initialization can wait until it is needed.
+    """
+    if _is_elsewhere(part, kwargs):
+        return False
+    on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+    if not may_defer or not callable(kwargs.get("initial_value")) or on_read:
+        return True
+    return not form_of(kwargs)["dtype"].is_floating
+
+
+def without_value(parts: ReplicaParts, part: int | None, kwargs: dict[str, Any]) -> RemoteVariable | DeferredVariable:
+    """Returns the component of a variable that is not initialized now; see :func:`has_value`.
 
     Args:
         parts: the parts of a replica that spans processes.
         part: the owned part that holds the variable; None if this process owns no part at its coordinates.
         kwargs: the arguments of the variable's creation.
-        may_defer: True if its initialization can wait until it is needed.
     """
-    reference = kwargs.get("colocate_with")
-    initial_value = kwargs.get("initial_value")
-    is_elsewhere = part is None if reference is None else is_remote(reference)
-    on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-    if not is_elsewhere and (not may_defer or not callable(initial_value) or on_read):
-        return None
-    own = form_of(kwargs)
-    if not is_elsewhere and not own["dtype"].is_floating:
-        return None
-    if is_elsewhere:
+    reference, initial_value = kwargs.get("colocate_with"), kwargs.get("initial_value")
+    if _is_elsewhere(part, kwargs):
         return remote(reference.values[0].owner if reference is not None else current_owner(parts), kwargs)
     device = parts.part_devices(part or 0)[0] if reference is None else _device_of(reference)
     with tf.device(device):
-        return DeferredVariable(initial_value if callable(initial_value) else lambda: initial_value, **own)
+        return DeferredVariable(initial_value if callable(initial_value) else lambda: initial_value, **form_of(kwargs))
+
+
+def _is_elsewhere(part: int | None, kwargs: dict[str, Any]) -> bool:
+    reference = kwargs.get("colocate_with")
+    return part is None if reference is None else bool(is_remote(reference))
 
 
 def remote(owner: int, kwargs: dict[str, Any]) -> RemoteVariable:

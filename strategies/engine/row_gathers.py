@@ -199,7 +199,7 @@ def _sizes_of_processes(strategy: Any, *sizes: Any) -> list[Any]:
         strategy: the strategy of the replicas.
         *sizes: for each tensor the number of rows of each local replica.
     """
-    layout: ReplicaLayout = strategy.extended.layout
+    layout: ReplicaLayout = strategy.extended.engine.layout
     with tf.device(layout.devices[0]):
         local = tf.stack([tf.add_n(local_values(each)) for each in sizes])
         if layout.process_group is not None:
@@ -211,7 +211,7 @@ def _sizes_of_processes(strategy: Any, *sizes: Any) -> list[Any]:
 
 def _gathered(strategy: Any, values: Any, _: Any, in_processes: Any) -> list[Any]:
     """Returns the rows of all replicas, on each local device of the group that has the rows."""
-    layout: ReplicaLayout = strategy.extended.layout
+    layout: ReplicaLayout = strategy.extended.engine.layout
     k = layout.group_of(values)
     group, own = layout.groups[k], local_values(values)
     with tf.device(group.devices[0]):
@@ -233,7 +233,7 @@ def _gathered(strategy: Any, values: Any, _: Any, in_processes: Any) -> list[Any
 
 def _scattered(strategy: Any, values: Any, sizes: Any, in_processes: Any) -> list[Any]:
     """Returns each replica's own rows of the sum over all replicas."""
-    layout: ReplicaLayout = strategy.extended.layout
+    layout: ReplicaLayout = strategy.extended.engine.layout
     group = layout.groups[layout.group_of(values)]
     with tf.device(group.devices[0]):
         total = sum_in_order(local_values(values))
@@ -285,7 +285,7 @@ def _check_strategy() -> None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1 or in_shapes_only():
         return
-    if not isinstance(getattr(context.strategy.extended, "layout", None), ReplicaLayout):
+    if not isinstance(getattr(getattr(context.strategy.extended, "engine", None), "layout", None), ReplicaLayout):
         raise ValueError(
             "strategies.gather_rows and strategies.global_rows work under the strategies of this package. Make the "
             f"model in the scope of strategies.MirroredStrategy, or another one. Received: {context.strategy}"

@@ -156,7 +156,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
 
     def _component_of(self, write: state_writes.Write) -> Any:
         if write.differs:
-            self.distribute_strategy.extended.note_replica_write(self, by_program=True)
+            self.distribute_strategy.extended.engine.steps.note_write(self, by_program=True)
         return self._get()
 
     def read_value(self) -> tf.Tensor:
@@ -187,12 +187,12 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
         share = shares.current()
         if share is None or not share.in_trainer or share.num_replicas == 1 or not self.has_own_components:
             return
-        extended = self.distribute_strategy.extended
-        pending = extended.pending_write(self, share.replica_id)
+        steps = self.distribute_strategy.extended.engine.steps
+        pending = steps.pending_write(self, share.replica_id)
         if pending is None or not state_writes.must_agree(share, self._plain_name, *pending):
             return
         # Recorded first, since the component is read below and must not be synchronized again.
-        extended.note_agreed(self, share.replica_id)
+        steps.note_agreed(self, share.replica_id)
         component = self._get()
         component.assign(state_writes.mean(share, component.read_value()), read_value=False)
 
@@ -205,7 +205,7 @@ class ReplicaStateVariable(_ReadableNumber, MirroredVariable):
             state_writes.check_scattered(self._plain_name, value)
         # Integers are counters and random seeds, which advance equally on all replicas without being averaged.
         if self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating:
-            self.distribute_strategy.extended.note_replica_write(self)
+            self.distribute_strategy.extended.engine.steps.note_write(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
 
@@ -296,7 +296,7 @@ class PartialSumVariable(MetricVariable):
     @property
     def is_shared(self) -> bool:
         """True if other processes also hold partial sums."""
-        return self.distribute_strategy.extended.layout.process_group is not None
+        return self.distribute_strategy.extended.engine.layout.process_group is not None
 
     def _fix(self) -> str:
         return (
@@ -343,7 +343,7 @@ def level(accumulators: Sequence[PartialSumVariable]) -> None:
     spread = [variable for variable in accumulators if bool(variable.is_spread)]
     if not spread:
         return
-    with spread[0].distribute_strategy.extended.metric_totals(spread):
+    with spread[0].distribute_strategy.extended.engine.metric_totals(spread):
         for variable in spread:
             variable.assign(_total_of(variable), read_value=False)
 

@@ -79,7 +79,7 @@ def measure_communication(strategy: tf.distribute.Strategy) -> None:
 
 
 def _waits_of(strategy: tf.distribute.Strategy) -> Waits:
-    waits = getattr(strategy.extended, "waits", None)
+    waits = getattr(getattr(strategy.extended, "engine", None), "waits", None)
     if not isinstance(waits, Waits):
         raise ValueError(
             "Only the strategies of this package measure what they wait for. Received: "

@@ -54,7 +54,7 @@ def owners_of(variable: Any) -> Sequence[int]:
     alone = _notes(variable).get(_OWNER_RANK)
     if alone is not None:
         return (int(alone),)
-    parts: ReplicaParts = _distributed(variable).distribute_strategy.extended.parts
+    parts: ReplicaParts = _distributed(variable).distribute_strategy.extended.engine.parts
     coordinates = coordinates_of(variable)
     ranks = dict.fromkeys(parts.owner(part) for part in range(parts.mesh.size) if parts.is_at(part, coordinates))
     # The ranks of one replica are consecutive.
@@ -102,7 +102,7 @@ def agree_on(variables: Iterable[Any]) -> None:
 
 def job_of(variable: Any) -> Any:
     """Returns the process group of all processes of the strategy under which a variable was made."""
-    return _distributed(variable).distribute_strategy.extended.parts.groups.job
+    return _distributed(variable).distribute_strategy.extended.engine.parts.groups.job
 
 
 def _shards(variable: Any) -> Sequence[Any] | None:

@@ -397,5 +397,5 @@ _WHOLE = ReplicaParts(DeviceMesh.from_devices([""]), [[""]], [0], ProcessGroups(
 
 def current_parts() -> ReplicaParts:
     """Returns the parts of a replica under the strategy in whose scope this is called."""
-    parts = getattr(tf.distribute.get_strategy().extended, "parts", None)
+    parts = getattr(getattr(tf.distribute.get_strategy().extended, "engine", None), "parts", None)
     return parts if isinstance(parts, ReplicaParts) else _WHOLE

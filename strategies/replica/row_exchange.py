@@ -266,7 +266,8 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
             own = exchange.own(self.kernel)
             y = exchange.computed(tokens, counts, lambda tokens, counts: products(tokens, counts, own))
     """
-    found: RowExchange | None = getattr(tf.distribute.get_strategy().extended, "row_exchange", None)
+    engine = getattr(tf.distribute.get_strategy().extended, "engine", None)
+    found: RowExchange | None = getattr(engine, "row_exchange", None)
     return found if found is None or axis == "data" or found.is_expert_axis else None
 
 

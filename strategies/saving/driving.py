@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.texts import broadcast_text
+from strategies.engine.engine import Engine
 from strategies.engine.explained import explained
-from strategies.engine.replicated import ReplicatedExtended
 from strategies.replica.deferred import component_of
 from strategies.replica.driving import current_driver, driving
 from strategies.replica.fetching import assembled, drop, give_to_all, local_value, slices
@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 _END, _FAILED, _READ, _ASSIGN = range(4)
 
 
-def drive(engine: ReplicatedExtended, variables: Sequence[Any], function: Callable[[], _Result]) -> _Result | None:
+def drive(engine: Engine, variables: Sequence[Any], function: Callable[[], _Result]) -> _Result | None:
     """Runs ``function`` on rank 0, which may read and set ``variables`` of all processes; all of them call this.
 
     Where every process has all variables, rank 0 runs it and the others do nothing. Inside a driven function, it just

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from strategies.engine import save_counter
+from strategies.engine.engine import Engine
 from strategies.engine.explained import explained
-from strategies.engine.replicated import ReplicatedExtended
 from strategies.saving.driving import drive
 from strategies.saving.restoring import is_alone
 
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 def write_on_rank_0(
-    engine: ReplicatedExtended, filepath: object, variables: Sequence[Any], write: Callable[[object], _Result]
+    engine: Engine, filepath: object, variables: Sequence[Any], write: Callable[[object], _Result]
 ) -> _Result | None:
     """Calls ``write`` on rank 0, with a temporary path beside ``filepath`` that then replaces it.
 
@@ -50,9 +50,7 @@ def write_on_rank_0(
     return drive(engine, variables, lambda: _replace(engine, path, number, write))
 
 
-def _replace(
-    engine: ReplicatedExtended, path: pathlib.Path, number: int, write: Callable[[object], _Result]
-) -> _Result:
+def _replace(engine: Engine, path: pathlib.Path, number: int, write: Callable[[object], _Result]) -> _Result:
     for left in save_counter.unfinished(path):
         # Left by a program that was killed while it wrote this file.
         if left.is_file():
@@ -72,7 +70,7 @@ def _replace(
     return result
 
 
-def wait_until_written(engine: ReplicatedExtended | None, filepath: object) -> None:
+def wait_until_written(engine: Engine | None, filepath: object) -> None:
     """Waits until rank 0 has written the file that is to be read.
 
     Before weights are read into a model of several processes, all of them run a barrier. A model that is loaded outside

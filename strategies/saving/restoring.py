@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.texts import broadcast_text
+from strategies.engine.engine import Engine, engine_of
 from strategies.engine.explained import explained
 from strategies.engine.sharded_variables import shards_of_each
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
@@ -79,15 +80,16 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
     Raises:
         ValueError: on ranks other than 0, when ``load`` failed on rank 0, which raises the error itself.
     """
-    engine: Any = strategy.extended
-    process_group: ProcessGroup | None = getattr(engine, "process_group", None)
-    if process_group is None:
+    engine = engine_of(strategy)
+    if engine is None or engine.process_group is None:
         return load()
     with explained(engine.member):
-        return _load_and_send(engine, process_group, load, variables)
+        return _load_and_send(engine, engine.process_group, load, variables)
 
 
-def _load_and_send(engine: Any, process_group: ProcessGroup, load: Callable[[], str], variables: Sequence[Any]) -> str:
+def _load_and_send(
+    engine: Engine, process_group: ProcessGroup, load: Callable[[], str], variables: Sequence[Any]
+) -> str:
     """Loads on rank 0, and sends the loaded values to all processes."""
     values = [variable.value for variable in variables]
 

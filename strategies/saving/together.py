@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from strategies.collectives.texts import gather_texts
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import Engine, engine_of
 from strategies.engine.variables import MetricVariable
 from strategies.replica.splitting import value_of
 from strategies.saving.driving import drive
@@ -55,6 +55,6 @@ def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list
     return [text] if job is None else gather_texts(text, job)
 
 
-def _engine(model: Any) -> ReplicatedExtended | None:
-    engine = getattr(getattr(model, "distribute_strategy", None), "extended", None)
-    return engine if isinstance(engine, ReplicatedExtended) else None
+def _engine(model: Any) -> Engine | None:
+    strategy = getattr(model, "distribute_strategy", None)
+    return None if strategy is None else engine_of(strategy)

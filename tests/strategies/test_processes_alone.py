@@ -56,7 +56,9 @@ def test_alone_its_replicas_may_span_devices() -> None:
     for made in (strategies.MultiWorkerMirroredStrategy, strategies.HorovodStrategy):
         strategy = made(mesh={"data": -1, "pipe": 2, "tensor": 2})
         assert strategy.num_replicas_in_sync == 2
-        assert [group.devices[1][-5:] for group in strategy.extended.layout.groups] == [f"CPU:{i}" for i in range(4, 8)]
+        assert [group.devices[1][-5:] for group in strategy.extended.engine.layout.groups] == [
+            f"CPU:{i}" for i in range(4, 8)
+        ]
 
 
 def test_horovod_alone_is_one_process() -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import strategies
 from strategies.batches.prefetch import ReadAheadIterator
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.engine import Engine
 from tests.strategies.batches.test_prefetch import place_of
 from tests.would_be_gpus import would_be_gpus
 
@@ -81,7 +81,7 @@ def trained(model: keras.Model, case: str) -> Any:
     ["tf.data", "arrays", "steps", "short", "two datasets", "unknown length", "PyDataset", "several steps at once"],
 )
 def test_fit_equals_one_device(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReplicatedExtended, "computes_on_gpus", True)
+    monkeypatch.setattr(Engine, "computes_on_gpus", True)
     together = 3 if case == "several steps at once" else 1
     plain = make(together)
     expected = trained(plain, case)
@@ -99,7 +99,7 @@ def test_fit_equals_one_device(case: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("reads_ahead", [True, False])
 def test_steps_find_their_arguments_in_place(reads_ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReplicatedExtended, "computes_on_gpus", reads_ahead)
+    monkeypatch.setattr(Engine, "computes_on_gpus", reads_ahead)
     places: list[list[int]] = []
 
     class Spy(keras.Sequential):
@@ -139,7 +139,7 @@ def test_what_is_read_ahead(kind: str, is_read_ahead: bool, monkeypatch: pytest.
         while True:
             yield X[:3], Y[:3]
 
-    monkeypatch.setattr(ReplicatedExtended, "computes_on_gpus", True)
+    monkeypatch.setattr(Engine, "computes_on_gpus", True)
     monkeypatch.setattr(ReadAheadIterator, "__next__", spy)
     data: Any = dataset()
     if kind == "generator":

@@ -197,7 +197,7 @@ def test_batches_drawn_beside_a_step_are_not_waited_for() -> None:
         strategy, seen = mirrored(1), list[bool]()
         with strategy.scope():
             model = keras.Sequential(
-                [keras.Input((6,)), Sleeps(strategy.extended.waits, seen.append), keras.layers.Dense(1)]
+                [keras.Input((6,)), Sleeps(strategy.extended.engine.waits, seen.append), keras.layers.Dense(1)]
             )
             model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=steps_per_execution)
         model.fit(not_read_ahead(slow(0.02)), steps_per_epoch=10, verbose=0, shuffle=False)

@@ -20,7 +20,7 @@ def main(name: str) -> None:
     else:
         options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=TIMEOUT_SECONDS)
         strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options)
-    rank = strategy.extended.process_group.rank
+    rank = strategy.extended.engine.process_group.rank
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")

@@ -72,7 +72,7 @@ def test_inference_and_whole_files(axes: Mapping[str, int]) -> None:
     model, _ = trained(*axes.items())
     clicks.assert_same(clicks.inferred(model), on_one_device(clicks.optimizers_of(axes)[0])[-2:])
     strategy = STRATEGIES[str(axes)]
-    folder = shared_folder("clicks", strategy.extended.process_group)
+    folder = shared_folder("clicks", strategy.extended.engine.process_group)
     model.save(folder / "clicks.keras")
     opened = keras.models.load_model(folder / "clicks.keras")
     x, _ = clicks.data()
@@ -90,7 +90,7 @@ def test_inference_and_whole_files(axes: Mapping[str, int]) -> None:
 @pytest.mark.parametrize("axes", OF_REPLICAS, ids=str)
 def test_the_shared_expert_the_share_of_each_expert_and_a_check(axes: Mapping[str, int]) -> None:
     strategy = STRATEGIES[str(axes)]
-    group = strategy.extended.process_group
+    group = strategy.extended.engine.process_group
     folder = shared_folder("loads", group)
     x = overlap.data()
 
@@ -133,4 +133,4 @@ def test_a_check_of_weights_in_shards(axes: Mapping[str, int]) -> None:
         model = keras.Sequential(layers)
     if strategy.is_chief:
         assert [finding.layer for finding in strategy.check(model)] == [f"{model.name}/adds"]
-    strategy.extended.process_group.barrier()
+    strategy.extended.engine.process_group.barrier()

@@ -34,7 +34,7 @@ def _made_first() -> None:
 
 
 def process_group() -> Any:
-    return on(MESH).extended.process_group
+    return on(MESH).extended.engine.process_group
 
 
 def rank() -> int:
@@ -160,7 +160,7 @@ class TestFourDevices:
         """Sums are made between devices, as NCCL makes them between GPUs."""
         monkeypatch.setattr(multi_worker_mirrored, "_sum_between_devices", lambda devices: len(devices) > 1)
         axes = {"data": 8}
-        assert on(axes).extended.process_group.joins_devices
+        assert on(axes).extended.engine.process_group.joins_devices
         assert_parity(axes, momentum, functools.partial(plain_model, normalized=True), predict=False)
 
 

@@ -32,7 +32,7 @@ def _made_first() -> None:
 
 
 def process_group() -> Any:
-    return strategy().extended.process_group
+    return strategy().extended.engine.process_group
 
 
 def rank() -> int:

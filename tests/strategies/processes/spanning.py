@@ -131,7 +131,7 @@ MESHES = chosen_meshes(NUM_RANKS, NUM_LOCAL, os.environ.get("SUITE_MESHES"))
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_the_numbers_are_those_of_one_device(axes: Mapping[str, int], name: str) -> None:
     strategy = on(axes)
-    job = strategy.extended.process_group
+    job = strategy.extended.engine.process_group
     found = execute(case(name, axes), strategy)
     named = sorted(found.logs)
     assert_same_on_all_ranks([np.asarray(found.logs[key], "float64") for key in named], job)
@@ -152,7 +152,7 @@ PARTITIONS: list[Any] = ["time", keras_ext.PartitionByTime(num_rows=4, max_stage
 @pytest.mark.parametrize("name", MODELS)
 def test_every_partition_is_the_same_on_all_ranks(axes: Mapping[str, int], name: str) -> None:
     strategy = on(axes)
-    job = strategy.extended.process_group
+    job = strategy.extended.engine.process_group
     with strategy.scope():
         model = MODELS[name]()
         model = keras_ext.parallelize(model) if "tensor" in axes else model

@@ -41,7 +41,7 @@ def language_model() -> keras.Model:
 @pytest.mark.parametrize("accumulated", [None, 2])
 def test_copies_have_the_same_bits(accumulated: int | None) -> None:
     strategy = on(AXES)
-    job = strategy.extended.process_group
+    job = strategy.extended.engine.process_group
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = language_model()

@@ -42,7 +42,7 @@ def _made_first() -> None:
 
 
 def job() -> Any:
-    return on(TENSOR).extended.process_group
+    return on(TENSOR).extended.engine.process_group
 
 
 def rank() -> int:

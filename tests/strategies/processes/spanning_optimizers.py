@@ -37,7 +37,7 @@ def _made_first() -> None:
 
 
 def job() -> Any:
-    return on("tensor").extended.process_group
+    return on("tensor").extended.engine.process_group
 
 
 def rank() -> int:

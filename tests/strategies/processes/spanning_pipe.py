@@ -40,7 +40,7 @@ def _made_first() -> None:
 
 
 def job() -> Any:
-    return strategy().extended.process_group
+    return strategy().extended.engine.process_group
 
 
 def on_all_ranks(found: float) -> float:
@@ -302,11 +302,11 @@ def test_what_would_not_work_is_refused() -> None:
 
 
 def messages() -> Any:
-    return layer_api.StageMessages(strategy().extended.parts)
+    return layer_api.StageMessages(strategy().extended.engine.parts)
 
 
 def part() -> int:
-    return int(strategy().extended.parts.owned[0])
+    return int(strategy().extended.engine.parts.owned[0])
 
 
 def traced(function: Callable[..., Any]) -> Any:
@@ -356,7 +356,7 @@ def test_a_send_whose_result_nobody_uses_is_made() -> None:
 
 
 def messages_position() -> int:
-    return int(strategy().extended.parts.groups.model["pipe"].rank)
+    return int(strategy().extended.engine.parts.groups.model["pipe"].rank)
 
 
 def test_receives_that_look_alike_are_not_one() -> None:

@@ -287,7 +287,7 @@ def test_the_first_call_on_a_batch_is_compared(monkeypatch: pytest.MonkeyPatch) 
     model = pipeline()
     model.compile("sgd", "mse")
     found = []
-    same_batches = on("pipe").extended.same_batches
+    same_batches = on("pipe").extended.engine.same_batches
     begin = same_batches.begin
 
     def noted() -> None:
@@ -304,7 +304,7 @@ def test_the_first_call_on_a_batch_is_compared(monkeypatch: pytest.MonkeyPatch) 
 
 
 def is_due() -> bool:
-    return bool(on("pipe").extended.same_batches._is_due.numpy())
+    return bool(on("pipe").extended.engine.same_batches._is_due.numpy())
 
 
 def of_batches(count: int, *, known: bool) -> tf.data.Dataset:

@@ -94,7 +94,7 @@ def test_trained_saved_and_gone_on(axes: Mapping[str, int]) -> None:
         [component] = variable.value.values
         assert abs(2 * int(np.prod(component.shape)) - int(np.prod(variable.shape))) <= 1
     trained(model)
-    folder = shared_folder(f"sharded {sorted(axes.items())}", STRATEGIES[str(axes)].extended.process_group)
+    folder = shared_folder(f"sharded {sorted(axes.items())}", STRATEGIES[str(axes)].extended.engine.process_group)
     model.save_weights(folder / "first.weights.h5")
     after_one = model.get_weights()
     again, _ = spread(axes, seed=2)
@@ -116,8 +116,8 @@ def test_checkpoints_go_on(axes: Mapping[str, int], monkeypatch: pytest.MonkeyPa
     # In this test weights are gathered for each pass of a micro-batch, in the one above once a step.
     options = {"reshard_after_pass": True} if "pipe" in axes else {}
     # With the default bucket size these units would count as small ones, which are not resharded.
-    monkeypatch.setattr(STRATEGIES[str(axes)].extended.sharded_weights.gathers, "_bucket_bytes", 512)
-    folder = shared_folder("sharded checkpoints", STRATEGIES[str(axes)].extended.process_group)
+    monkeypatch.setattr(STRATEGIES[str(axes)].extended.engine.sharded_weights.gathers, "_bucket_bytes", 512)
+    folder = shared_folder("sharded checkpoints", STRATEGIES[str(axes)].extended.engine.process_group)
     first, _ = spread(axes, **options)
     trained(first, keras_ext.Checkpoints(folder, steps_per_epoch=3))
     # Without the callback: the files from which the second model goes on must not change.

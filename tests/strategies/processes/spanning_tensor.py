@@ -37,7 +37,7 @@ def _made_first() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_models_train_as_on_one_device(name: str) -> None:
     make, run = MODELS[name]
-    job = on(AXES).extended.process_group
+    job = on(AXES).extended.engine.process_group
     found = execute(Case("", lambda: make(True), run), on(AXES))
     assert_same_on_all_ranks([np.asarray(found.logs[key], "float64") for key in sorted(found.logs)], job)
     assert_same_on_all_ranks([*found.weights, *found.slots], job)
@@ -60,7 +60,7 @@ def test_mixed_precision(policy: str) -> None:
     found = execute(Case("", lambda: make(True), run, policy), on(AXES))
     values = [*found.weights, *found.slots, *(found.logs[name] for name in sorted(found.logs))]
     assert all(np.isfinite(np.asarray(value, "float32")).all() for value in values)
-    assert_same_on_all_ranks([np.asarray(value, "float64") for value in values], on(AXES).extended.process_group)
+    assert_same_on_all_ranks([np.asarray(value, "float64") for value in values], on(AXES).extended.engine.process_group)
 
 
 # ---- mappings
@@ -238,7 +238,7 @@ def test_draws_are_of_the_shard_and_alike_for_what_is_whole() -> None:
         found = [tf.convert_to_tensor(pieces).numpy(), whole(x, training=True).numpy()]
         attention = keras_ext.ParallelMultiHeadAttention(COUNT, 2, dropout=0.5, seed=5)
         found.append(attention(x[tf.newaxis], x[tf.newaxis], training=True).numpy())
-    assert_same_on_all_ranks(found, on(AXES).extended.process_group)
+    assert_same_on_all_ranks(found, on(AXES).extended.engine.process_group)
     masks = np.split(found[0], COUNT, axis=1)
     assert all(not np.array_equal(masks[0], other) for other in masks[1:])
     first = keras.layers.Dropout(0.5, seed=5)(tf.ones([4, 8]), training=True)

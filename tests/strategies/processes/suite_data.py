@@ -179,7 +179,7 @@ class TestReadingAhead:
             mine = Sevens()
         results = []
         for ahead in (True, False):
-            monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", ahead)
+            monkeypatch.setattr(type(strategy().extended.engine), "computes_on_gpus", ahead)
             model = dense()
             # "auto" compiles the replicas' functions on GPUs, which changes the last bits.
             model.jit_compile = False
@@ -192,6 +192,6 @@ class TestReadingAhead:
 
     def test_one_process_without_gpus_keeps_the_others_from_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Processes that agree at every element must all read ahead, or none."""
-        monkeypatch.setattr(type(strategy().extended), "computes_on_gpus", rank() == 0)
+        monkeypatch.setattr(type(strategy().extended.engine), "computes_on_gpus", rank() == 0)
         logs = fit(with_policy(numbers(9 + 4 * rank()).batch(3), Policy.OFF), epochs=2)
         assert logs["seen"] == [22.0, 22.0]
