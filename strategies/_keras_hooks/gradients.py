@@ -35,11 +35,11 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn_of
 from strategies.engine.engine import Engine, engine_of
-from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.replica.overwritten import is_overwritten, warn_if_summed
 from strategies.replica.passes import differentiates_passes
 from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
+from strategies.sharding.row_variables import is_row_sharded
 
 #: Kinds that are weighted. So is a scalar that is neither mean nor sum, as the closest guess, with a warning.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.DRAWN)

@@ -18,7 +18,7 @@ from keras.src.dtype_policies.dtype_policy import DTypePolicy
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import PerReplica
 from strategies.engine.engine import engine_of
-from strategies.engine.sharded_variables import ShardedVariable
+from strategies.sharding.variables import ShardedVariable
 
 _RUN = (
     "Put the step, from the model's call to apply_gradients, into a function and have the replicas run it: "

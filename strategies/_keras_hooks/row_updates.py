@@ -20,9 +20,9 @@ from keras.src.optimizers import adagrad
 
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import get_update_replica_id
-from strategies.engine.row_sharded_variables import is_row_sharded
 from strategies.replica.row_views import RowView
 from strategies.replica.weight_slices import WeightShard
+from strategies.sharding.row_variables import is_row_sharded
 
 
 def install() -> None:

@@ -20,10 +20,10 @@ from strategies._keras_hooks.comparing import compare as compare_lines
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.engine import Engine, engine_of
-from strategies.engine.sharded_variables import ShardedVariable
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.owners import coordinates_of
+from strategies.sharding.variables import ShardedVariable
 
 # `_compared`: models that were compared since their last `compile`. `_known`: models that were ever compared.
 _compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()

@@ -19,13 +19,13 @@ from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import UpdateContext
 from strategies.collectives.descriptions import listed
 from strategies.engine.engine import Engine, engine_of
-from strategies.engine.partition import Partition
-from strategies.engine.row_sharded_variables import is_row_sharded
-from strategies.engine.sharded_updates import ShardedUpdates
-from strategies.engine.slice_slots import Announced, creating_slot
 from strategies.replica.splitting import weight_of
 from strategies.replica.weight_identity import is_plain, keys_of, variable_name
 from strategies.replica.weight_slices import WeightSlice
+from strategies.sharding.partition import Partition
+from strategies.sharding.row_variables import is_row_sharded
+from strategies.sharding.slots import Announced, creating_slot
+from strategies.sharding.updates import ShardedUpdates
 
 
 def install() -> None:

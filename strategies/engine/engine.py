@@ -29,14 +29,14 @@ from strategies.engine.reductions import FusedReduction, LocalReduction, Reducti
 from strategies.engine.same_batches import SameBatches
 from strategies.engine.save_counter import SaveCounter
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
-from strategies.engine.sharded_updates import ShardedUpdates
-from strategies.engine.sharded_weights import ShardedWeights
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
 from strategies.engine.variables import PartialSumVariable, holds_totals, reading_totals
 from strategies.engine.waiting import Waits
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import RowExchange
+from strategies.sharding.creation import ShardedWeights
+from strategies.sharding.updates import ShardedUpdates
 from strategies.topology.devices import is_gpu
 from strategies.topology.sharding import ShardingGroups
 

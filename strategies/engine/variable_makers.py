@@ -27,10 +27,10 @@ import tensorflow as tf
 
 from strategies.engine.engine import Engine
 from strategies.engine.placed_variables import has_value, remote, without_value
-from strategies.engine.sharded_weights import ShardedWeights
-from strategies.engine.slice_slots import current_slice
 from strategies.engine.variables import ReplicaStateVariable, aware
 from strategies.replica.owners import set_coordinates, set_owner
+from strategies.sharding.creation import ShardedWeights
+from strategies.sharding.slots import current_slice
 
 _Arguments = dict[str, Any]
 

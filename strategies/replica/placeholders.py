@@ -4,7 +4,7 @@ A function in a graph captures the tensors that it reads, once, when it is trace
 captures placeholders, which nothing computes, and each call replaces them by weights that are gathered for that call:
 no two calls hold the same tensors.
 
-Tested in ``tests/keras_ext/pipeline/test_resharding.py`` and ``tests/strategies/engine/test_backward_gathers.py``.
+Tested in ``tests/keras_ext/pipeline/test_resharding.py`` and ``tests/strategies/sharding/test_backward_gathers.py``.
 
 Source: `reshard_after_forward` of torch's FSDP.
 """

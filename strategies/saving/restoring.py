@@ -17,11 +17,11 @@ from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.texts import broadcast_text
 from strategies.engine.engine import Engine, engine_of
 from strategies.engine.explained import explained
-from strategies.engine.sharded_variables import shards_of_each
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
 from strategies.replica.fetching import assembled, give_to_all, slices
 from strategies.replica.owners import owners_of
 from strategies.saving.driving import drive
+from strategies.sharding.variables import shards_of_each
 
 _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
 

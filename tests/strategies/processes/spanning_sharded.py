@@ -116,7 +116,7 @@ def test_checkpoints_go_on(axes: Mapping[str, int], monkeypatch: pytest.MonkeyPa
     # In this test weights are gathered for each pass of a micro-batch, in the one above once a step.
     options = {"reshard_after_pass": True} if "pipe" in axes else {}
     # With the default bucket size these units would count as small ones, which are not resharded.
-    monkeypatch.setattr(STRATEGIES[str(axes)].extended.engine.sharded_weights.gathers, "_bucket_bytes", 512)
+    monkeypatch.setattr(STRATEGIES[str(axes)].extended.engine.sharded_weights.units, "_bucket_bytes", 512)
     folder = shared_folder("sharded checkpoints", STRATEGIES[str(axes)].extended.engine.process_group)
     first, _ = spread(axes, **options)
     trained(first, keras_ext.Checkpoints(folder, steps_per_epoch=3))

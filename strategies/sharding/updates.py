@@ -15,33 +15,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import PerReplica, UninitializedVariable, UpdateContext, select_replica
-from strategies.batches.shares import Share
+from strategies._tf_internals import UninitializedVariable, UpdateContext
 from strategies.collectives.bucket_slices import Slice, slice_buckets
 from strategies.collectives.descriptions import carrying, listed
-from strategies.collectives.fixed_order import sum_in_order
-from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup, if_present
+from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.maxima import with_maxima
-from strategies.engine.partition import Partition, PartitionedBucket, all_laid_out, laid_out, taken_apart
 from strategies.engine.reductions import Reductions
-from strategies.engine.row_sharded_gradients import RowShardedGradients
-from strategies.engine.row_sharded_variables import is_row_sharded
-from strategies.engine.sharded_variables import ShardedVariable, own_range
 from strategies.engine.step import Steps
-from strategies.engine.weight_gathers import WeightGathers, bucket_of
 from strategies.replica.owners import coordinates_of, first_owner, is_owned
 from strategies.replica.parts import ReplicaParts
-from strategies.replica.rounding import rounded, rounding_of
 from strategies.replica.weight_slices import WeightShard, WeightSlice, WholeOnOwner, beside_weights
+from strategies.sharding.gathers import WeightGathers
+from strategies.sharding.partition import Partition, PartitionedBucket, laid_out, taken_apart
+from strategies.sharding.reduce_scatter import ReduceScatter, joined
+from strategies.sharding.row_gradients import RowShardedGradients
+from strategies.sharding.units import bucket_of
+from strategies.sharding.variables import ShardedVariable, own_range
 from strategies.topology.sharding import ShardingGroups
-
-_SUM = tf.distribute.ReduceOp.SUM
 
 
 class ShardedUpdates:
@@ -66,7 +61,6 @@ class ShardedUpdates:
         weights: WeightGathers,
     ) -> None:
         self._layout = layout
-        self._reductions = reductions
         self._steps = steps
         self._groups = groups
         self._parts = parts
@@ -74,7 +68,8 @@ class ShardedUpdates:
         self.weights = weights
         # One for each part that this process owns; empty if each group is inside one process.
         self._processes = parts.groups.sharding
-        self._row_sharded = RowShardedGradients(layout, self._processes, self._part_of)
+        row_sharded = RowShardedGradients(layout, self._processes, self._part_of)
+        self._reduce_scatter = ReduceScatter(layout, reductions, steps, self._processes, row_sharded, weights)
 
     @property
     def process_group(self) -> ProcessGroup | None:
@@ -131,7 +126,7 @@ class ShardedUpdates:
         for each in wholes:
             if not is_owned(each.variable):
                 continue
-            [whole] = self.weights.gather([each.variable.value], 0)
+            [whole] = self.weights.all_gather([each.variable.value], 0)
             for group in self.local_groups if each.is_owned else ():
                 with UpdateContext(group):
                     each.assign(whole)
@@ -193,7 +188,7 @@ class ShardedUpdates:
         """
         names = [str(variable.name) for variable in partition.variables]
         with carrying(f"gradients of {listed(names)}"):
-            sums = self._scattered(partition, gradients)
+            sums = self._reduce_scatter(partition, gradients)
         self._gather_on_owners(partition)
         updated = [gradient is not None for gradient in gradients]
         constrained = [v for v, is_new in zip(partition.variables, updated, strict=True) if is_new and v.constraint]
@@ -224,137 +219,6 @@ class ShardedUpdates:
         self._steps.context.weights.forget()
         return results[0]
 
-    def _scattered(self, partition: Partition, gradients: Sequence[Any]) -> list[Any]:
-        """Returns for each slice the sum of its gradient, on the slice's device; None for slices of other processes."""
-        values = with_maxima(
-            self._layout,
-            self._layout.per_replica(gradients),
-            [variable.value for variable in partition.variables],
-            self._steps.context.shares,
-        )
-        rows = self._row_sharded.sums(partition, values)
-        others = [None if is_row_sharded(v) else value for v, value in zip(partition.variables, values, strict=True)]
-        found = self._scattered_of_rows(partition, others)
-        dtypes = [rounding_of(local_values(value)[0]) for value in values]
-        return [
-            rows.get(id(each), rounded(value, dtypes[position]))
-            for each, value, position in zip(partition.slices, found, partition.positions, strict=True)
-        ]
-
-    def _scattered_of_rows(self, partition: Partition, values: Sequence[Any]) -> list[Any]:
-        """Like :meth:`_scattered`, for weights that are not row-sharded: each replica's value is of its own rows."""
-        shares = self._steps.context.shares
-        values = list(values)
-        sparse = [i for i, value in enumerate(values) if isinstance(local_values(value)[0], tf.IndexedSlices)]
-        present: bool | tf.Tensor = True
-        if self._layout.process_group is not None and self._layout.num_local == 1:
-            present = shares[0].has_rows if shares else True
-        else:
-            values = self._reductions.counted(values, shares)
-        totals = self._totals(partition, {i: values[i] for i in sparse}, shares, present)
-        if self.process_group is None and self._layout.process_group is not None:
-            # Each process has all slices, and so needs all of the gradients.
-            totals |= self._totals(partition, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
-        if self.process_group is None:
-            self.weights.regather()
-            return [
-                self._local_sum(each, position, values, totals)
-                for each, position in zip(partition.slices, partition.positions, strict=True)
-            ]
-        found = dict(self._sums_across(partition, values, set(sparse), present))
-        return [
-            self._part_of_total(each, position, values, totals)
-            if position in totals or (each.is_owned and not isinstance(values[position], PerReplica))
-            else found.get(id(each))
-            for each, position in zip(partition.slices, partition.positions, strict=True)
-        ]
-
-    def _totals(
-        self, partition: Partition, gradients: dict[int, Any], shares: Sequence[Share], present: bool | tf.Tensor
-    ) -> dict[int, Any]:
-        """Returns the sums of gradients over all replicas, on all local devices.
-
-        Sparse gradients can only be summed like this: their number of slices varies with the batch.
-        """
-        local = {i: value for i, value in gradients.items() if isinstance(value, PerReplica)}
-        if not local:
-            return gradients
-        where = [partition.variables[i].value for i in local]
-        sums = self._reductions.to_groups(_SUM, list(local.values()), where, shares, present=present, as_gradients=True)
-        return gradients | dict(zip(local, sums, strict=True))
-
-    def _local_sum(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
-        if values[position] is None or position in totals or not isinstance(values[position], PerReplica):
-            return self._part_of_total(each, position, values, totals)
-        terms = []
-        for r, term in enumerate(values[position].values):
-            with tf.device(each.on_replica(r).device):
-                terms.append(each.select(term))
-        with tf.device(each.device):
-            return sum_in_order(terms)
-
-    def _part_of_total(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
-        """Returns the slice's part of a sum that is on all local devices; None without a sum or on other processes."""
-        total = totals.get(position, values[position])
-        if total is None or not each.is_owned:
-            return None
-        with tf.device(each.device):
-            own = select_replica(each.replica, total)
-            return each.select_slices(own) if isinstance(own, tf.IndexedSlices) else each.select(own)
-
-    def _sums_across(
-        self, partition: Partition, values: Sequence[Any], sparse: set[int], present: bool | tf.Tensor
-    ) -> Iterator[tuple[int, tf.Tensor]]:
-        """Yields (slice id, reduced gradient) for every slice that this process owns."""
-        units = {partition.unit_of(each): each for each in partition.buckets}
-        early: dict[int, tf.Tensor] = {}
-
-        def reduce(unit: Any) -> list[tf.Operation]:
-            each = units.get(unit)
-            received = None if each is None else self._received(partition, each, values, sparse, present)
-            if received is None:
-                return []
-            early[id(each)] = received
-            return [received.op]
-
-        self.weights.regather(reduce)
-        for each in partition.buckets:
-            received = early.get(id(each))
-            if received is None:
-                received = self._received(partition, each, values, sparse, present)
-            if received is None:
-                continue
-            number, bucket = each
-            inside, _ = self._joined(number)
-            for local in range(self._layout.num_local):
-                begin = local * bucket.part_size
-                for own in partition.part_of(bucket, inside.rank * self._layout.num_local + local):
-                    with tf.device(own.device):
-                        yield id(own), tf.reshape(received[begin : begin + own.end - own.begin], own.shape)
-                    begin += own.end - own.begin
-
-    def _received(
-        self,
-        partition: Partition,
-        each: PartitionedBucket,
-        values: Sequence[Any],
-        sparse: set[int],
-        present: bool | tf.Tensor,
-    ) -> tf.Tensor | None:
-        """Reduce-scatters a bucket; returns the flat sums of this process' slices, None without dense gradients."""
-        number, bucket = each
-        inside, between = self._joined(number)
-        mine = {s.variable for s in bucket.slices if isinstance(values[s.variable], PerReplica)} - sparse
-        if not mine:
-            return None
-        with tf.device(self._layout.groups[number].devices[0]):
-            terms = {i: sum_in_order(local_values(values[i])) for i in sorted(mine, reverse=True)}
-            kept = dict(zip(terms, if_present(present, list(terms.values())), strict=True))
-            received = inside.reduce_scatter(all_laid_out(bucket, kept, partition.dtype_of(bucket)))
-            if between is not None:
-                [received] = between.sum([received])
-            return received
-
     # ---- all-gather of the new weights
 
     def gather(self, partition: Partition, updated: Sequence[bool] | None = None) -> None:
@@ -376,7 +240,7 @@ class ShardedUpdates:
         """Applies the constraints of whole weights, as optimizers do after each step."""
         for variable in variables:
             if _is_sharded(variable):
-                [whole] = self.weights.gather([variable.value], 0)
+                [whole] = self.weights.all_gather([variable.value], 0)
                 variable.value.assign(variable.constraint(whole), read_value=False)
         for r in range(self._layout.num_local):
             for variable in variables:
@@ -404,7 +268,7 @@ class ShardedUpdates:
     def _gather_across(self, partition: Partition, changed: Sequence[bool]) -> None:
         num_local = self._layout.num_local
         for number, bucket in partition.buckets:
-            group, _ = self._joined(number)
+            group, _ = joined(self._processes, number)
             if not any(changed[each.variable] and not partition.slice_of(each).is_shard for each in bucket.slices):
                 continue
             own = range(group.rank * num_local, (group.rank + 1) * num_local)
@@ -414,13 +278,6 @@ class ShardedUpdates:
             for i, flat in taken_apart(bucket, gathered):
                 for replica in range(num_local):
                     _set(partition.variables[i].value, replica, flat)
-
-    def _joined(self, part: int) -> tuple[ProcessGroup, ProcessGroup | None]:
-        """Returns the process group over which a part is sharded, and that of the processes with the same slices."""
-        joined = self._processes[part]
-        if joined.inside is None:
-            raise RuntimeError("There are no other processes.")
-        return joined.inside, joined.between
 
 
 def _is_sharded(variable: Any) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import get_current_replica_id_as_int
-from strategies.engine.sharded_variables import ShardedVariable
 from strategies.replica.deferred import in_shapes_only, is_remote
+from strategies.sharding.variables import ShardedVariable
 
 
 class RowShardedVariable(ShardedVariable):

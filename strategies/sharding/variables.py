@@ -113,7 +113,7 @@ class ShardedVariable(ReplicaStateVariable):
         self.owners = tuple(owners)
         self.bounds = tuple(ranges)
         self._gathers = gathers
-        #: The unit with which the weight is gathered; set by `WeightGathers`.
+        #: The unit with which the weight is gathered; set by :meth:`Unit.add`.
         self.unit: Any = None
         #: The shards as captured by graphs outside of steps, see `exported_weights`; None until the first such graph.
         self.captured: Any = None

@@ -12,17 +12,18 @@ from strategies._tf_internals import CheckpointInitialValue
 from strategies.engine.central import is_optimizer_state
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.placed_variables import current_owner, form_of
-from strategies.engine.row_sharded_variables import RowShardedVariable
-from strategies.engine.sharded_variables import ShardedVariable, bounds, own_range, row_bounds
 from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
-from strategies.engine.weight_gathers import WeightGathers
 from strategies.planning import UNIT_BYTES
 from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
 from strategies.replica.owners import first_owner, set_coordinates, set_owner
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import makes_sharded_rows
 from strategies.replica.weight_slices import range_shape
+from strategies.sharding.gathers import WeightGathers
+from strategies.sharding.row_variables import RowShardedVariable
+from strategies.sharding.units import Units
+from strategies.sharding.variables import ShardedVariable, bounds, own_range, row_bounds
 from strategies.topology.sharding import ShardingGroups
 
 
@@ -43,7 +44,9 @@ class ShardedWeights:
         self._processes = parts.groups.sharding
         bucket_bytes = layout.process_group.bucket_bytes if layout.process_group is not None else UNIT_BYTES
         #: Gathers the weights.
-        self.gathers = WeightGathers(layout, steps, groups, self._processes, bucket_bytes)
+        self.gathers = WeightGathers(layout, steps, groups, self._processes)
+        #: The units in which weights are gathered.
+        self.units = Units(bucket_bytes)
 
     def should_shard(self, kwargs: dict[str, Any]) -> bool:
         """True if the arguments of a variable's creation are those of a weight to shard: trainable and floating."""
@@ -101,7 +104,7 @@ class ShardedWeights:
         if self._parts.spans_processes:
             set_coordinates(made, self._parts)
         if not is_remote(made):
-            self.gathers.enroll(made)
+            self.units.add(made)
         return made
 
     def _without_value(self, kwargs: dict[str, Any], shape: tf.TensorShape, begin: int, end: int) -> Any:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.bucket_slices import SlicedBucket, slice_buckets
-from strategies.engine.partition import all_laid_out, laid_out, merged
+from strategies.sharding.partition import all_laid_out, laid_out, merged
 
 
 def only_bucket(*shapes: tuple[int, ...], num_owners: int) -> SlicedBucket:

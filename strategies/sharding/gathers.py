@@ -12,63 +12,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies import planning
 from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
-from strategies.collectives.bucket_slices import Slice, SlicedBucket
-from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
-from strategies.engine.backward_gathers import BackwardGathers, consumers
 from strategies.engine.context import StepContext
-from strategies.engine.exported_weights import whole_in_file
 from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.partition import laid_out, taken_apart
-from strategies.engine.row_sharded_variables import RowShardedVariable
-from strategies.engine.sharded_variables import ShardedVariable, own_range, shards_of
 from strategies.engine.step import Steps
-from strategies.replica.deferred import in_shapes_only, is_remote
-from strategies.replica.driving import current_driver
-from strategies.replica.owners import coordinates_of
+from strategies.replica.deferred import in_shapes_only
 from strategies.replica.placeholders import current_placeholders
 from strategies.replica.refused_gradients import unrecorded
+from strategies.sharding.all_gather import AllGather
+from strategies.sharding.backward_gathers import BackwardGathers, consumers
+from strategies.sharding.units import Unit
+from strategies.sharding.variables import ShardedVariable, own_range
 from strategies.topology.sharding import ShardingGroups
-
-
-class _Gone:
-    """Name, shape, dtype and bounds of a weight, for use after the weight itself has been deleted."""
-
-    def __init__(self, variable: ShardedVariable) -> None:
-        self.name, self.shape, self.dtype, self.bounds = variable.name, variable.shape, variable.dtype, variable.bounds
-
-
-class Unit:
-    """Weights that are gathered together."""
-
-    def __init__(self, devices: tuple[str, ...], *, is_small: bool) -> None:
-        #: The devices of its weights, one for each local replica.
-        self.devices = devices
-        #: True if its weights, once gathered, stay in memory until the step's end.
-        self.is_small = is_small
-        self.num_bytes = 0
-        self._members: list[tuple[weakref.ref[ShardedVariable], _Gone]] = []
-
-    def add(self, variable: ShardedVariable, num_bytes: int) -> None:
-        """Adds a weight to the unit."""
-        variable.unit = self
-        self._members.append((weakref.ref(variable), _Gone(variable)))
-        self.num_bytes += num_bytes
-
-    @property
-    def members(self) -> list[ShardedVariable | _Gone]:
-        """Its weights; a `_Gone` for each deleted one, since processes do not delete a weight at the same time."""
-        return [form if (variable := each()) is None else variable for each, form in self._members]
 
 
 class _Watched:
@@ -88,7 +51,6 @@ class WeightGathers:
         groups: the groups of replicas over which weights are sharded.
         processes: for each owned part, the process groups over which its weights are sharded; empty if this process
             holds all shards.
-        bucket_bytes: the maximum size of one message.
     """
 
     def __init__(
@@ -97,33 +59,13 @@ class WeightGathers:
         steps: Steps,
         groups: ShardingGroups,
         processes: Sequence[ShardingProcessGroups],
-        bucket_bytes: int,
     ) -> None:
         self._layout = layout
         self._steps = steps
         self._groups = groups
         self._processes = processes
-        self._bucket_bytes = bucket_bytes
-        # By dtype, devices, coordinates and size (small or not): the unit to which new weights are added.
-        self._last: dict[Any, Unit] = {}
-
-    def enroll(self, variable: ShardedVariable) -> None:
-        """Adds a new weight to the last unit of its kind, or to a new one if that is full."""
-        devices = tuple(component.device for component in variable.values)
-        # The weights of a model before it was cut must share no unit with those of its stages: a gather would
-        # initialize them.
-        coordinates = frozenset(coordinates_of(variable).items())
-        key = (variable.dtype.name, devices, coordinates)
-        num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
-        if isinstance(variable, RowShardedVariable):
-            # Steps never gather it.
-            Unit(devices, is_small=False).add(variable, num_bytes)
-            return
-        is_small = planning.is_small(num_bytes, self._bucket_bytes)
-        unit = self._last.get((key, is_small))
-        if unit is None or not planning.has_room(unit.num_bytes, num_bytes, self._bucket_bytes):
-            unit = self._last[key, is_small] = Unit(devices, is_small=is_small)
-        unit.add(variable, num_bytes)
+        #: All-gathers whole weights.
+        self.all_gather = AllGather(layout, steps, groups, processes)
 
     def in_step(self) -> bool:
         """True in a replica of a running step."""
@@ -178,7 +120,7 @@ class WeightGathers:
                 f"as well (tf.config.run_functions_eagerly). Received: {variable.name!r}."
             )
         if replica is None or not self.in_step() or not is_inside or in_shapes_only():
-            return self.gather([variable], replica or 0)[0]
+            return self.all_gather([variable], replica or 0)[0]
         key = (id(variable), replica)
         placeholders = None if variable.unit.is_small or context.graph is None else current_placeholders()
         if placeholders is not None:
@@ -205,7 +147,7 @@ class WeightGathers:
         values = self._copy_from_replica(members, unit, replica, context)
         if values is None:
             with tf.control_dependencies(after):
-                values = self.gather(members, replica)
+                values = self.all_gather(members, replica)
         before.append((unit, values))
         for variable, value in zip(members, values, strict=True):
             context.weights.tensors[id(variable), replica] = value
@@ -219,7 +161,7 @@ class WeightGathers:
         if known and all(one is other for one, other in zip(known[0][0], variables, strict=True)):
             values = self._copied(known[0][1], variables[0].unit.devices[replica])
         else:
-            values = self.gather(variables, replica)
+            values = self.all_gather(variables, replica)
         before.append((list(variables), values))
         return values
 
@@ -274,7 +216,7 @@ class WeightGathers:
                 made = gathers.made
 
     def _gather_members(self, replica: int, unit: Unit) -> list[Any]:
-        return self.gather(unit.members, replica)
+        return self.all_gather(unit.members, replica)
 
     def _copy_gathered(self, made: Mapping[int, Sequence[Any]], replica: int, unit: Unit) -> list[Any]:
         return self._copied(made[id(unit)], unit.devices[replica])
@@ -283,99 +225,12 @@ class WeightGathers:
         with tf.device(device):
             return [None if value is None else tf.identity(value) for value in values]
 
-    def gather(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[Any]:
-        """Returns whole weights of one unit on the device of a local replica. All processes with their shards call it.
-
-        The result for a deleted weight may be None.
-        """
-        with unrecorded():
-            if any(not isinstance(v, _Gone) and is_remote(v) for v in variables):
-                return [self._elsewhere(v) for v in variables]
-            if not self._processes and not tf.executing_eagerly() and not self._steps.context.shares:
-                return [None if isinstance(v, _Gone) else whole_in_file(v) for v in variables]
-            if not self._processes:
-                return [None if isinstance(v, _Gone) else self._whole_local(v, replica) for v in variables]
-            if in_shapes_only():
-                return [_placeholder_like(variable) for variable in variables]
-            if current_driver() is not None:
-                return [tf.constant(shards_of(v).numpy()) for v in variables if not isinstance(v, _Gone)]
-            return self._whole_across(variables, replica)
-
-    def _elsewhere(self, variable: Any) -> tf.Tensor:
-        """Returns another process' weight: a placeholder in graphs, its value where this process drives the others."""
-        if not tf.executing_eagerly():
-            return _placeholder_like(variable)
-        # Without a driver, the read raises an error with the fix.
-        return tf.constant(shards_of(variable).numpy()) if current_driver() else variable.values[0].read_value()
-
-    def _whole_local(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
-        group = next(g for g in self._local_groups if replica in g)
-        parts = []
-        for other in group:
-            component = variable.values[other]
-            with tf.device(component.device):
-                parts.append(tf.reshape(component.read_value(), [-1]))
-        with tf.device(variable.values[replica].device):
-            return tf.reshape(tf.concat(parts, 0), variable.shape)
-
-    @property
-    def _local_groups(self) -> list[range]:
-        return [self._groups.replicas(group) for group in range(self._groups.num_local_groups)]
-
-    def _whole_across(self, variables: Sequence[ShardedVariable | _Gone], replica: int) -> list[tf.Tensor]:
-        part = next(self._layout.group_of(v) for v in variables if not isinstance(v, _Gone))
-        inside = self._processes[part].inside
-        if inside is None:
-            raise RuntimeError("There are no other processes.")
-        bucket = bucket_of(variables, self._groups.size)
-        num_local = self._layout.num_local
-        own = range(inside.rank * num_local, (inside.rank + 1) * num_local)
-        device = self._layout.groups[part].devices[replica]
-        shards = {}
-        for each in bucket.slices:
-            if each.owner in own:
-                variable = variables[each.variable]
-                if isinstance(variable, _Gone):
-                    shards[each] = tf.zeros([each.size], variable.dtype)
-                    continue
-                component = variable.values[each.owner - own.start]
-                with tf.device(component.device):
-                    shards[each] = component.read_value()
-        with tf.device(device), carrying(f"weights {listed([v.name for v in variables])}"):
-            gathered = inside.gather(laid_out(bucket, own, shards, variables[0].dtype), equal_sizes=True)
-            whole = {
-                i: tf.reshape(tf.concat(flat, 0) if len(flat) > 1 else flat[0], variables[i].shape)
-                for i, flat in taken_apart(bucket, gathered)
-            }
-            return [
-                whole[i] if i in whole else tf.zeros(variable.shape, variable.dtype)
-                for i, variable in enumerate(variables)
-            ]
-
 
 @tf.custom_gradient
 def _with_value(before: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
     """Returns `value` with its gradient routed to `before`, the tensor that it replaces."""
     del before
     return tf.identity(value), lambda upstream: (upstream, None)
-
-
-def bucket_of(variables: Sequence[Any], num_owners: int, positions: Sequence[int] | None = None) -> SlicedBucket:
-    """Returns the shards of weights as one bucket.
-
-    Args:
-        variables: sharded TensorFlow variables.
-        num_owners: the number of owners of each variable.
-        positions: the variables' positions in the list to which the slices refer; None for their order.
-    """
-    numbers = range(len(variables)) if positions is None else positions
-    slices = [
-        Slice(i, owner, *variable.bounds[owner])
-        for owner in range(num_owners)
-        for i, variable in zip(numbers, variables, strict=True)
-        if variable.bounds[owner][0] < variable.bounds[owner][1]
-    ]
-    return SlicedBucket(tuple(slices), num_owners)
 
 
 def _is_inside(graph: Any) -> bool:
@@ -397,9 +252,3 @@ def _in_graph(graph: Any) -> Iterator[None]:
         return
     with graph.as_default(), tf.control_dependencies(None):
         yield
-
-
-def _placeholder_like(variable: Any) -> tf.Tensor:
-    """Returns a placeholder for a weight; like the weight, it is marked as the same on all replicas."""
-    placeholder: tf.Tensor = mark(tf.compat.v1.placeholder(variable.dtype, variable.shape), Kind.SAME)
-    return placeholder

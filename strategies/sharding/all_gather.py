@@ -1,0 +1,122 @@
+"""All-gathers whole weights from their shards, in one process or across processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark
+from strategies.collectives.descriptions import carrying, listed
+from strategies.collectives.process_groups import ShardingProcessGroups
+from strategies.engine.exported_weights import whole_in_file
+from strategies.engine.layout import ReplicaLayout
+from strategies.engine.step import Steps
+from strategies.replica.deferred import in_shapes_only, is_remote
+from strategies.replica.driving import current_driver
+from strategies.replica.refused_gradients import unrecorded
+from strategies.sharding.partition import laid_out, taken_apart
+from strategies.sharding.units import Gone, bucket_of
+from strategies.sharding.variables import ShardedVariable, shards_of
+from strategies.topology.sharding import ShardingGroups
+
+
+class AllGather:
+    """All-gathers the weights of one unit, outside of steps and in steps.
+
+    Args:
+        layout: the replicas.
+        steps: the steps of these replicas.
+        groups: the groups of replicas over which weights are sharded.
+        processes: for each owned part, the process groups over which its weights are sharded; empty if this process
+            holds all shards.
+    """
+
+    def __init__(
+        self,
+        layout: ReplicaLayout,
+        steps: Steps,
+        groups: ShardingGroups,
+        processes: Sequence[ShardingProcessGroups],
+    ) -> None:
+        self._layout = layout
+        self._steps = steps
+        self._groups = groups
+        self._processes = processes
+
+    def __call__(self, variables: Sequence[ShardedVariable | Gone], replica: int) -> list[Any]:
+        """Returns whole weights of one unit on the device of a local replica. All processes with their shards call it.
+
+        The result for a deleted weight may be None.
+        """
+        with unrecorded():
+            if any(not isinstance(v, Gone) and is_remote(v) for v in variables):
+                return [self._elsewhere(v) for v in variables]
+            if not self._processes and not tf.executing_eagerly() and not self._steps.context.shares:
+                return [None if isinstance(v, Gone) else whole_in_file(v) for v in variables]
+            if not self._processes:
+                return [None if isinstance(v, Gone) else self._whole_local(v, replica) for v in variables]
+            if in_shapes_only():
+                return [_placeholder_like(variable) for variable in variables]
+            if current_driver() is not None:
+                return [tf.constant(shards_of(v).numpy()) for v in variables if not isinstance(v, Gone)]
+            return self._whole_across(variables, replica)
+
+    def _elsewhere(self, variable: Any) -> tf.Tensor:
+        """Returns another process' weight: a placeholder in graphs, its value where this process drives the others."""
+        if not tf.executing_eagerly():
+            return _placeholder_like(variable)
+        # Without a driver, the read raises an error with the fix.
+        return tf.constant(shards_of(variable).numpy()) if current_driver() else variable.values[0].read_value()
+
+    def _whole_local(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
+        group = next(g for g in self._local_groups if replica in g)
+        parts = []
+        for other in group:
+            component = variable.values[other]
+            with tf.device(component.device):
+                parts.append(tf.reshape(component.read_value(), [-1]))
+        with tf.device(variable.values[replica].device):
+            return tf.reshape(tf.concat(parts, 0), variable.shape)
+
+    @property
+    def _local_groups(self) -> list[range]:
+        return [self._groups.replicas(group) for group in range(self._groups.num_local_groups)]
+
+    def _whole_across(self, variables: Sequence[ShardedVariable | Gone], replica: int) -> list[tf.Tensor]:
+        part = next(self._layout.group_of(v) for v in variables if not isinstance(v, Gone))
+        inside = self._processes[part].inside
+        if inside is None:
+            raise RuntimeError("There are no other processes.")
+        bucket = bucket_of(variables, self._groups.size)
+        num_local = self._layout.num_local
+        own = range(inside.rank * num_local, (inside.rank + 1) * num_local)
+        device = self._layout.groups[part].devices[replica]
+        shards = {}
+        for each in bucket.slices:
+            if each.owner in own:
+                variable = variables[each.variable]
+                if isinstance(variable, Gone):
+                    shards[each] = tf.zeros([each.size], variable.dtype)
+                    continue
+                component = variable.values[each.owner - own.start]
+                with tf.device(component.device):
+                    shards[each] = component.read_value()
+        with tf.device(device), carrying(f"weights {listed([v.name for v in variables])}"):
+            gathered = inside.gather(laid_out(bucket, own, shards, variables[0].dtype), equal_sizes=True)
+            whole = {
+                i: tf.reshape(tf.concat(flat, 0) if len(flat) > 1 else flat[0], variables[i].shape)
+                for i, flat in taken_apart(bucket, gathered)
+            }
+            return [
+                whole[i] if i in whole else tf.zeros(variable.shape, variable.dtype)
+                for i, variable in enumerate(variables)
+            ]
+
+
+def _placeholder_like(variable: Any) -> tf.Tensor:
+    """Returns a placeholder for a weight; like the weight, it is marked as the same on all replicas."""
+    placeholder: tf.Tensor = mark(tf.compat.v1.placeholder(variable.dtype, variable.shape), Kind.SAME)
+    return placeholder

@@ -1,0 +1,196 @@
+"""Reduces gradients to the owners of slices: a reduce-scatter, in one process or across processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import PerReplica, select_replica
+from strategies.batches.shares import Share
+from strategies.collectives.fixed_order import sum_in_order
+from strategies.collectives.process_group import ProcessGroup, if_present
+from strategies.collectives.process_groups import ShardingProcessGroups
+from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.engine.maxima import with_maxima
+from strategies.engine.reductions import Reductions
+from strategies.engine.step import Steps
+from strategies.replica.rounding import rounded, rounding_of
+from strategies.replica.weight_slices import WeightSlice
+from strategies.sharding.gathers import WeightGathers
+from strategies.sharding.partition import Partition, PartitionedBucket, all_laid_out
+from strategies.sharding.row_gradients import RowShardedGradients
+from strategies.sharding.row_variables import is_row_sharded
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+class ReduceScatter:
+    """Sums gradients over the replicas, each slice's on the device of its owner.
+
+    Args:
+        layout: the replicas.
+        reductions: the reductions over these replicas, for sparse gradients.
+        steps: the steps of these replicas.
+        processes: for each owned part, the process groups over which updates are sharded; empty if each group of
+            replicas is inside one process.
+        row_sharded: sums the gradients of tables whose rows are sharded.
+        gathers: gathers sharded weights, again for the backward pass.
+    """
+
+    def __init__(
+        self,
+        layout: ReplicaLayout,
+        reductions: Reductions,
+        steps: Steps,
+        processes: Sequence[ShardingProcessGroups],
+        row_sharded: RowShardedGradients,
+        gathers: WeightGathers,
+    ) -> None:
+        self._layout = layout
+        self._reductions = reductions
+        self._steps = steps
+        self._processes = processes
+        self._process_group = processes[0].inside if processes else None
+        self._row_sharded = row_sharded
+        self._gathers = gathers
+
+    def __call__(self, partition: Partition, gradients: Sequence[Any]) -> list[Any]:
+        """Returns for each slice the sum of its gradient, on the slice's device; None for slices of other processes."""
+        values = with_maxima(
+            self._layout,
+            self._layout.per_replica(gradients),
+            [variable.value for variable in partition.variables],
+            self._steps.context.shares,
+        )
+        rows = self._row_sharded.sums(partition, values)
+        others = [None if is_row_sharded(v) else value for v, value in zip(partition.variables, values, strict=True)]
+        found = self._sums_of_rows(partition, others)
+        dtypes = [rounding_of(local_values(value)[0]) for value in values]
+        return [
+            rows.get(id(each), rounded(value, dtypes[position]))
+            for each, value, position in zip(partition.slices, found, partition.positions, strict=True)
+        ]
+
+    def _sums_of_rows(self, partition: Partition, values: Sequence[Any]) -> list[Any]:
+        """Like :meth:`__call__`, for weights that are not row-sharded: each replica's value is of its own rows."""
+        shares = self._steps.context.shares
+        values = list(values)
+        sparse = [i for i, value in enumerate(values) if isinstance(local_values(value)[0], tf.IndexedSlices)]
+        present: bool | tf.Tensor = True
+        if self._layout.process_group is not None and self._layout.num_local == 1:
+            present = shares[0].has_rows if shares else True
+        else:
+            values = self._reductions.counted(values, shares)
+        totals = self._totals(partition, {i: values[i] for i in sparse}, shares, present)
+        if self._process_group is None and self._layout.process_group is not None:
+            # Each process has all slices, and so needs all of the gradients.
+            totals |= self._totals(partition, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
+        if self._process_group is None:
+            self._gathers.regather()
+            return [
+                self._local_sum(each, position, values, totals)
+                for each, position in zip(partition.slices, partition.positions, strict=True)
+            ]
+        found = dict(self._sums_across(partition, values, set(sparse), present))
+        return [
+            self._part_of_total(each, position, values, totals)
+            if position in totals or (each.is_owned and not isinstance(values[position], PerReplica))
+            else found.get(id(each))
+            for each, position in zip(partition.slices, partition.positions, strict=True)
+        ]
+
+    def _totals(
+        self, partition: Partition, gradients: dict[int, Any], shares: Sequence[Share], present: bool | tf.Tensor
+    ) -> dict[int, Any]:
+        """Returns the sums of gradients over all replicas, on all local devices.
+
+        Sparse gradients can only be summed like this: their number of slices varies with the batch.
+        """
+        local = {i: value for i, value in gradients.items() if isinstance(value, PerReplica)}
+        if not local:
+            return gradients
+        where = [partition.variables[i].value for i in local]
+        sums = self._reductions.to_groups(_SUM, list(local.values()), where, shares, present=present, as_gradients=True)
+        return gradients | dict(zip(local, sums, strict=True))
+
+    def _local_sum(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
+        if values[position] is None or position in totals or not isinstance(values[position], PerReplica):
+            return self._part_of_total(each, position, values, totals)
+        terms = []
+        for r, term in enumerate(values[position].values):
+            with tf.device(each.on_replica(r).device):
+                terms.append(each.select(term))
+        with tf.device(each.device):
+            return sum_in_order(terms)
+
+    def _part_of_total(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
+        """Returns the slice's part of a sum that is on all local devices; None without a sum or on other processes."""
+        total = totals.get(position, values[position])
+        if total is None or not each.is_owned:
+            return None
+        with tf.device(each.device):
+            own = select_replica(each.replica, total)
+            return each.select_slices(own) if isinstance(own, tf.IndexedSlices) else each.select(own)
+
+    def _sums_across(
+        self, partition: Partition, values: Sequence[Any], sparse: set[int], present: bool | tf.Tensor
+    ) -> Iterator[tuple[int, tf.Tensor]]:
+        """Yields (slice id, reduced gradient) for every slice that this process owns."""
+        units = {partition.unit_of(each): each for each in partition.buckets}
+        early: dict[int, tf.Tensor] = {}
+
+        def reduce(unit: Any) -> list[tf.Operation]:
+            each = units.get(unit)
+            received = None if each is None else self._received(partition, each, values, sparse, present)
+            if received is None:
+                return []
+            early[id(each)] = received
+            return [received.op]
+
+        self._gathers.regather(reduce)
+        for each in partition.buckets:
+            received = early.get(id(each))
+            if received is None:
+                received = self._received(partition, each, values, sparse, present)
+            if received is None:
+                continue
+            number, bucket = each
+            inside, _ = joined(self._processes, number)
+            for local in range(self._layout.num_local):
+                begin = local * bucket.part_size
+                for own in partition.part_of(bucket, inside.rank * self._layout.num_local + local):
+                    with tf.device(own.device):
+                        yield id(own), tf.reshape(received[begin : begin + own.end - own.begin], own.shape)
+                    begin += own.end - own.begin
+
+    def _received(
+        self,
+        partition: Partition,
+        each: PartitionedBucket,
+        values: Sequence[Any],
+        sparse: set[int],
+        present: bool | tf.Tensor,
+    ) -> tf.Tensor | None:
+        """Reduce-scatters a bucket; returns the flat sums of this process' slices, None without dense gradients."""
+        number, bucket = each
+        inside, between = joined(self._processes, number)
+        mine = {s.variable for s in bucket.slices if isinstance(values[s.variable], PerReplica)} - sparse
+        if not mine:
+            return None
+        with tf.device(self._layout.groups[number].devices[0]):
+            terms = {i: sum_in_order(local_values(values[i])) for i in sorted(mine, reverse=True)}
+            kept = dict(zip(terms, if_present(present, list(terms.values())), strict=True))
+            received = inside.reduce_scatter(all_laid_out(bucket, kept, partition.dtype_of(bucket)))
+            if between is not None:
+                [received] = between.sum([received])
+            return received
+
+
+def joined(processes: Sequence[ShardingProcessGroups], part: int) -> tuple[ProcessGroup, ProcessGroup | None]:
+    """Returns the process group over which a part is sharded, and that of the processes with the same slices."""
+    found = processes[part]
+    if found.inside is None:
+        raise RuntimeError("There are no other processes.")
+    return found.inside, found.between
