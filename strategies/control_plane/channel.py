@@ -56,6 +56,11 @@ class Channel:
         return self._socket.fileno()
 
     @property
+    def has_message(self) -> bool:
+        """True if `receive` returns a message without reading from the connection."""
+        return bool(self._lines)
+
+    @property
     def num_unsent_bytes(self) -> int:
         """The number of bytes that are still to be sent, by `flush`."""
         return len(self._unsent)

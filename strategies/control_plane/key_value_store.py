@@ -132,6 +132,9 @@ class KeyValueStore:
             # Receive first: sending on a closed connection fails, and messages that came before would be lost.
             while (message := link.receive()) is not None:
                 self._take(other, message)
+                if not link.has_message:
+                    # No more from this one now: what it sends would fill the queues of the others, which wait.
+                    break
         except (LinkLostError, ValueError, KeyError, TypeError):
             return False
         link.flush()

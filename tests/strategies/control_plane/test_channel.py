@@ -1,4 +1,4 @@
-"""Channels over a pair of sockets. The rendezvous has its tests in test_joining.py and test_launch_rendezvous.py."""
+"""Channels over a pair of sockets: messages, and what is none, and the end of a link."""
 
 from __future__ import annotations
 
