@@ -91,7 +91,7 @@ ROOMS = (
         "launcher",
         0,
         ("strategies.launch", "strategies.launching"),
-        rooms=("cores", "port users", "rank end", "launcher"),
+        rooms=("cores", "port users", "rank end", "control plane", "launcher"),
     ),
     Room(
         "devices",

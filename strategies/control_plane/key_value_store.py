@@ -3,14 +3,13 @@
 Rank 0 forwards the posts of the others; every process keeps a copy of everything. Nothing is sent between posts. A
 process whose connection closes has left: the system closes the connection however the process ends.
 
-Messages are lines of JSON. Nothing is read from a process that has not joined.
+Nothing is read from a process that has not joined.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import selectors
 import socket
@@ -20,11 +19,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Longer messages end the connection.
-MAX_MESSAGE_BYTES = 1 << 24
+from strategies.control_plane.channel import Channel, LinkLostError, encoded
+
+#: Marks the messages of processes, from their first one.
+PROTOCOL = "keras-strategies 2"
+_MAX_MESSAGE_BYTES = 1 << 24
 #: The most bytes that are queued for a process that does not read, as while it is stopped; more end its connection.
 _MAX_UNSENT_BYTES = 1 << 26
-_READ_BYTES = 1 << 16
 
 #: The key of the exit reason, which a process posts last.
 EXIT_REASON = "exit reason"
@@ -36,17 +37,19 @@ class KeyValueStore:
     Args:
         rank: this process' rank.
         world_size: the number of processes.
-        connections: on rank 0, the connections to all others, by rank; on the others ``{0: connection}``.
+        links: on rank 0, the links to all others, by rank; on the others ``{0: link}``.
     """
 
-    def __init__(self, rank: int, world_size: int, connections: Mapping[int, socket.socket]) -> None:
+    def __init__(self, rank: int, world_size: int, links: Mapping[int, Channel]) -> None:
         self.rank = rank
         self.world_size = world_size
         self._changed = threading.Condition()
         self._posted: dict[str, dict[int, str]] = {}
         self._left: dict[int, float] = {}
         self._listeners: list[Callable[[str, int, str], None]] = []
-        self._links = {other: _Link(connection) for other, connection in connections.items()}
+        self._links = dict(links)
+        for link in links.values():
+            link.max_message_bytes = _MAX_MESSAGE_BYTES
         self._is_closed = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         for end in (self._wake_reader, self._wake_writer):
@@ -98,37 +101,44 @@ class KeyValueStore:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             for other, link in self._links.items():
-                selector.register(link.connection, selectors.EVENT_READ, other)
+                selector.register(link, selectors.EVENT_READ, other)
+            # The first messages may have come with the last one of the rendezvous.
+            ready = list(self._links)
             while True:
-                for other, link in list(self._links.items()):
-                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
-                    selector.modify(link.connection, wanted, other)
-                if self._is_closed and not any(link.unsent for link in self._links.values()):
+                for other in ready:
+                    if not self._serve(other):
+                        link = self._links.pop(other)
+                        selector.unregister(link)
+                        link.close()
+                        self._note_left(other)
+                for other, link in self._links.items():
+                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.num_unsent_bytes else 0)
+                    selector.modify(link, wanted, other)
+                if self._is_closed and not any(link.num_unsent_bytes for link in self._links.values()):
                     break
-                for key, events in selector.select(1.0 if self._is_closed else None):
-                    if key.data is None:
-                        with contextlib.suppress(BlockingIOError):
-                            self._wake_reader.recv(_READ_BYTES)
-                    elif not self._serve(key.data, events):
-                        link = self._links.pop(key.data)
-                        selector.unregister(link.connection)
-                        link.connection.close()
-                        self._note_left(key.data)
-        for connection in (*(link.connection for link in self._links.values()), self._wake_reader, self._wake_writer):
-            connection.close()
+                keys = [key for key, _ in selector.select(1.0 if self._is_closed else None)]
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_reader.recv(1 << 16)
+                ready = [key.data for key in keys if key.data is not None]
+        for link in self._links.values():
+            link.close()
+        for end in (self._wake_reader, self._wake_writer):
+            end.close()
 
-    def _serve(self, other: int, events: int) -> bool:
+    def _serve(self, other: int) -> bool:
+        """Receives and sends what is possible now; returns False if the process has left."""
         link = self._links[other]
         try:
             # Receive first: sending on a closed connection fails, and messages that came before would be lost.
-            if events & selectors.EVENT_READ:
-                for message in link.receive():
-                    self._take(other, message)
-            if events & selectors.EVENT_WRITE:
-                link.flush()
-        except (OSError, ValueError, KeyError, TypeError):
+            while (message := link.receive()) is not None:
+                self._take(other, message)
+                if not link.has_message:
+                    # No more from this one now: what it sends would fill the queues of the others, which wait.
+                    break
+        except (LinkLostError, ValueError, KeyError, TypeError):
             return False
-        return len(link.unsent) <= _MAX_UNSENT_BYTES
+        link.flush()
+        return link.num_unsent_bytes <= _MAX_UNSENT_BYTES
 
     def _take(self, other: int, message: dict[str, Any]) -> None:
         rank = int(message["rank"]) if self.rank > 0 else other
@@ -155,7 +165,7 @@ class KeyValueStore:
             self._send({"left": True, "rank": rank})
 
     def _send(self, message: dict[str, Any], but: int | None = None) -> None:
-        line = json.dumps(message).encode() + b"\n"
+        line = encoded(PROTOCOL, message)
         for other, link in list(self._links.items()):
             if other != but:
                 link.queue(line)
@@ -174,52 +184,7 @@ def _close_in_child(store: weakref.ref[KeyValueStore]) -> None:
         return
     inherited._is_closed = True
     for link in inherited._links.values():
-        link.connection.close()
+        link.close()
     inherited._links.clear()
     inherited._wake_reader.close()
     inherited._wake_writer.close()
-
-
-class _Link:
-    """A connection to another process, with the bytes of an unfinished message and the bytes still to be sent."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection = connection
-        self.unsent = bytearray()
-        self._lock = threading.Lock()
-        self._read = bytearray()
-
-    def queue(self, line: bytes) -> None:
-        with self._lock:
-            self.unsent += line
-
-    def flush(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):
-            while self.unsent:
-                del self.unsent[: self.connection.send(self.unsent)]
-
-    def receive(self) -> list[dict[str, Any]]:
-        """Returns the messages that are complete now.
-
-        Raises:
-            ConnectionError: the other end is closed.
-            ValueError: the bytes are not a message.
-        """
-        try:
-            data = self.connection.recv(_READ_BYTES)
-        except BlockingIOError:
-            return []
-        if not data:
-            raise ConnectionError("closed")
-        self._read += data
-        *lines, rest = self._read.split(b"\n")
-        if len(rest) > MAX_MESSAGE_BYTES:
-            raise ValueError("too long")
-        self._read = rest
-        messages = [json.loads(line) for line in lines]
-        if not all(isinstance(message, dict) for message in messages):
-            raise ValueError("not a message")
-        return messages

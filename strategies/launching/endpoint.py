@@ -1,13 +1,17 @@
 """The rendezvous address of the nodes of a job: listening at it, and connecting to it. Standard library only."""
 
+import contextlib
 import errno
-import ipaddress
+import math
 import socket
+import time
 from dataclasses import dataclass
 
-from strategies.launching.messages import Node
+from strategies.control_plane.channel import Channel, LinkLostError, connect
+from strategies.control_plane.listening import is_own, listener
+from strategies.control_plane.rendezvous import ask
+from strategies.launching.messages import PROTOCOL, Node
 from strategies.launching.ports import LaunchError
-from strategies.launching.wire import Channel, LinkLostError
 from strategies.topology.port_users import find_port_user
 
 # The time limit of the wait for an answer from the program that uses our port.
@@ -33,17 +37,6 @@ class Endpoint:
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
-    @property
-    def is_own(self) -> bool:
-        """True if this is an IP address of one of this machine's interfaces."""
-        try:
-            family = socket.AF_INET6 if ipaddress.ip_address(self.host).version == 6 else socket.AF_INET
-            with socket.socket(family) as probe:
-                probe.bind((self.host, 0))
-        except (OSError, ValueError):
-            return False
-        return True
-
     def listen(self, own: Node) -> socket.socket:
         """Returns the socket at which node 0 listens.
 
@@ -51,7 +44,7 @@ class Endpoint:
             LaunchError: the port is in use; the message names the other node 0 or program that uses it.
         """
         try:
-            return self._server()
+            return listener(self.host, self.port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 self._ask_another_node_0(own)
@@ -66,32 +59,13 @@ class Endpoint:
                 f"--master-addr, --master-port."
             ) from None
 
-    def _server(self) -> socket.socket:
-        if self.is_own:
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            return socket.create_server((self.host, self.port), family=family)
-        # A host name often resolves to 127.0.1.1 on its own machine, where other nodes cannot connect; an address that
-        # is not this machine's is translated by the network. In both cases listen on all interfaces.
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", self.port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", self.port))
-
     def _ask_another_node_0(self, own: Node) -> None:
         """Raises the LaunchError of the other node 0, if it is a launcher that listens at our port."""
         for host in dict.fromkeys((self.host, "127.0.0.1")):
-            try:
-                channel = Channel(socket.create_connection((host, self.port), timeout=_CONNECT_SECONDS))
-            except OSError:
-                continue
-            try:
-                channel.send({"node": own.to_json()})
-                answer = channel.wait(_ANSWER_SECONDS)
-            except LinkLostError:
-                continue
-            finally:
+            with contextlib.suppress(OSError, LinkLostError):
+                channel = connect(host, self.port, PROTOCOL, _CONNECT_SECONDS)
+                ask(channel, {"node": own.to_json()}, _ANSWER_SECONDS, LaunchError)
                 channel.close()
-            if answer is not None and "error" in answer:
-                raise LaunchError(str(answer["error"]))
 
 
 class Probe:
@@ -102,43 +76,41 @@ class Probe:
     """
 
     _RETRY_SECONDS = 1.0
+    _LOOK_SECONDS = 0.1
 
     def __init__(self, endpoint: Endpoint, own: Node) -> None:
         self._own = own
         self._channel: Channel | None = None
         self._next = 0.0
+        #: The addresses to connect to; empty after `close`.
         self._targets = []
-        if not endpoint.is_own:
-            try:
+        if not is_own(endpoint.host):
+            with contextlib.suppress(OSError):
                 found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-            except OSError:
-                found = []
-            self._targets = [(family, address) for family, _, _, _, address in found]
+                self._targets = [(family, address) for family, _, _, _, address in found]
 
-    @property
-    def is_active(self) -> bool:
-        """True until `close`, if there is an address to connect to."""
-        return bool(self._targets)
-
-    def step(self, now: float) -> None:
-        """Connects, or reads an answer; call it a few times a second.
+    def step(self) -> float:
+        """Connects, or reads an answer; returns the seconds until the next step.
 
         Raises:
             LaunchError: another node 0 has answered; it raises the same error.
         """
+        if not self._targets:
+            return math.inf
         if self._channel is None:
-            if now >= self._next:
+            if time.monotonic() >= self._next:
                 self._connect()
-            return
+            return self._LOOK_SECONDS
         try:
             self._channel.flush()
             answer = self._channel.receive()
         except LinkLostError:
             self._channel.close()
-            self._channel, self._next = None, now + self._RETRY_SECONDS
+            self._channel, self._next = None, time.monotonic() + self._RETRY_SECONDS
         else:
             if answer is not None and "error" in answer:
                 raise LaunchError(str(answer["error"]))
+        return self._LOOK_SECONDS
 
     def close(self) -> None:
         """Ends the attempts, when this node has reached itself, or the wait is over."""
@@ -154,5 +126,5 @@ class Probe:
         attempt = socket.socket(family, socket.SOCK_STREAM)
         attempt.setblocking(False)
         attempt.connect_ex(address)
-        self._channel = Channel(attempt)
+        self._channel = Channel(attempt, PROTOCOL)
         self._channel.send({"node": self._own.to_json()})

@@ -4,11 +4,11 @@ Every launcher sends a heartbeat each second. One whose connection closes, or th
 """
 
 import collections
-import select
 import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from strategies.control_plane.channel import Channel, LinkLostError
 from strategies.launching.coordinator import Commands, Coordinator
 from strategies.launching.messages import (
     Cause,
@@ -23,7 +23,6 @@ from strategies.launching.messages import (
     unpacked_command,
     unpacked_event,
 )
-from strategies.launching.wire import Channel, LinkLostError
 
 _HEARTBEAT_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
@@ -78,7 +77,7 @@ class _Heartbeat:
         """Sends a heartbeat, if one is due."""
         now = time.monotonic()
         # No more than one is queued for a side that does not read.
-        if now >= self._next and not self.channel.interest & select.POLLOUT:
+        if now >= self._next and not self.channel.num_unsent_bytes:
             self.channel.send(_HEARTBEAT)
             self._next = now + _HEARTBEAT_SECONDS
 

@@ -9,6 +9,9 @@ import typing
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+#: Marks the messages of launchers.
+PROTOCOL = "strategies.launch 2"
+
 
 class Kind(enum.StrEnum):
     """The kinds of causes for which ranks are ended."""

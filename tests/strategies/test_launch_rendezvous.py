@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from strategies.control_plane.channel import MAX_MESSAGE_BYTES
 from strategies.launching.coordinator import Policy
 from strategies.launching.endpoint import Endpoint
 from strategies.launching.messages import Node
 from strategies.launching.nodes import Rendezvous, announcement, rendezvous
 from strategies.launching.ports import LaunchError
-from strategies.launching.wire import MAX_MESSAGE_BYTES
 from tests.processes import free_ports
 
 LOOPBACK = "127.0.0.1"

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from strategies.control_plane import DistributedError, KeyValueStore, Member, Wait, findings, keys, member
+from strategies.control_plane.channel import Channel
+from strategies.control_plane.key_value_store import PROTOCOL
 from strategies.control_plane.waits import RECEIVE, to_text
 
 LIMIT_SECONDS = 20.0
@@ -28,7 +30,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def members() -> Iterator[list[Member]]:
     """Yields three members, joined by rank 0."""
-    pairs = {rank: socket.socketpair() for rank in (1, 2)}
+    pairs = {rank: [Channel(end, PROTOCOL) for end in socket.socketpair()] for rank in (1, 2)}
     stores = [KeyValueStore(0, 3, {rank: ends[0] for rank, ends in pairs.items()})]
     stores += [KeyValueStore(rank, 3, {0: ends[1]}) for rank, ends in pairs.items()]
     made = [Member(rank, 3, store) for rank, store in enumerate(stores)]
@@ -119,7 +121,7 @@ def test_an_error_that_was_not(members: list[Member]) -> None:
 
 def test_the_first_to_leave_is_the_cause(members: list[Member]) -> None:
     post_waits(members, [SUM], [SUM], [])
-    members[2]._required()._links[0].connection.shutdown(socket.SHUT_RDWR)
+    members[2]._required()._links[0]._socket.shutdown(socket.SHUT_RDWR)
     for each in members[:2]:
         assert waited(each._required(), lambda store: 2 in store.left())
     # An error that follows from the end of rank 2.
@@ -133,7 +135,7 @@ def test_the_first_to_leave_is_the_cause(members: list[Member]) -> None:
 def test_a_failure_is_told_also_where_the_farewell_is_lost(members: list[Member]) -> None:
     members[2].note_failure(ValueError("of the user"))
     seen_by_all(members, keys.FAILED)
-    members[2]._required()._links[0].connection.shutdown(socket.SHUT_RDWR)
+    members[2]._required()._links[0]._socket.shutdown(socket.SHUT_RDWR)
     assert (members[0].explanation() or "").startswith("Rank 2 failed with ValueError: of the user")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from strategies.control_plane import JoinError, KeyValueStore, RankInfo, join_job, rank_info
+from strategies.control_plane import JoinError, KeyValueStore, RankInfo, join_job, joining
 from tests.processes import free_ports
 
 TIMEOUT_SECONDS = 20.0
@@ -80,7 +80,7 @@ def test_all_read_what_each_posts_and_learn_who_leaves() -> None:
         assert waited(store, lambda store: 3 in store.left())
         assert store.left() == {3: "done with it"}
     # The connection ends without an exit reason.
-    all_stores[2]._links[0].connection.shutdown(socket.SHUT_RDWR)
+    all_stores[2]._links[0]._socket.shutdown(socket.SHUT_RDWR)
     for store in all_stores[:2]:
         assert waited(store, lambda store: 2 in store.left())
         assert list(store.left().items()) == [(3, "done with it"), (2, "")]
@@ -127,7 +127,7 @@ def test_the_missing_are_named_on_all_that_have_come() -> None:
 
 
 def test_who_is_waited_for_is_said_while_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_info, "SECONDS_BETWEEN_LINES", 0.2)
+    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LINES", 0.2)
     lines: list[str] = []
     with pytest.raises(JoinError):
         join_job(RankInfo(0, 3), address(), "", 0.9, log=lines.append)
@@ -200,4 +200,4 @@ def connected(where: str) -> socket.socket:
 
 
 def greeting(**fields: object) -> bytes:
-    return json.dumps({"protocol": "keras-strategies 1", "text": "", **fields}).encode() + b"\n"
+    return json.dumps({"protocol": "keras-strategies 2", "text": "", **fields}).encode() + b"\n"

@@ -10,14 +10,15 @@ from tests.processes import ROOT
 #: A process with a `KeyValueStore` ends, and leaves a child behind.
 ORPHANS = """
 import os, signal, socket, time
-from strategies.control_plane.key_value_store import KeyValueStore
+from strategies.control_plane.channel import Channel
+from strategies.control_plane.key_value_store import PROTOCOL, KeyValueStore
 
 ours, theirs = socket.socketpair()
 reader, writer = os.pipe()
 parent = os.fork()
 if parent == 0:
     ours.close()
-    store = KeyValueStore(0, 2, {1: theirs})
+    store = KeyValueStore(0, 2, {1: Channel(theirs, PROTOCOL)})
     child = os.fork()
     if child == 0:
         # As what Python calls at the end of the child.
